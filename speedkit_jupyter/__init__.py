@@ -1,0 +1,68 @@
+"""SpeedKit: faster PyTorch in a notebook, measured, explained and undone exactly.
+
+Importing this package imports neither torch nor pydantic; names load at first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.config import SpeedConfig as SpeedConfig
+    from speedkit_jupyter.context import SpeedContext as SpeedContext
+    from speedkit_jupyter.context import apply_speedups as apply_speedups
+    from speedkit_jupyter.context import autocast_context as autocast_context
+    from speedkit_jupyter.context import restore_all as restore_all
+    from speedkit_jupyter.context import sdp_context as sdp_context
+    from speedkit_jupyter.exceptions import ConfigError as ConfigError
+    from speedkit_jupyter.exceptions import SpeedKitError as SpeedKitError
+    from speedkit_jupyter.facts import Facts as Facts
+    from speedkit_jupyter.hardware import Hardware as Hardware
+    from speedkit_jupyter.optimizations.base import Decision as Decision
+    from speedkit_jupyter.planning import Plan as Plan
+    from speedkit_jupyter.planning import plan as plan
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ConfigError": "exceptions",
+    "Decision": "optimizations.base",
+    "Facts": "facts",
+    "Hardware": "hardware",
+    "Plan": "planning",
+    "SpeedConfig": "config",
+    "SpeedContext": "context",
+    "SpeedKitError": "exceptions",
+    "apply_speedups": "context",
+    "autocast_context": "context",
+    "plan": "planning",
+    "restore_all": "context",
+    "sdp_context": "context",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext speedkit_jupyter`: add %speedkit and %%speedbench."""
+    from speedkit_jupyter.magics import register
+
+    register(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext speedkit_jupyter`: restore everything and take the magics away."""
+    from speedkit_jupyter.magics import unregister
+
+    unregister(shell)

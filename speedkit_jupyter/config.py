@@ -1,0 +1,251 @@
+"""What the user asks for: built from the catalog, read from YAML, dicts and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import AliasChoices, ConfigDict, PrivateAttr, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from speedkit_jupyter import yaml_lines
+from speedkit_jupyter.exceptions import ConfigError, did_you_mean
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Fields, Optimization, Request, Source
+
+Path_ = tuple[str, ...]
+Lines = Mapping[Path_, int]
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where values come from, for messages: a name and the line of each key's path."""
+
+    name: str = "SpeedConfig"
+    lines: Lines = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+_Fields: Any = create_model(
+    "_Fields",
+    __config__=ConfigDict(frozen=True, extra="forbid"),
+    **{one.name: (one.Options, one.default) for one in CATALOG},  # type: ignore[call-overload]
+)
+
+
+class SpeedConfig(_Fields):
+    """What the user asks for; `SpeedConfig()` is all-auto. Its fields come from the catalog.
+
+    Environment variables (`SPEEDKIT_PRECISION` …) win over the values given. Raises ConfigError,
+    which holds every mistake at once.
+    """
+
+    _variables: dict[str, str] = PrivateAttr(default_factory=dict)
+    _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, _origin: _Origin | None = None, **values: Any) -> None:
+        origin = _origin or _Origin()
+        problems = list(origin.problems)
+        prepared, variables = _prepared(values, origin, problems)
+        try:
+            super().__init__(**prepared)
+        except ValidationError as error:
+            problems += _problems(error, origin, variables)
+        if problems:
+            raise ConfigError(problems)
+        self._variables = variables
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SpeedConfig:
+        """Build a config from plain values; raises ConfigError with every mistake."""
+        if not isinstance(values, Mapping):
+            raise ConfigError([f"a config is a mapping of options, not {type(values).__name__}"])
+        return cls(**{str(key): value for key, value in values.items()})
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
+        """Read a YAML file, safely; raises ConfigError with the file, line and key of every mistake.
+
+        An empty file is all-auto.
+        """
+        name = str(path)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            siblings = [one.name for one in Path(path).parent.glob("*.y*ml")]
+            hint = did_you_mean(Path(path).name, siblings)
+            raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError([f"{name}: can't be read: {error}"]) from None
+        raw, lines, duplicates = yaml_lines.load(text, name)
+        twice = tuple(
+            f"{name}, line {line}: {'.'.join(path)}: this key stands twice"
+            for path, line in duplicates
+        )
+        return cls(_Origin(name, lines, twice), **raw)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` takes without loss; defaults are left out."""
+        values = self.model_dump(exclude_defaults=True)
+        return {
+            name: next(iter(value.values())) if _is_bare(name, value) else value
+            for name, value in values.items()
+        }
+
+    def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
+        """YAML that `from_yaml` reads without loss; also written to `path` where one is given."""
+        values = self.to_dict()
+        text = yaml.safe_dump(values, sort_keys=False) if values else "# everything is auto\n"
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def with_source(self, source: Source) -> SpeedConfig:
+        """The same wishes, said to come from `source` (as when they were measured)."""
+        twin = self.model_copy()
+        twin._variables = dict(self._variables)
+        twin._sources = dict.fromkeys(type(self).model_fields, source)
+        return twin
+
+    def request(self, name: str) -> Request:
+        """What is asked of one optimization, and where that came from."""
+        value = getattr(self, name)
+        if name in self._variables:
+            return Request(name, value, "env", self._variables[name])
+        if value == _default(_optimization(name)):
+            return Request(name, value)
+        return Request(name, value, self._sources.get(name, "user"))
+
+
+def _prepared(
+    values: Mapping[str, Any], origin: _Origin, problems: list[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Aliases resolved and the environment laid over; adds wrong keys to `problems`."""
+    prepared: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for key, value in values.items():
+        where = _where(origin, (key,))
+        optimization = _optimization(key)
+        if optimization is None:
+            problems.append(f"{where}{key}: unknown key; {_keys(key)}")
+        elif optimization.name in spelled:
+            other = spelled[optimization.name]
+            problems.append(f"{where}{key}: the same as {other!r}, which stands there too")
+        else:
+            spelled[optimization.name] = key
+            prepared[optimization.name] = value
+    variables = {}
+    for optimization in CATALOG:
+        if optimization.variable and os.environ.get(optimization.variable):
+            variables[optimization.name] = optimization.variable
+            prepared[optimization.name] = from_word(os.environ[optimization.variable])
+    return prepared, variables
+
+
+def from_word(word: str) -> Any:
+    """A value as it is written in a shell: 1/true/on, 0/false/off, a number, or a word."""
+    word = word.strip().lower()
+    if word in ("1", "true", "on", "yes"):
+        return True
+    if word in ("0", "false", "off", "no"):
+        return False
+    return int(word) if word.isdigit() else word
+
+
+def _optimization(key: str) -> Optimization | None:
+    return next((one for one in CATALOG if key == one.name or key in one.aliases), None)
+
+
+def _keys(key: str) -> str:
+    names = [one.name for one in CATALOG]
+    aliases = [alias for one in CATALOG for alias in one.aliases]
+    return f"allowed: {', '.join(names)}.{did_you_mean(key, [*names, *aliases])}"
+
+
+def _default(optimization: Optimization | None) -> Any:
+    assert optimization is not None
+    return optimization.default
+
+
+def _is_bare(name: str, value: Any) -> bool:
+    optimization = _optimization(name)
+    options = optimization.Options if optimization else None
+    return (
+        isinstance(options, type)
+        and issubclass(options, Fields)
+        and list(value) == [next(iter(options.model_fields))]
+    )
+
+
+def _problems(
+    error: ValidationError, origin: _Origin, variables: Mapping[str, str]
+) -> Iterator[str]:
+    """One line for each key that pydantic refuses: where, what was given, what is allowed."""
+    seen = set()
+    for one in error.errors():
+        path, allowed = _allowed(one["loc"])
+        if path in seen:  # each branch of a union complains by itself
+            continue
+        seen.add(path)
+        unknown = one["type"] == "extra_forbidden"
+        mistake = "unknown key" if unknown else f"{_quoted(one['input'])} is not allowed"
+        hint = did_you_mean(path[-1] if unknown else one["input"], allowed.split(", "))
+        variable = variables.get(path[0])
+        where = f"environment variable {variable}: " if variable else _where(origin, path)
+        yield f"{where}{'.'.join(path)}: {mistake}; allowed: {allowed}.{hint}"
+
+
+def _quoted(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _where(origin: _Origin, path: Path_) -> str:
+    candidates = [path, *((alias, *path[1:]) for alias in _aliases(path[0])), path[:1]]
+    line = next((origin.lines[one] for one in candidates if one in origin.lines), None)
+    return f"{origin.name}: " if line is None else f"{origin.name}, line {line}: "
+
+
+def _aliases(key: str) -> tuple[str, ...]:
+    optimization = _optimization(key)
+    return optimization.aliases if optimization else ()
+
+
+def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:
+    """The key's path (without pydantic's union branches) and the words that are allowed there."""
+    optimization = _optimization(str(location[0]))
+    if optimization is None:
+        return (str(location[0]),), ", ".join(one.name for one in CATALOG)
+    path: Path_ = (optimization.name,)
+    options = optimization.Options
+    if isinstance(options, type) and issubclass(options, Fields):
+        fields = options.model_fields
+        if len(location) == 1:
+            return path, _described(next(iter(fields.values())))
+        key = str(location[1])
+        path = (*path, key)
+        known = next((one for name, one in fields.items() if key in _spellings(name, one)), None)
+        return path, _described(known) if known else ", ".join(fields)
+    return path, _described(SpeedConfig.model_fields[optimization.name])
+
+
+def _spellings(name: str, info: FieldInfo) -> tuple[str, ...]:
+    alias = info.validation_alias
+    return (name, *(map(str, alias.choices) if isinstance(alias, AliasChoices) else ()))
+
+
+def _described(info: FieldInfo) -> str:
+    return info.description or str(info.annotation)
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The words that an option takes, for completion: `Literal` values, true and false included."""
+    if get_origin(annotation) is Literal:
+        return tuple(
+            str(one).lower() if isinstance(one, bool) else str(one) for one in get_args(annotation)
+        )
+    return tuple(word for part in get_args(annotation) for word in choices(part))

@@ -1,0 +1,314 @@
+"""A plan that is applied to a model, and undone exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from speedkit_jupyter import flags, interrupts
+from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.flags import Change
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Decision, Optimization, Target
+from speedkit_jupyter.planning import Plan, plan
+
+if TYPE_CHECKING:
+    import torch
+
+Optimizers = "torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None"
+
+# Where a model keeps the contexts that lie on it. They live and die with the model.
+SLOT = "_speedkit_contexts"
+# Every context that is in force or waiting, for `restore_all`; holds none of them alive.
+_LIVE: WeakSet[SpeedContext] = WeakSet()
+
+
+def apply_speedups(
+    model: torch.nn.Module,
+    config: SpeedConfig | None = None,
+    *,
+    optimizer: Optimizers = None,
+) -> tuple[torch.nn.Module, SpeedContext]:
+    """Plan for this model on this machine and apply the plan, in place.
+
+    Returns the same model object and its context. A model that has a plan already is planned
+    anew from its original state. Raises TypeError for arguments of the wrong kind; whatever is
+    raised, nothing is left half applied.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
+    if config is not None and not isinstance(config, SpeedConfig):
+        raise TypeError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
+    context = SpeedContext(model, SpeedConfig() if config is None else config, _listed(optimizer))
+    context._start()
+    return model, context
+
+
+def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
+    """`context.autocast()`, as a function."""
+    return context.autocast()
+
+
+def sdp_context(context: SpeedContext) -> AbstractContextManager[Any]:
+    """`context.sdpa()`, as a function."""
+    return context.sdpa()
+
+
+def prepare(
+    model: torch.nn.Module,
+    config: SpeedConfig | None,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+) -> SpeedContext:
+    """A context that is planned and not applied, to be switched on and off by `in_force()`.
+
+    Without a config the plan changes nothing. The model must be in its original state.
+    """
+    context = SpeedContext(model, SpeedConfig() if config is None else config, optimizers)
+    context.target.search = False
+    context._plan()
+    if config is None:
+        idle = tuple(replace(decision, active=False) for decision in context.plan)
+        context.plan = replace(context.plan, decisions=idle)
+    return context
+
+
+@contextmanager
+def hidden(model: torch.nn.Module) -> Iterator[None]:
+    """The model in its original state for the block; the plan in force returns after it."""
+    contexts = _contexts(model)
+    top = contexts[-1] if contexts else None
+    with interrupts.held_back():
+        if top is not None:
+            top._deactivate()
+    try:
+        yield
+    finally:
+        with interrupts.held_back():
+            if top is not None:
+                top._activate()
+
+
+def restore_all() -> int:
+    """Restore every context in this process; returns how many there were."""
+    contexts = [context for context in _LIVE if not context.restored]
+    for context in contexts:
+        context.restore()
+    return len(contexts)
+
+
+class SpeedContext:
+    """An applied plan. As a context manager it restores at the end of the block.
+
+    Besides the plan it knows what was found out later (`notes`) and what changed (`changes()`).
+    """
+
+    plan: Plan
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: SpeedConfig,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        self.config = config
+        self.target = Target(model, optimizers)
+        self.restored = False
+        self._entered = False
+        self._stack: ExitStack | None = None
+        self._before: dict[str, Any] = {}
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The user's own model object."""
+        return self.target.model
+
+    @property
+    def active(self) -> bool:
+        """Whether this plan is in force (not restored, and not hidden by a newer one)."""
+        return self._stack is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies now; batches belong there too."""
+        import torch
+
+        parameter = next(self.model.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What was found out after planning, by optimization."""
+        return self.target.notes
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The flags that the user changed meanwhile, and that were therefore left alone."""
+        return tuple(dict.fromkeys(self.target.kept))
+
+    @property
+    def autocast_entered(self) -> bool:
+        """Whether `autocast()` has been used since the plan was applied."""
+        return bool(self.target.memo.get("autocast_entered"))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What the forward pass belongs in: autocast of the plan's dtype; nothing once restored."""
+        if self._stack is None:
+            return nullcontext()
+        self.target.memo["autocast_entered"] = True
+        optimization, decision = self._precision
+        return optimization.around_forward(decision, self.target)
+
+    def sdpa(self) -> AbstractContextManager[Any]:
+        """The plan's choice of attention kernel for one block; nothing once restored."""
+        if self._stack is None:
+            return nullcontext()
+        return _optimization("sdpa").around_forward(self.plan["sdpa"], self.target)
+
+    @cached_property
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """A GradScaler on the model's device; a disabled one passes everything through."""
+        import torch
+
+        return torch.amp.GradScaler(self.device.type, enabled=self.plan["grad_scaler"].active)
+
+    def changes(self) -> tuple[Change, ...]:
+        """The flags and the state of model and optimizers, before and now, where they differ."""
+        return flags.diff(self._before, _observed(self.target))
+
+    def restore(self) -> None:
+        """Put everything back around the values. Calling it again does nothing.
+
+        An interrupt waits until that is done.
+        """
+        if self.restored:
+            return
+        with interrupts.held_back():
+            contexts = _contexts(self.model)
+            on_top = contexts[-1] is self
+            self._deactivate()
+            self._finish()
+            while on_top and contexts and not (self._entered or contexts[-1]._entered):
+                contexts[-1]._finish()
+            if on_top and contexts:
+                contexts[-1]._activate()
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """A prepared context, applied for the block."""
+        with interrupts.held_back():
+            self._activate()
+        try:
+            yield
+        finally:
+            with interrupts.held_back():
+                self._deactivate()
+
+    def __enter__(self) -> SpeedContext:
+        if self.restored:
+            raise SpeedKitError("this context was restored: apply_speedups() makes a new one")
+        self._entered = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        state = "restored" if self.restored else "applied" if self.active else "waiting"
+        on = [f"{d.name}={d.value}" for d in self.plan if d.active] or ["nothing to change"]
+        return f"<SpeedContext {state}: {', '.join(on)}>"
+
+    @cached_property
+    def _precision(self) -> tuple[Optimization, Decision]:
+        return _optimization("precision"), self.plan["precision"]
+
+    def _start(self) -> None:
+        """Hide the plan that is in force, plan from the original state, and apply."""
+        contexts = _contexts(self.model)
+        hidden = contexts[-1] if contexts else None
+        with interrupts.held_back():
+            if hidden is not None:
+                hidden._deactivate()
+            try:
+                self._plan()
+                self._activate()
+            except BaseException:
+                if hidden is not None:
+                    hidden._activate()
+                raise
+            for older in contexts[:-1]:  # neither can come back: a newer plain one hides it
+                if not older._entered:
+                    older._finish()
+            contexts.append(self)
+            object.__setattr__(self.model, SLOT, contexts)
+            _LIVE.add(self)
+
+    def _plan(self) -> None:
+        facts = Facts.read(self.model, self.target.optimizers)
+        self.plan = plan(self.config, Hardware.detect(), facts)
+
+    def _activate(self) -> None:
+        with ExitStack() as stack:
+            self._before = _observed(self.target)
+            for decision in self.plan:
+                if decision.active:
+                    optimization = _optimization(decision.name)
+                    stack.enter_context(optimization.applied(decision, self.target))
+            self._stack = stack.pop_all()
+
+    def _deactivate(self) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    def _finish(self) -> None:
+        """Take this context off its model for good."""
+        self.restored = True
+        contexts = _contexts(self.model)
+        contexts.remove(self)
+        self.target.memo.pop("compiled_call", None)
+        if not contexts:
+            self.model.__dict__.pop(SLOT, None)
+
+
+class _Slot(list["SpeedContext"]):
+    """The contexts on one model, the one in force last. Copies of the model carry none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return (type(None), ())
+
+
+def _contexts(model: torch.nn.Module) -> _Slot:
+    slot = model.__dict__.get(SLOT)
+    return _Slot() if slot is None else slot
+
+
+def _optimization(name: str) -> Optimization:
+    return next(one for one in CATALOG if one.name == name)
+
+
+def _observed(target: Target) -> dict[str, Any]:
+    observed = dict(flags.snapshot())
+    for optimization in CATALOG:
+        observed.update(optimization.observe(target))
+    return observed
+
+
+def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
+    import torch
+
+    if optimizer is None:
+        return []
+    listed = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    for one in listed:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
+    return listed

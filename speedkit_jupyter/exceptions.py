@@ -1,0 +1,34 @@
+"""The errors that SpeedKit raises on purpose.
+
+SpeedKitError
+ ├─ ConfigError   a configuration that can't be read; it lists every mistake at once
+ └─ StepError     a step that can't be measured; it names what to change
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SpeedKitError(Exception):
+    """Base of every error that SpeedKit raises on purpose; its text is written for users."""
+
+
+class ConfigError(SpeedKitError, ValueError):
+    """A configuration that can't be read. `problems` holds one line for each mistake."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class StepError(SpeedKitError):
+    """A step that can't be measured as it is written."""
+
+
+def did_you_mean(word: object, known: Iterable[object]) -> str:
+    """` Did you mean 'bf16'?` for the nearest known word, or nothing where none is near."""
+    lowered = {str(one).lower(): str(one) for one in known}
+    near = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.5)
+    return f" Did you mean {lowered[near[0]]!r}?" if near else ""

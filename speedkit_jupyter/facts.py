@@ -1,0 +1,170 @@
+"""What a model and its optimizers are: read once, before anything is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Compiled = Literal["no", "in place", "wrapper", "script"]
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """One optimizer. `fused` and `foreach` hold the distinct values of its groups."""
+
+    name: str = "AdamW"
+    has_fused: bool = True
+    fused: tuple[bool | None, ...] = (None,)
+    foreach: tuple[bool | None, ...] = (None,)
+    differentiable: bool = False
+    capturable: bool = False
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32",)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A model, its optimizers and the process that they are in.
+
+    `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
+    `flags` is the `flags.snapshot()` of that moment. `precision` is filled in while planning.
+    """
+
+    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32",)
+    parameters: int = 0
+    convolutions: int = 0
+    channels_last: int = 0
+    linears: int = 0
+    attentions: int = 0
+    recurrent: int = 0
+    sparse_gradients: bool = False
+    compiled: Compiled = "no"
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    precision: str = "fp32"
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def device_type(self) -> str:
+        """The device without its index: "cpu", "cuda", "mps", "xpu"."""
+        return self.device.partition(":")[0]
+
+    def moved(self, device: str) -> Facts:
+        """The same facts on another device, for the decisions that follow a move."""
+        optimizers = tuple(replace(one, devices=(device,)) for one in self.optimizers)
+        return replace(self, device=device, devices=(device,), optimizers=optimizers)
+
+    @classmethod
+    def read(
+        cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> Facts:
+        """Read the facts. Nothing is run, moved or allocated on a device."""
+        from speedkit_jupyter import flags
+
+        tensors = [*model.parameters(), *model.buffers()]
+        parameters = list(model.parameters())
+        modules = list(model.modules())
+        convolutions = [module for module in modules if is_convolution(module)]
+        return cls(
+            device=_most_common(str(tensor.device) for tensor in tensors) or "cpu",
+            devices=_distinct(str(tensor.device) for tensor in tensors) or ("cpu",),
+            dtypes=_distinct(_dtype(p) for p in parameters),
+            parameters=sum(_size(p) for p in parameters),
+            convolutions=len(convolutions),
+            channels_last=sum(map(is_channels_last, convolutions)),
+            linears=_count(modules, "Linear"),
+            attentions=_count(modules, "MultiheadAttention"),
+            recurrent=_count(modules, "RNNBase"),
+            sparse_gradients=any(getattr(module, "sparse", False) is True for module in modules),
+            compiled=_compiled(model),
+            optimizers=tuple(_optimizer_facts(one) for one in optimizers),
+            flags=flags.snapshot(),
+        )
+
+
+def is_convolution(module: torch.nn.Module) -> bool:
+    """Whether this is a 2-D or 3-D convolution with a plain weight that can be laid out anew."""
+    from torch.nn.modules.conv import _ConvNd
+    from torch.nn.parameter import UninitializedTensorMixin
+
+    weight = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
+    return (
+        weight is not None
+        and not isinstance(weight, UninitializedTensorMixin)
+        and weight.dim() in (4, 5)
+    )
+
+
+def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a 4-D or 5-D tensor of this shape with its channels last, in elements."""
+    import torch
+
+    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return torch.empty_like(tensor, memory_format=layout, device="meta").stride()
+
+
+def is_channels_last(convolution: torch.nn.Module) -> bool:
+    """Whether the weight lies in memory with its channels last.
+
+    By its strides: with one channel or a 1x1 kernel both layouts hold the same bytes in the same
+    order, and yet torch's kernels choose by the strides.
+    """
+    weight = convolution._parameters["weight"]
+    assert weight is not None
+    return weight.stride() == channels_last_stride(weight)
+
+
+def _compiled(model: torch.nn.Module) -> Compiled:
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule):
+        return "script"
+    if hasattr(model, "_orig_mod"):
+        return "wrapper"
+    return "in place" if getattr(model, "_compiled_call_impl", None) is not None else "no"
+
+
+def _optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+    groups = optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"]]
+    own_step = type(optimizer).step.__module__.startswith("torch.optim")
+    return OptimizerFacts(
+        name=type(optimizer).__name__,
+        has_fused=own_step and all("fused" in group for group in groups),
+        fused=_distinct(group.get("fused") for group in groups),
+        foreach=_distinct(group.get("foreach") for group in groups),
+        differentiable=any(group.get("differentiable") for group in groups),
+        capturable=any(group.get("capturable") for group in groups),
+        devices=_distinct(str(p.device) for p in parameters),
+        dtypes=_distinct(_dtype(p) for p in parameters),
+    )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _size(parameter: torch.nn.Parameter) -> int:
+    from torch.nn.parameter import UninitializedTensorMixin
+
+    return 0 if isinstance(parameter, UninitializedTensorMixin) else parameter.numel()
+
+
+def _count(modules: Iterable[torch.nn.Module], class_name: str) -> int:
+    import torch
+
+    return sum(isinstance(module, getattr(torch.nn, class_name)) for module in modules)
+
+
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _most_common(values: Iterable[str]) -> str | None:
+    seen = list(values)
+    return max(dict.fromkeys(seen), key=seen.count) if seen else None

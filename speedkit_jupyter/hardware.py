@@ -1,0 +1,279 @@
+"""What a machine offers: detected here, or loaded from JSON to plan for another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+
+from speedkit_jupyter.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+# Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
+# NVIDIA's "Turing" product pages.
+_NO_TENSOR_CORES = re.compile(
+    r"GTX 16\d\d|MX4[35]0|MX550|\bT(400|500|550|600|1000|1200)\b|Quadro T(400|600|1000|1200|2000)"
+)
+# AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
+_ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Cpu(_Record):
+    """The processor, as this process may use it.
+
+    `usable_cores` respects affinity and cgroup quotas; `bf16` says whether it multiplies bf16
+    in hardware (AVX512_BF16, AMX, or Arm's BF16 instructions).
+    """
+
+    name: str = "unknown"
+    architecture: str = "x86_64"
+    logical_cores: PositiveInt = 1
+    usable_cores: PositiveInt = 1
+    memory_bytes: NonNegativeInt = 0
+    features: tuple[str, ...] = ()
+
+    @property
+    def bf16(self) -> bool:
+        """Whether bf16 matrix products run in hardware."""
+        return bool({"avx512_bf16", "amx_bf16", "arm_bf16"} & set(self.features))
+
+
+class Accelerator(_Record):
+    """One GPU. `capability` is NVIDIA's compute capability, `rocm` AMD's architecture name."""
+
+    kind: Literal["cuda", "mps", "xpu"]
+    name: str = "unknown"
+    capability: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    rocm: str | None = None
+    memory_bytes: NonNegativeInt = 0
+    multiprocessors: NonNegativeInt = 0
+    bf16_reported: bool = False
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether NVIDIA's compute capability says what it can do."""
+        return self.kind == "cuda" and self.rocm is None and self.capability is not None
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether it has NVIDIA Tensor Cores (7.0 and later, save the GTX 16 family)."""
+        new = self.is_nvidia and self.capability is not None and self.capability >= (7, 0)
+        return new and not _NO_TENSOR_CORES.search(self.name)
+
+    @property
+    def bf16(self) -> bool:
+        """Whether bf16 runs in hardware; torch's own answer counts emulation on NVIDIA."""
+        if self.rocm is not None:
+            return bool(_ROCM_BF16.match(self.rocm))
+        if self.kind == "cuda":
+            return self.capability is not None and self.capability >= (8, 0)
+        return self.bf16_reported
+
+    @property
+    def tf32(self) -> bool:
+        """Whether it multiplies float32 matrices in TF32 (NVIDIA, 8.0 and later)."""
+        return self.is_nvidia and self.bf16
+
+
+class Hardware(_Record):
+    """A machine: processor, accelerators, and what torch.compile needs.
+
+    `cxx` is the C++ compiler that Inductor would call, or None where none is found.
+    """
+
+    system: Literal["Linux", "Windows", "Darwin"] = "Linux"
+    python: str = "3.12"
+    torch: str = "2.13.0"
+    cpu: Cpu = Cpu()
+    accelerators: tuple[Accelerator, ...] = ()
+    cxx: str | None = None
+    triton: bool = False
+
+    def accelerator(self, device: str) -> Accelerator | None:
+        """The accelerator that a device string ("cuda", "cuda:1", "mps") names, if it is here."""
+        kind, _, index = device.partition(":")
+        found = [one for one in self.accelerators if one.kind == kind]
+        number = int(index or 0)
+        return found[number] if number < len(found) else None
+
+    @classmethod
+    def detect(cls) -> Hardware:
+        """Read this machine. Takes some milliseconds; makes no CUDA context of its own accord."""
+        import torch
+
+        return cls(
+            system=_system(),
+            python=platform.python_version(),
+            torch=torch.__version__,
+            cpu=_detect_cpu(),
+            accelerators=(*_detect_cuda(), *_detect_mps(), *_detect_xpu()),
+            cxx=_detect_cxx(),
+            triton=_has_triton(),
+        )
+
+    @classmethod
+    def from_json(cls, source: str | os.PathLike[str]) -> Hardware:
+        """Load a machine from a JSON file, or from JSON text.
+
+        Raises ConfigError, which names the file and every wrong key.
+        """
+        text, name = str(source), "JSON text"
+        if not text.lstrip().startswith("{"):
+            name = text
+            try:
+                text = Path(source).read_text(encoding="utf-8")
+            except OSError as error:
+                raise ConfigError([f"{name}: {error.strerror or error}"]) from None
+        try:
+            return cls.model_validate(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise ConfigError([f"{name}, line {error.lineno}: {error.msg}"]) from None
+        except ValidationError as error:
+            raise ConfigError(
+                f"{name}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+            ) from None
+
+    def to_json(self) -> str:
+        """JSON text that `from_json` loads without loss."""
+        return self.model_dump_json(indent=2)
+
+
+def _system() -> Literal["Linux", "Windows", "Darwin"]:
+    name = platform.system()
+    return name if name in ("Windows", "Darwin") else "Linux"  # type: ignore[return-value]
+
+
+def _detect_cpu() -> Cpu:
+    import loky
+    import torch
+
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return Cpu(
+        name=_cpu_name(capabilities),
+        architecture=platform.machine() or "unknown",
+        logical_cores=os.cpu_count() or 1,
+        usable_cores=loky.cpu_count(),  # affinity, cgroup v1 and v2 quotas
+        memory_bytes=_memory_bytes(),
+        features=_features(capabilities),
+    )
+
+
+def _features(capabilities: dict[str, object]) -> tuple[str, ...]:
+    import torch
+
+    features = [
+        one for one in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if capabilities.get(one)
+    ]
+    # torch before 2.11 has no public list of capabilities, but these.
+    for feature, probe in (
+        ("avx512_bf16", "_is_avx512_bf16_supported"),
+        ("amx_bf16", "_is_amx_tile_supported"),
+    ):
+        if feature not in features and getattr(torch.cpu, probe, bool)():
+            features.append(feature)
+    if capabilities.get("arm_bf16") or capabilities.get("bf16"):
+        features.append("arm_bf16")
+    return tuple(features)
+
+
+def _cpu_name(capabilities: dict[str, object]) -> str:
+    name = str(capabilities.get("cpu_name") or "")
+    if not name:
+        try:
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+            found = re.search(r"model name\s*:\s*(.+)", lines)
+            name = found.group(1) if found else ""
+        except OSError:
+            name = ""
+    return name.strip() or platform.processor() or "unknown"
+
+
+def _memory_bytes() -> int:
+    import psutil
+
+    return psutil.virtual_memory().total
+
+
+def _detect_cuda() -> list[Accelerator]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        rocm = getattr(properties, "gcnArchName", None) if torch.version.hip else None
+        found.append(
+            Accelerator(
+                kind="cuda",
+                name=properties.name,
+                capability=(properties.major, properties.minor),
+                rocm=rocm,
+                memory_bytes=properties.total_memory,
+                multiprocessors=properties.multi_processor_count,
+            )
+        )
+    return found
+
+
+def _detect_mps() -> list[Accelerator]:
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return []
+    name = _cpu_name({})
+    return [
+        Accelerator(
+            kind="mps",
+            name=name,
+            memory_bytes=torch.mps.recommended_max_memory(),
+            bf16_reported=torch.backends.mps.is_macos_or_newer(14, 0),
+        )
+    ]
+
+
+def _detect_xpu() -> list[Accelerator]:
+    import torch
+
+    if not hasattr(torch, "xpu") or not torch.xpu.is_available():
+        return []
+    return [
+        Accelerator(
+            kind="xpu",
+            name=torch.xpu.get_device_properties(index).name,
+            memory_bytes=torch.xpu.get_device_properties(index).total_memory,
+            bf16_reported=torch.xpu.is_bf16_supported(including_emulation=False),
+        )
+        for index in range(torch.xpu.device_count())
+    ]
+
+
+def _detect_cxx() -> str | None:
+    """The compiler by Inductor's own rule: CXX, or the platform's usual name."""
+    usual = {"Windows": "cl", "Darwin": "clang++"}.get(platform.system(), "g++")
+    return shutil.which(os.environ.get("CXX") or usual)
+
+
+def _has_triton() -> bool:
+    if find_spec("triton") is None:
+        return False
+    try:
+        version("triton-windows" if platform.system() == "Windows" else "triton")
+    except PackageNotFoundError:
+        # ROCm, XPU and nightly builds ship it under another name; the module itself decides.
+        return find_spec("triton.language") is not None
+    return True

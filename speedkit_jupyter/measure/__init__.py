@@ -1,0 +1,1 @@
+"""Measuring: interleaved variants of one step, in isolation, with honest statistics."""

@@ -1,0 +1,263 @@
+"""The benchmark: variants of one step, interleaved in shuffled rounds, then everything put back."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.context import SpeedContext, hidden, prepare
+from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.isolation import State, isolated
+from speedkit_jupyter.measure.routing import routed
+from speedkit_jupyter.measure.statistics import LEAST_PAIRS
+from speedkit_jupyter.measure.variants import CURRENT, Variant, variant
+from speedkit_jupyter.planning import describe
+
+if TYPE_CHECKING:
+    import torch
+
+# A block of steps lasts at least this long, so that the clock's resolution is no part of it.
+BLOCK_S = 0.002
+# Warm-up ends when two neighbouring steps differ by less than this, or after so many steps.
+STABLE, MOST_WARM_UP = 0.2, 12
+MOST_ROUNDS = 400
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a benchmark is: `done` of the budget (0 to 1), and in words."""
+
+    done: float
+    text: str
+
+
+@dataclass
+class Step:
+    """What is measured, and what it may change.
+
+    `run` takes the context of the variant at hand; where `calls_context` is false the plan
+    reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
+    """
+
+    run: Callable[[SpeedContext], object]
+    models: Sequence[torch.nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    calls_context: bool = False
+    names: MutableMapping[str, Any] | None = None
+    assigned: Sequence[str] = ()
+
+
+@dataclass
+class Runner:
+    """One variant at work: its contexts (one per model) and the state that its rounds start from."""
+
+    step: Step
+    contexts: list[SpeedContext]
+    record: Record
+    current: bool = False
+    warm: State | None = field(default=None, repr=False)
+
+    def applied(self) -> ExitStack:
+        """The variant in force."""
+        stack = ExitStack()
+        for context in self.contexts:
+            stack.enter_context(context.in_force())
+        return stack
+
+    def once(self) -> object:
+        """One step."""
+        context = self.contexts[0]
+        if self.step.calls_context:
+            return self.step.run(context)
+        with ExitStack() as stack:
+            for one in self.contexts:
+                stack.enter_context(routed(one))
+            return self.step.run(context)
+
+    def state(self) -> State:
+        """A copy of what the step changes, as it is now."""
+        scalers = [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
+        step = self.step
+        return State(step.models, step.optimizers, scalers, step.names, step.assigned)
+
+
+class Benchmark:
+    """Measures a step under several variants. Drain `run()`, then read `result()`.
+
+    Whatever happens, models, optimizers, random generators and names end as they began.
+    """
+
+    def __init__(self, step: Step, variants: Sequence[Variant], budget_s: float = 10.0) -> None:
+        if not step.models:
+            raise StepError("no model is used in this step, so there is nothing to vary")
+        if not budget_s > 0:
+            raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
+        self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
+        self._records = [Record(one.name) for one in self.variants]
+        self._rounds_planned: int | None = None
+        self._environment: dict[str, Any] = {}
+
+    def result(self) -> Comparison:
+        """What is known so far."""
+        return Comparison(
+            tuple(self._records), self._environment, self.budget_s, self._rounds_planned
+        )
+
+    def run(self) -> Iterator[Progress]:
+        """Measure; yields after every block. Closing the generator ends it and puts all back."""
+        step = self.step
+        with isolated(step.models, step.optimizers, (), step.names, step.assigned) as start:
+            configs = [_config(one, step) for one in self.variants]
+            with ExitStack() as stack:
+                for model in step.models:
+                    stack.enter_context(hidden(model))
+                runners = [self._runner(i, config) for i, config in enumerate(configs)]
+                self._environment = _environment(runners[0])
+                yield from self._warm_up(runners, start)
+                yield from self._rounds([one for one in runners if not one.record.failure])
+
+    def _runner(self, index: int, config: Any) -> Runner:
+        record = self._records[index]
+        contexts = [prepare(m, config, _holders(m, self.step)) for m in self.step.models]
+        record.applied = {d.name: d.value for d in contexts[0].plan if d.active}
+        return Runner(self.step, contexts, record)
+
+    def _warm_up(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+        for number, runner in enumerate(runners):
+            name = runner.record.name
+            yield Progress(0.0, f"warming up {name} ({number + 1} of {len(runners)})")
+            try:
+                with runner.applied():
+                    self._warm_up_one(runner)
+                    runner.warm = runner.state()
+            except Exception as error:  # a failing variant is a row; the others go on
+                _note_failure(runner.record, error)
+            # Back to the user's values, so that every variant warms up from the same ones.
+            start.restore()
+        if runners[0].record.failure:
+            raise StepError(f"{runners[0].record.name} itself failed: {runners[0].record.failure}")
+
+    def _warm_up_one(self, runner: Runner) -> None:
+        device = runner.contexts[0].device
+        record = runner.record
+        record.first_call_s = clock.timed(runner.once, device)
+        last = record.first_call_s
+        for count in range(MOST_WARM_UP):
+            now = clock.timed(runner.once, device)
+            if count and abs(now - last) < STABLE * last:
+                break
+            last = now
+        record.notes = {k: v for one in runner.contexts for k, v in one.notes.items()}
+        record.times_s = []
+        self._shortest_s = min(getattr(self, "_shortest_s", math.inf), now)
+
+    def _rounds(self, runners: Sequence[Runner]) -> Iterator[Progress]:
+        length = max(1, math.ceil(BLOCK_S / self._shortest_s))
+        order = random.Random(0)  # not the user's generator, which is being kept
+        start = time.perf_counter()
+        for number in range(1, MOST_ROUNDS + 1):
+            times = {}
+            for runner in order.sample(list(runners), len(runners)):
+                times[runner.record.name, id(runner)] = self._block(runner, length)
+                spent = (time.perf_counter() - start) / self.budget_s
+                yield Progress(min(spent, 1.0), f"round {number}: {runner.record.name}")
+            for runner in runners:  # whole rounds only: pairs stay pairs
+                runner.record.times_s.append(times[runner.record.name, id(runner)])
+            elapsed = time.perf_counter() - start
+            self._rounds_planned = self._rounds_planned or max(1, int(self.budget_s / elapsed))
+            if elapsed >= self.budget_s:
+                break
+
+    def _block(self, runner: Runner, length: int) -> float:
+        """Seconds of one step, over a block that starts from the variant's warm state."""
+        assert runner.warm is not None
+        device = runner.contexts[0].device
+        with runner.applied():
+            runner.warm.restore()
+            runner.once()  # untimed: caches and clocks settle after the switch
+            return sum(clock.timed(runner.once, device) for _ in range(length)) / length
+
+
+def benchmark(
+    step: Callable[..., object],
+    variants: str | Sequence[str] = ("baseline", "auto"),
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    budget_s: float = 10.0,
+) -> Comparison:
+    """Measure `step()` under several variants for `budget_s` seconds after warm-up.
+
+    A step that takes one argument is given the variant's context: `def step(ctx)`. Raises
+    StepError where it can't be measured; models, optimizers and generators are put back.
+    """
+    import inspect
+
+    import torch
+
+    names = variants.split(",") if isinstance(variants, str) else variants
+    takes_context = bool(inspect.signature(step).parameters)
+    models = [model] if isinstance(model, torch.nn.Module) else list(model)
+    single = isinstance(optimizer, torch.optim.Optimizer)
+    optimizers: Any = [optimizer] if single else list(optimizer or ())
+    whole = Step(
+        (lambda context: step(context)) if takes_context else (lambda context: step()),
+        models,
+        optimizers,
+        calls_context=takes_context,
+    )
+    measured = Benchmark(whole, [variant(name.strip()) for name in names], budget_s)
+    for _ in measured.run():
+        pass
+    return measured.result()
+
+
+def too_few(comparison: Comparison) -> bool:
+    """Whether the budget allowed fewer rounds than an interval needs."""
+    return len(comparison.baseline.times_s) < LEAST_PAIRS
+
+
+def _config(one: Variant, step: Step) -> Any:
+    """The variant's config; `current` asks for what is applied to the model now."""
+    if one.name != CURRENT:
+        return one.config
+    slot = step.models[0].__dict__.get("_speedkit_contexts")
+    return slot[-1].plan.to_config() if slot else None
+
+
+def _holders(model: torch.nn.Module, step: Step) -> list[torch.optim.Optimizer]:
+    parameters = {id(p) for p in model.parameters()}
+    return [
+        one
+        for one in step.optimizers
+        if any(id(p) in parameters for group in one.param_groups for p in group["params"])
+    ]
+
+
+def _environment(runner: Runner) -> dict[str, Any]:
+    hardware = runner.contexts[0].plan.hardware
+    return {
+        "device": describe(hardware, str(runner.contexts[0].device)),
+        "torch": hardware.torch,
+        "python": hardware.python,
+        "system": hardware.system,
+    }
+
+
+def _note_failure(record: Record, error: Exception) -> None:
+    """One line, and nothing of the failed step kept alive by its traceback."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    record.failure = f"{type(error).__name__}: {first}"
+    record.times_s = []
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
+    gc.collect()

@@ -1,0 +1,84 @@
+"""What a benchmark found: one record per variant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from speedkit_jupyter.measure.statistics import Ratio, Word, paired_ratio, spread
+
+
+@dataclass
+class Record:
+    """One variant. Times are seconds of one step, in the order of the rounds."""
+
+    name: str
+    times_s: list[float] = field(default_factory=list)
+    first_call_s: float | None = None
+    failure: str | None = None
+    applied: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a benchmark. The first record is what the others are compared with."""
+
+    records: tuple[Record, ...]
+    environment: dict[str, Any]
+    budget_s: float
+    rounds_planned: int | None = None
+
+    @property
+    def baseline(self) -> Record:
+        """The variant that the ratios refer to."""
+        return self.records[0]
+
+    def ratio(self, record: Record) -> Ratio | None:
+        """Baseline time over this variant's, round by round; None where one has no times."""
+        pairs = min(len(self.baseline.times_s), len(record.times_s))
+        if record is self.baseline or record.failure or not pairs:
+            return None
+        return paired_ratio(
+            self.baseline.times_s[:pairs], record.times_s[:pairs], len(self.records) - 1
+        )
+
+    def verdict(self, record: Record) -> Word:
+        """One word for the variant."""
+        if record.failure:
+            return "failed"
+        if record is self.baseline:
+            return "baseline"
+        ratio = self.ratio(record)
+        return "too noisy" if ratio is None else ratio.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `variants` is a list of records."""
+        return {
+            "variants": [self._row(record) for record in self.records],
+            "environment": self.environment,
+            "budget_s": self.budget_s,
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        ratio = self.ratio(record)
+        times = spread(record.times_s) if record.times_s else None
+        return {
+            "name": record.name,
+            "verdict": self.verdict(record),
+            "speedup": None if ratio is None else ratio.median,
+            "low": None if ratio is None else ratio.low,
+            "high": None if ratio is None or ratio.high == float("inf") else ratio.high,
+            "median_s": None if times is None else times.median_s,
+            "quartiles_s": None if times is None else [times.low_s, times.high_s],
+            "first_call_s": record.first_call_s,
+            "failure": record.failure,
+            "applied": record.applied,
+            "notes": record.notes,
+            "times_s": asdict(record)["times_s"],
+        }

@@ -1,0 +1,207 @@
+"""The state that a step changes, copied and put back byte for byte."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Restore = Callable[[], None]
+MISSING = object()
+
+
+class State:
+    """A copy of models, optimizers, scalers, random generators and names at one moment.
+
+    `restore` writes the copied values into the objects that were found then: parameters,
+    gradients and optimizer states stay the same objects.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[torch.nn.Module] = (),
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        scalers: Sequence[torch.amp.GradScaler] = (),
+        names: MutableMapping[str, Any] | None = None,
+        assigned: Sequence[str] = (),
+    ) -> None:
+        self._restores: list[Restore] = [
+            *(_model_state(model) for model in models),
+            *(_optimizer_state(optimizer) for optimizer in optimizers),
+            *(_scaler_state(scaler) for scaler in scalers),
+            _random_state(),
+        ]
+        if names is not None:
+            self._restores.append(_names_state(names, assigned))
+
+    def restore(self) -> None:
+        """Put everything back; what fails does not keep the rest from being put back."""
+        failure: BaseException | None = None
+        for restore in self._restores:
+            try:
+                restore()
+            except BaseException as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+
+@contextmanager
+def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
+    """Whatever the block does to the state (arguments as for State) is undone at its end."""
+    from speedkit_jupyter import interrupts
+
+    state = State(*arguments, **more)
+    try:
+        yield state
+    finally:
+        with interrupts.held_back():
+            state.restore()
+
+
+def _write(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Values into the same object; where the layout changed meanwhile, the old one returns."""
+    import torch
+
+    with torch.no_grad():
+        if tensor.shape == value.shape and tensor.dtype == value.dtype:
+            tensor.detach().copy_(value)
+        else:
+            tensor.data = value.to(tensor.device).clone()
+
+
+def _model_state(model: torch.nn.Module) -> Restore:
+    import torch
+
+    tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+    gradients = [
+        (p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()
+    ]
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+
+    def restore() -> None:
+        for module, name, buffer in buffers:  # also where the step replaced the buffer object
+            module._buffers[name] = buffer
+        for tensor, value in tensors:
+            _write(tensor, value)
+        for parameter, gradient, value in gradients:
+            parameter.grad = gradient
+            if isinstance(gradient, torch.Tensor) and value is not None:
+                _write(gradient, value)
+        for module, mode in modes:
+            module.training = mode
+
+    return restore
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
+    state = {key: _copied(value) for key, value in optimizer.state.items()}
+    groups = [
+        {key: copy.copy(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+    def restore() -> None:
+        for key in [key for key in optimizer.state if key not in state]:
+            del optimizer.state[key]
+        for key, (value, copied) in state.items():
+            optimizer.state[key] = value
+            _fill(value, copied)
+        for group, values in zip(optimizer.param_groups, groups, strict=False):
+            for key in [key for key in group if key != "params" and key not in values]:
+                del group[key]
+            group.update(values)
+
+    return restore
+
+
+def _copied(value: Any) -> tuple[Any, Any]:
+    """The object itself beside a copy of what it holds (dicts one level deep)."""
+    import torch
+
+    if isinstance(value, dict):
+        return value, {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value, value.detach().clone()
+    return value, copy.deepcopy(value)
+
+
+def _fill(value: Any, copied: Any) -> None:
+    """Make an object hold again what `_copied` saw in it."""
+    import torch
+
+    if isinstance(value, dict):
+        value.clear()
+        for key, (inner, inner_copied) in copied.items():
+            immutable = not isinstance(inner, dict | torch.Tensor)
+            value[key] = copy.deepcopy(inner_copied) if immutable else inner
+            _fill(value[key], inner_copied)
+    elif isinstance(value, torch.Tensor):
+        _write(value, copied)
+
+
+def _scaler_state(scaler: torch.amp.GradScaler) -> Restore:
+    attributes = dict(scaler.__dict__)
+    scale, growth = (
+        None if one is None else one.clone() for one in (scaler._scale, scaler._growth_tracker)
+    )
+    per_optimizer = {key: dict(value) for key, value in scaler._per_optimizer_states.items()}
+
+    def restore() -> None:
+        scaler.__dict__.update(attributes)
+        if scale is not None and scaler._scale is not None:
+            _write(scaler._scale, scale)
+        if growth is not None and scaler._growth_tracker is not None:
+            _write(scaler._growth_tracker, growth)
+        scaler._per_optimizer_states.clear()
+        scaler._per_optimizer_states.update(
+            {key: dict(value) for key, value in per_optimizer.items()}
+        )
+
+    return restore
+
+
+def _random_state() -> Restore:
+    import torch
+
+    python, cpu = random.getstate(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    numpy = sys.modules.get("numpy")
+    legacy = numpy.random.get_state() if numpy is not None else None
+
+    def restore() -> None:
+        random.setstate(python)
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        if mps is not None:
+            torch.mps.set_rng_state(mps)
+        if numpy is not None:
+            numpy.random.set_state(legacy)
+
+    return restore
+
+
+def _names_state(names: MutableMapping[str, Any], assigned: Sequence[str]) -> Restore:
+    found: Mapping[str, Any] = {name: names.get(name, MISSING) for name in assigned}
+
+    def restore() -> None:
+        for name, value in found.items():
+            if value is MISSING:
+                names.pop(name, None)
+            else:
+                names[name] = value
+
+    return restore

@@ -1,0 +1,78 @@
+"""From paired times to a ratio, its interval and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Word = Literal["baseline", "faster", "slower", "same", "too noisy", "failed"]
+
+# Inside this band around 1 a difference is nobody's concern.
+SAME = 0.01
+# Fewer pairs than this can't bound a median at the levels that are used here.
+LEAST_PAIRS = 8
+ERROR = 0.05
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Baseline time divided by candidate time: the median over the pairs and its interval."""
+
+    median: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def verdict(self) -> Word:
+        """What the interval says; `same` needs all of it within 1 % of 1."""
+        if self.low > 1:
+            return "faster"
+        if self.high < 1:
+            return "slower"
+        if self.low >= 1 - SAME and self.high <= 1 + SAME:
+            return "same"
+        return "too noisy"
+
+
+def paired_ratio(
+    baseline_s: Sequence[float], candidate_s: Sequence[float], comparisons: int = 1
+) -> Ratio:
+    """The median ratio of times that were taken round by round, side by side.
+
+    The interval is distribution-free (order statistics of the median, by the binomial test);
+    its level of 95 % is shared among all `comparisons` that are drawn from one run. Below
+    LEAST_PAIRS the interval is everything.
+    """
+    import numpy as np
+    from scipy import stats
+
+    logs = np.log(np.asarray(baseline_s)) - np.log(np.asarray(candidate_s))
+    median = float(np.exp(np.median(logs)))
+    if len(logs) < LEAST_PAIRS:
+        return Ratio(median, 0.0, float("inf"), len(logs))
+    test = stats.quantile_test(logs, q=0, p=0.5)
+    interval = test.confidence_interval(confidence_level=1 - ERROR / max(comparisons, 1))
+    low, high = (float(np.exp(one)) for one in interval)
+    # Too few pairs for the level: scipy answers nan, which means "no bound".
+    return Ratio(
+        median, 0.0 if np.isnan(low) else low, float("inf") if np.isnan(high) else high, len(logs)
+    )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds of one step: median and quartiles."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Median, first and third quartile."""
+    import numpy as np
+
+    low, median, high = np.quantile(np.asarray(seconds), (0.25, 0.5, 0.75))
+    return Spread(float(median), float(low), float(high))

@@ -1,0 +1,103 @@
+"""Variants: plans with a name, built from the catalog's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speedkit_jupyter.config import SpeedConfig, choices, from_word
+from speedkit_jupyter.exceptions import StepError, did_you_mean
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Fields
+
+BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`config` is None for the model before SpeedKit (`baseline`) and as it stands (`current`)."""
+
+    name: str
+    config: SpeedConfig | None = None
+
+
+def parse(text: str) -> list[Variant]:
+    """`baseline,auto,bf16+compile:max-autotune,plan.yaml` as variants, in that order.
+
+    Raises StepError for a word that is not in the catalog, with the nearest that is.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise StepError("--compare needs names, as in --compare baseline,auto")
+    return [variant(name) for name in names]
+
+
+def variant(name: str) -> Variant:
+    """One variant by name; raises StepError or ConfigError."""
+    if name in (BASELINE, CURRENT):
+        return Variant(name)
+    if name == AUTO:
+        return Variant(name, SpeedConfig())
+    if name.endswith((".yaml", ".yml")):
+        return Variant(Path(name).stem, SpeedConfig.from_yaml(name))
+    values: dict[str, Any] = nothing()
+    for word in name.split("+"):
+        values.update(_option(word))
+    return Variant(name, SpeedConfig.from_dict(values))
+
+
+def nothing() -> dict[str, Any]:
+    """A config that asks for no change at all: what a named variant adds to."""
+    return {
+        "precision": "fp32",
+        "compile": False,
+        "fused_optimizer": False,
+        "channels_last": False,
+    }
+
+
+def words() -> dict[str, dict[str, Any]]:
+    """Every single word that names a change: `bf16`, `compile`, `sdpa:math`, `threads:2` …"""
+    found: dict[str, dict[str, Any]] = {}
+    for optimization in CATALOG:
+        if optimization.name == "precision":
+            found.update({word: {"precision": word} for word in choices(optimization.Options)[1:]})
+        elif optimization.name == "tf32":
+            found["tf32"] = {"tf32": "high"}
+            found.update({f"tf32:{w}": {"tf32": w} for w in choices(optimization.Options)[1:]})
+        else:
+            found.update(_words_of(optimization.name, optimization.Options))
+    return found
+
+
+def _words_of(name: str, options: Any) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    is_fields = isinstance(options, type) and issubclass(options, Fields)
+    fields: Mapping[str, Any] = options.model_fields if is_fields else {}
+    first = next(iter(fields), None)
+    for word in choices(fields[first].annotation if first else options):
+        if word == "true":
+            found[name] = {name: True}
+        elif word not in ("auto", "false"):
+            found[f"{name}:{word}"] = {name: word}
+    for field, info in fields.items():  # further fields with words of their own, as compile's mode
+        its_words = choices(info.annotation)
+        if field != first and "true" not in its_words:
+            found.update({f"{name}:{w}": {name: {first: True, field: w}} for w in its_words})
+    return found
+
+
+def _option(word: str) -> dict[str, Any]:
+    known = words()
+    if word in known:
+        return known[word]
+    name, _, value = word.partition(":")
+    if name in ("threads", "device") and value:
+        return {name: from_word(value)}
+    names = [BASELINE, CURRENT, AUTO, *known]
+    raise StepError(
+        f"unknown variant {word!r}.{did_you_mean(word, names)} Names are {', '.join(names[:3])}, "
+        f"a YAML file, or words joined by +: {', '.join(known)}"
+    )

@@ -1,0 +1,28 @@
+"""The optimizations. CATALOG's order is the order of deciding and applying."""
+
+from __future__ import annotations
+
+from speedkit_jupyter.optimizations.base import Optimization
+from speedkit_jupyter.optimizations.channels_last import ChannelsLast
+from speedkit_jupyter.optimizations.compile import Compile
+from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
+from speedkit_jupyter.optimizations.device import Device
+from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
+from speedkit_jupyter.optimizations.grad_scaler import GradScaler
+from speedkit_jupyter.optimizations.precision import Precision
+from speedkit_jupyter.optimizations.sdpa import Sdpa
+from speedkit_jupyter.optimizations.tf32 import Tf32
+from speedkit_jupyter.optimizations.threads import Threads
+
+CATALOG: tuple[Optimization, ...] = (
+    Device(),
+    Threads(),
+    Precision(),
+    GradScaler(),
+    Tf32(),
+    Sdpa(),
+    ChannelsLast(),
+    CudnnBenchmark(),
+    FusedOptimizer(),
+    Compile(),
+)

@@ -1,0 +1,188 @@
+"""What every optimization is made of: a request, a decision, and how it is applied and undone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from speedkit_jupyter import flags
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+
+if TYPE_CHECKING:
+    import torch
+
+Source = Literal["auto", "user", "env", "measured"]
+Switch = Literal["auto", True, False]
+
+
+class Effect(Enum):
+    """What an optimization does to the numbers."""
+
+    EXACT = "bit-equal results"
+    ROUNDING = "lower precision or another order of summation"
+    CHANGES_MODEL = "other arithmetic"
+
+
+class Fields(BaseModel):
+    """Options of more than one field. A bare word (`compile: false`) means the first one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_word(cls, value: Any) -> Any:
+        if isinstance(value, Mapping | BaseModel):
+            return value
+        return {next(iter(cls.model_fields)): value}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One optimization's outcome.
+
+    `value` is in the config's own words; `active` says whether applying changes anything;
+    `declined` that something was asked for and not granted (or replaced by the nearest that
+    works); `guess` that only measuring can tell whether it pays. `reason` is never empty.
+    """
+
+    name: str
+    value: Any
+    reason: str
+    source: Source = "auto"
+    active: bool = False
+    declined: bool = False
+    guess: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of one optimization: the config's value and where it came from."""
+
+    name: str
+    value: Any
+    source: Source = "auto"
+    variable: str | None = None
+
+    @property
+    def explicit(self) -> bool:
+        """Whether somebody asked, rather than left it to SpeedKit."""
+        return self.source != "auto"
+
+    def apply(self, value: Any, reason: str, **more: Any) -> Decision:
+        """Do it."""
+        return self._decision(value, reason, active=True, **more)
+
+    def leave(self, value: Any, reason: str, **more: Any) -> Decision:
+        """Change nothing; `value` is what is in force without SpeedKit."""
+        return self._decision(value, reason, **more)
+
+    def decline(self, value: Any, reason: str, **more: Any) -> Decision:
+        """Change nothing, although it was asked for."""
+        return self._decision(value, reason, declined=self.explicit, **more)
+
+    def _decision(self, value: Any, reason: str, **more: Any) -> Decision:
+        if self.variable:
+            reason = f"{reason} (the environment variable {self.variable} decides)"
+        return Decision(self.name, value, reason, source=self.source, **more)
+
+
+@dataclass(eq=False)
+class Target:
+    """What a plan is applied to.
+
+    `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
+    user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
+    its own optimizers only, switches `search` off.
+    """
+
+    model: torch.nn.Module
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    memo: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    search: bool = True
+
+    def live_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Every optimizer in the process that holds a parameter of the model.
+
+        Some state must follow the parameters' layout and device although the user did not
+        hand that optimizer over; so the garbage collector's list is searched (some 10 ms).
+        """
+        import gc
+
+        import torch
+
+        parameters = {id(p) for p in self.model.parameters()}
+        candidates = [*self.optimizers]
+        if not self.search:
+            return candidates
+        # By type: isinstance would ask proxies and lazy modules for their __class__.
+        candidates += [
+            one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)
+        ]
+        return [
+            one
+            for one in {id(one): one for one in candidates}.values()
+            if any(id(p) in parameters for g in one.param_groups for p in g["params"])
+        ]
+
+
+@contextmanager
+def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
+    """Process-wide flags set by `change` for the block; `names` are the flags that it sets."""
+    layer = flags.OVERRIDES.push(names, change)
+    try:
+        yield
+    finally:
+        target.kept.extend(flags.OVERRIDES.pop(layer))
+
+
+class Optimization(ABC):
+    """One file, one class, one line in CATALOG; everything else derives from it.
+
+    `Options` is the type of the config field (a pydantic model or annotation) and `default`
+    its value; `variable` is the environment variable that wins over both.
+    """
+
+    name: ClassVar[str]
+    effect: ClassVar[Effect]
+    summary: ClassVar[str]
+    Options: ClassVar[Any]
+    default: ClassVar[Any] = "auto"
+    aliases: ClassVar[tuple[str, ...]] = ()
+    variable: ClassVar[str | None] = None
+
+    @abstractmethod
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """Decide from records alone: reads no state of torch, so it plans for any machine."""
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        """The facts that later optimizations decide upon."""
+        return facts
+
+    @abstractmethod
+    def applied(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+        """Apply on entry; on exit put back exactly what was found, around the values."""
+
+    def around_forward(self, decision: Decision, target: Target) -> AbstractContextManager[Any]:
+        """What must surround a forward pass."""
+        return nullcontext()
+
+    def observe(self, target: Target) -> Mapping[str, Any]:
+        """State of model and optimizers that this changes, for the before/after table."""
+        return {}
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """Config values worth trying here, cheapest first."""
+        return ()
+
+
+MEASURE = "a guess until measured: %%speedbench --compare baseline,auto"

@@ -1,0 +1,101 @@
+"""Convolution weights with their channels last in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts, channels_last_stride, is_channels_last, is_convolution
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import (
+    MEASURE,
+    Decision,
+    Effect,
+    Optimization,
+    Request,
+    Switch,
+    Target,
+)
+from speedkit_jupyter.optimizations.layout import followers, owns_its_storage, restride
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ChannelsLast(Optimization):
+    """Tensor Cores and oneDNN read NHWC; activations follow the weights by themselves."""
+
+    name = "channels_last"
+    effect = Effect.ROUNDING
+    summary = "convolution weights in NHWC layout"
+    Options = Annotated[Switch, Field(description="auto, true, false")]
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """On for convolutions where Tensor Cores are used, and on a CPU as a guess."""
+        now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
+        if not facts.convolutions:
+            return request.decline(False, "the model has no 2-D or 3-D convolution")
+        if request.value is False:
+            return request.leave(now, "as asked: the layout stays as it is")
+        if now:
+            return request.leave(True, "the convolutions lie channels-last already")
+        if request.value is True:
+            return request.apply(True, f"as asked, for {facts.convolutions} convolutions")
+        if facts.device_type == "cpu":
+            return request.apply(
+                True, f"oneDNN convolutions read it without reordering ({MEASURE})", guess=True
+            )
+        gpu = hardware.accelerator(facts.device)
+        if gpu is None or not gpu.tensor_cores:
+            return request.leave(False, "it pays with Tensor Cores, which this device lacks")
+        if facts.precision == "fp32" and not gpu.tf32:
+            return request.leave(False, "Tensor Cores are idle in float32 here")
+        return request.apply(
+            True, f"{facts.convolutions} convolutions on Tensor Cores, which read NHWC"
+        )
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Lay the weights out anew, and whatever must lie like them."""
+        weights = [weight for weight in _weights(target.model) if owns_its_storage(weight)]
+        found: list[tuple[torch.Tensor, tuple[int, ...]]] = []
+        optimizers = target.live_optimizers()
+
+        def lay_out(tensor: torch.Tensor) -> None:
+            found.append((tensor, tensor.stride()))
+            restride(tensor, channels_last_stride(tensor))
+
+        try:
+            for weight in weights:
+                for tensor in (weight, *followers(weight, optimizers)):
+                    lay_out(tensor)
+            yield
+        finally:
+            for tensor, stride in found:
+                restride(tensor, stride)
+            known = {id(tensor) for tensor, _ in found}
+            optimizers = target.live_optimizers()
+            for weight in weights:
+                for tensor in followers(weight, optimizers):
+                    if id(tensor) not in known:  # made meanwhile: like its parameter
+                        restride(tensor, weight.stride())
+
+    def observe(self, target: Target) -> Mapping[str, Any]:
+        """How many convolutions lie channels-last."""
+        convolutions = [m for m in target.model.modules() if is_convolution(m)]
+        if not convolutions:
+            return {}
+        last = sum(map(is_channels_last, convolutions))
+        return {"model.channels_last": f"{last} of {len(convolutions)} convolutions"}
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """On, where there are convolutions."""
+        return (True,) if facts.convolutions else ()
+
+
+def _weights(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    weights = (m._parameters["weight"] for m in model.modules() if is_convolution(m))
+    return list({id(w): w for w in weights if w is not None}.values())

@@ -1,0 +1,235 @@
+"""torch.compile, in place: the model object, its class and its state_dict keys stay."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import (
+    Decision,
+    Effect,
+    Fields,
+    Optimization,
+    Request,
+    Switch,
+    Target,
+    overridden,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+class Compile(Optimization):
+    """Compiles at the first forward pass; if that fails the model runs on as before."""
+
+    name = "compile"
+    effect = Effect.ROUNDING
+    summary = "torch.compile in place"
+    variable = "SPEEDKIT_COMPILE"
+
+    class Options(Fields):
+        """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself."""
+
+        enabled: Switch = Field("auto", description="auto, true, false")
+        mode: Mode = Field(
+            "default",
+            description="default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs",
+        )
+        fullgraph: bool = Field(False, strict=True, description="true, false")
+        dynamic: Switch = Field("auto", description="auto, true, false")
+
+    default = Options()
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """On for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
+        options = request.value
+        if facts.compiled == "in place":
+            return request.leave(True, "you have compiled this model already; it stays so")
+        if options.enabled is False:
+            return request.leave(False, "as asked")
+        obstacle = _obstacle(hardware, facts)
+        if obstacle:
+            return request.decline(False, obstacle)
+        details = options.model_dump(exclude={"enabled"})
+        if options.enabled is True:
+            return request.apply(True, "as asked; compiles at the first step", details=details)
+        if facts.device_type == "cpu":
+            return request.leave(
+                False,
+                "on CPUs it gave 1.05x over ten models for 10 to 20 s of compiling; "
+                "compile: true turns it on",
+            )
+        if facts.device_type not in ("cuda", "xpu") or hardware.system != "Linux":
+            where = f"{facts.device_type} on {hardware.system}"
+            return request.leave(False, f"young on {where}; compile: true turns it on")
+        gpu = hardware.accelerator(facts.device)
+        name = facts.device if gpu is None else gpu.name
+        return request.apply(True, f"{name} on Linux with Triton", details=details)
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Put a compiled call on the model; the compiled code is kept for the context's life."""
+        import torch._dynamo.config as config
+
+        def change() -> None:  # else hooks that are registered after compiling never fire
+            config.skip_nnmodule_hook_guards = False
+
+        call = target.memo.get("compiled_call")
+        if call is None:
+            call = target.memo["compiled_call"] = CompiledCall(target, decision.details)
+        attributes = target.model.__dict__
+        found = attributes.get("_compiled_call_impl")
+        with overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change):
+            attributes["_compiled_call_impl"] = call
+            try:
+                yield
+            finally:
+                if found is None:
+                    attributes.pop("_compiled_call_impl", None)
+                else:
+                    attributes["_compiled_call_impl"] = found
+
+    def observe(self, target: Target) -> Mapping[str, Any]:
+        """Whether a call of the model goes through compiled code."""
+        on = getattr(target.model, "_compiled_call_impl", None) is not None
+        return {"model.compiled": on}
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """Last to be tried, since each costs seconds; CUDA graphs only where there is CUDA."""
+        if facts.compiled != "no" or _obstacle(hardware, facts):
+            return ()
+        if facts.device_type == "cuda":
+            return (True, {"enabled": True, "mode": "reduce-overhead"})
+        return (True,)
+
+
+def _obstacle(hardware: Hardware, facts: Facts) -> str | None:
+    """Why this model can't be compiled here, or None."""
+    if facts.compiled == "script":
+        return "a TorchScript module can't be compiled by torch.compile"
+    if facts.compiled == "wrapper":
+        return "this is torch.compile's own wrapper already; give the model inside it"
+    gpu = hardware.accelerator(facts.device)
+    if facts.device_type in ("cuda", "xpu") and not hardware.triton:
+        triton = "triton-windows" if hardware.system == "Windows" else "triton"
+        return f"no working Triton on {hardware.system}: pip install {triton}"
+    if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < (7, 0):
+        major, minor = gpu.capability
+        return f"Triton needs compute capability 7.0; {gpu.name} has {major}.{minor}"
+    if hardware.cxx is None:
+        tool = {
+            "Windows": "Visual Studio's C++ build tools",
+            "Darwin": "Xcode's command line tools",
+        }
+        return f"no C++ compiler found: install {tool.get(hardware.system, 'g++')}"
+    return None
+
+
+class CompiledCall:
+    """What `model(...)` calls: the compiled forward, or the plain one once compiling failed."""
+
+    def __init__(self, target: Target, details: Mapping[str, Any]) -> None:
+        self._model, self._notes = target.model, target.notes
+        self._compiled: Callable[..., Any] | None = _compile(target.model, details)
+        self._checked = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward pass. A failing compiler never stops it; the user's own errors do."""
+        if self._compiled is None:
+            return self._model._call_impl(*args, **kwargs)
+        try:
+            if self._checked:
+                return self._compiled(*args, **kwargs)
+            return self._first_call(*args, **kwargs)
+        except KeyboardInterrupt:
+            _forget_broken_builds()
+            raise
+        except Exception as error:
+            if not _is_compiler_error(error):
+                raise
+            if _was_interrupted(error):
+                _forget_broken_builds()
+                raise KeyboardInterrupt from error
+            return self._run_plainly(error, args, kwargs)
+
+    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+        from torch._dynamo.utils import counters
+
+        before = counters["frames"]["ok"]
+        result = self._compiled(*args, **kwargs)  # type: ignore[misc]
+        self._checked = True
+        if counters["frames"]["ok"] == before:
+            self._notes["compile"] = "torch.compile found nothing to compile in this model"
+        return result
+
+    def _run_plainly(self, error: Exception, args: Any, kwargs: Any) -> Any:
+        # Where the plain model fails too, the mistake is the user's: the plain error goes up.
+        result = self._model._call_impl(*args, **kwargs)
+        self._compiled = None
+        note = f"torch.compile failed, so the model runs as before: {_first_line(error)}"
+        self._notes["compile"] = note
+        warnings.warn(f"{note} (%speedkit report)", stacklevel=3)
+        return result
+
+
+def _compile(model: torch.nn.Module, details: Mapping[str, Any]) -> Callable[..., Any]:
+    """`nn.Module.compile()` compiles nothing for torch.nn's own classes; a function of ours does."""
+    import torch
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    options: dict[str, Any] = {"fullgraph": details.get("fullgraph", False)}
+    if details.get("dynamic", "auto") != "auto":
+        options["dynamic"] = details["dynamic"]
+    if details.get("mode", "default") != "default":
+        options["mode"] = details["mode"]
+    if "isolate_recompiles" in signature(torch.compile).parameters:
+        options["isolate_recompiles"] = True
+    else:  # several plans on one model: each needs a code object, and so a cache, of its own
+        forward = types.FunctionType(
+            forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
+        )
+    return torch.compile(forward, **options)
+
+
+def _is_compiler_error(error: BaseException) -> bool:
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import CppCompileError
+
+    return isinstance(error, TorchDynamoException | CppCompileError)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        if getattr(error, "returncode", 0) in (-2, 130):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _forget_broken_builds() -> None:
+    """Inductor remembers a build that was killed as failed for the life of the process."""
+    from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
+
+    for cache in (CppCodeCache, CppPythonBindingsCodeCache):
+        cache.cache_clear()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -1,0 +1,67 @@
+"""cuDNN's search for the fastest convolution algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import (
+    MEASURE,
+    Decision,
+    Effect,
+    Optimization,
+    Request,
+    Switch,
+    Target,
+    overridden,
+)
+
+
+class CudnnBenchmark(Optimization):
+    """Pays where the shapes of convolutions stay the same; each new shape costs a search."""
+
+    name = "cudnn_benchmark"
+    effect = Effect.ROUNDING  # another algorithm sums in another order
+    summary = "cuDNN picks its convolution algorithm by trying"
+    Options = Annotated[Switch, Field(description="auto, true, false")]
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """On for convolutions on a CUDA device, unless the user wants determinism."""
+        now = bool(facts.flags.get("cudnn.benchmark", False))
+        if facts.device_type != "cuda":
+            if request.value is True:
+                return request.decline(now, f"cuDNN does not run on {facts.device_type}")
+            return request.leave(now, f"no cuDNN on {facts.device_type}")
+        if request.value == now:
+            return request.leave(now, f"already {'on' if now else 'off'}")
+        if request.value != "auto":
+            return request.apply(request.value, "as asked; each new input shape costs a search")
+        if not facts.convolutions:
+            return request.leave(now, "the model has no 2-D or 3-D convolution")
+        if facts.flags.get("cudnn.deterministic", False):
+            return request.leave(now, "cudnn.deterministic is on: the search could break it")
+        return request.apply(
+            True,
+            f"{facts.convolutions} convolutions; turn it off if input shapes change ({MEASURE})",
+            guess=True,
+        )
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Set `torch.backends.cudnn.benchmark`."""
+        import torch
+
+        def change() -> None:
+            torch.backends.cudnn.benchmark = decision.value
+
+        with overridden(target, ("cudnn.benchmark",), change):
+            yield
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """On, where there are convolutions for it."""
+        return (True,) if facts.device_type == "cuda" and facts.convolutions else ()

@@ -1,0 +1,119 @@
+"""Where the model lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import Decision, Effect, Optimization, Request, Target
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Device(Optimization):
+    """Moves the model, its gradients and its optimizers' state; the batches are the user's."""
+
+    name = "device"
+    effect = Effect.ROUNDING
+    summary = "the device that the model runs on"
+    Options = Annotated[
+        str,
+        Field(
+            pattern=r"^(auto|cpu|mps|cuda(:\d+)?|xpu(:\d+)?)$",
+            description="auto, cpu, cuda, cuda:N, mps, xpu",
+        ),
+    ]
+    variable = "SPEEDKIT_DEVICE"
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """`auto`: the GPU where there is one and the model is on none yet."""
+        here = facts.device
+        if len(facts.devices) > 1:
+            return request.decline(here, f"the model lies on {', '.join(facts.devices)} already")
+        if facts.device_type == "meta":
+            return request.decline(here, "parameters are on 'meta': materialize them first")
+        asked = request.value
+        if asked == "auto":
+            asked = hardware.accelerators[0].kind if hardware.accelerators else "cpu"
+            if facts.device_type != "cpu":
+                return request.leave(here, f"the model is on {here}")
+            if asked == "cpu":
+                return request.leave(here, "no GPU found")
+        if asked == here or asked == facts.device_type:
+            return request.leave(here, f"the model is on {here} already")
+        gpu = hardware.accelerator(asked)
+        if asked != "cpu" and gpu is None:
+            found = ", ".join(one.name for one in hardware.accelerators) or "no GPU"
+            return request.decline(here, f"this machine has no {asked} (found: {found})")
+        where = asked if asked == "cpu" or ":" in asked or asked == "mps" else f"{asked}:0"
+        name = hardware.cpu.name if gpu is None else gpu.name
+        return request.apply(where, f"from {here} to {name}; move batches with .to(ctx.device)")
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        """Everything after the move is decided for the new device."""
+        return facts.moved(decision.value) if decision.active else facts
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Move there, and back to where each tensor was."""
+        where = _places(target)
+        objects = _buffers(target.model)
+        try:
+            target.model.to(decision.value)
+            _move_followers(target, {}, decision.value)
+            yield
+        finally:
+            origin = next(iter(where.values()), "cpu")
+            target.model.to(origin)
+            for module, name, buffer in objects:  # the user's own buffer objects, with new values
+                buffer.data = module._buffers[name].data  # type: ignore[union-attr]
+                module._buffers[name] = buffer
+            _move_followers(target, where, origin)
+
+    def observe(self, target: Target) -> Mapping[str, Any]:
+        """Where the first parameter lies."""
+        parameter = next(target.model.parameters(), None)
+        return {} if parameter is None else {"model.device": str(parameter.device)}
+
+
+def _places(target: Target) -> dict[int, str]:
+    tensors = [*target.model.parameters(), *target.model.buffers(), *_followers(target)]
+    return {id(tensor): str(tensor.device) for tensor in tensors}
+
+
+def _buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+    return [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+
+def _followers(target: Target) -> Iterator[torch.Tensor]:
+    """Optimizer state that lies with its parameter: all but `step`, whose place has rules.
+
+    (Where `step` lies is fused_optimizer's business.)
+    """
+    import torch
+
+    parameters = set(target.model.parameters())
+    for optimizer in target.live_optimizers():
+        for parameter, state in optimizer.state.items():
+            if parameter in parameters and isinstance(state, dict):
+                yield from (
+                    value
+                    for key, value in state.items()
+                    if key != "step" and isinstance(value, torch.Tensor)
+                )
+
+
+def _move_followers(target: Target, where: Mapping[int, str], otherwise: str) -> None:
+    for tensor in _followers(target):
+        tensor.data = tensor.data.to(where.get(id(tensor), otherwise))

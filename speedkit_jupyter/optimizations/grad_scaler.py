@@ -1,0 +1,111 @@
+"""The GradScaler that fp16 training needs, and a warning where it is left out."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import (
+    Decision,
+    Effect,
+    Fields,
+    Optimization,
+    Request,
+    Switch,
+    Target,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+LOOP = (
+    "ctx.grad_scaler.scale(loss).backward(); ctx.grad_scaler.step(optimizer); "
+    "ctx.grad_scaler.update()"
+)
+
+
+class GradScaler(Optimization):
+    """fp16 gradients underflow to zero unless the loss is scaled; bf16 and fp32 need nothing."""
+
+    name = "grad_scaler"
+    effect = Effect.ROUNDING
+    summary = "loss scaling for fp16 training"
+    variable = None
+
+    class Options(Fields):
+        """`enabled`: auto turns it on for fp16 only."""
+
+        enabled: Switch = Field("auto", description="auto, true, false")
+
+    default = Options()
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """On with fp16 autocast over float32 parameters."""
+        asked = request.value.enabled
+        if asked is not False and "float16" in facts.dtypes:
+            return request.decline(False, "parameters are float16: their gradients can't be scaled")
+        if asked == "auto":
+            if facts.precision == "fp16":
+                return request.apply(True, "fp16 gradients underflow without it")
+            return request.leave(False, f"{facts.precision} needs no loss scaling")
+        if asked:
+            return request.apply(True, "as asked")
+        risk = "; fp16 gradients may underflow" if facts.precision == "fp16" else ""
+        return request.leave(False, f"as asked{risk}")
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Watch the optimizers' first steps for a forgotten scaler."""
+        target.memo["grad_scaler"] = True
+        handles = _watch_steps(target)
+        try:
+            yield
+        finally:
+            del target.memo["grad_scaler"]
+            for handle in handles:
+                handle.remove()
+
+    def observe(self, target: Target) -> Mapping[str, Any]:
+        """Whether ctx.grad_scaler scales."""
+        return {"ctx.grad_scaler": "on" if target.memo.get("grad_scaler") else "off"}
+
+
+def _watch_steps(target: Target) -> list[Any]:
+    """Hooks that warn once, at the first step of the model's optimizer outside a GradScaler."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    settled = False
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal settled
+        if settled or not target.memo.get("autocast_entered"):
+            return
+        parameters = {id(p) for p in target.model.parameters()}
+        if not any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
+            return
+        settled = True
+        if not _called_by_a_scaler():
+            warnings.warn(
+                "fp16 without the GradScaler: small gradients become zero. Replace "
+                f"loss.backward() and optimizer.step() by {LOOP}",
+                stacklevel=2,
+            )
+
+    return [register_optimizer_step_pre_hook(hook)]
+
+
+def _called_by_a_scaler() -> bool:
+    """Whether any GradScaler, ours or the user's, is among the callers."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -1,0 +1,150 @@
+"""Autocast: the forward pass in bf16 or fp16, parameters and gradients in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Accelerator, Hardware
+from speedkit_jupyter.optimizations.base import (
+    MEASURE,
+    Decision,
+    Effect,
+    Optimization,
+    Request,
+    Target,
+)
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+class Precision(Optimization):
+    """What `ctx.autocast()` does. It changes nothing until a forward pass runs inside it."""
+
+    name = "precision"
+    effect = Effect.ROUNDING
+    summary = "autocast to bf16 or fp16"
+    Options = Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"], Field(description="auto, fp32, bf16, fp16")
+    ]
+    variable = "SPEEDKIT_PRECISION"
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """What the hardware multiplies natively: bf16 before fp16 before fp32."""
+        if facts.parameters and not {"float32"} & set(facts.dtypes):
+            own = ", ".join(facts.dtypes)
+            return request.decline("fp32", f"parameters are {own}: autocast only lowers float32")
+        gpu = hardware.accelerator(facts.device)
+        if request.value == "fp32":
+            return request.leave("fp32", "as asked")
+        if facts.device_type != "cpu" and gpu is None:
+            return request.decline("fp32", f"this machine has no {facts.device}")
+        if request.value != "auto":
+            return self._decide_explicit(request, hardware, facts, gpu)
+        if gpu is None:
+            return self._auto_on_cpu(request, hardware)
+        value, reason, guess = _native(gpu)
+        if value == "fp32":
+            return request.leave(value, reason)
+        return request.apply(value, reason, guess=guess)
+
+    def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
+        if hardware.cpu.bf16:
+            units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
+            return request.apply(
+                "bf16",
+                f"this CPU has {units}: 1.2x to 2.3x on ten models, 0.8x on two ({MEASURE})",
+                guess=True,
+            )
+        return request.leave(
+            "fp32", "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
+        )
+
+    def _decide_explicit(
+        self, request: Request, hardware: Hardware, facts: Facts, gpu: Accelerator | None
+    ) -> Decision:
+        asked = request.value
+        if gpu is None:
+            native = asked == "bf16" and hardware.cpu.bf16
+            slow = "" if native else f"; this CPU emulates {asked}, which is usually far slower"
+            return request.apply(asked, f"as asked{slow}")
+        if asked == "fp16" or gpu.bf16:
+            return request.apply(asked, "as asked")
+        nearest, reason, _ = _native(gpu)
+        reason = f"{gpu.name} has no bf16 units; the nearest that works is {nearest}: {reason}"
+        if nearest == "fp32":
+            return request.decline("fp32", reason)
+        return request.apply(nearest, reason, declined=True)
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        """GradScaler and channels_last decide by the precision."""
+        return replace(facts, precision=decision.value)
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Nothing to set: autocast surrounds the forward pass."""
+        target.memo["autocast"] = decision.value
+        try:
+            yield
+        finally:
+            del target.memo["autocast"]
+
+    def around_forward(self, decision: Decision, target: Target) -> AbstractContextManager[Any]:
+        """`torch.autocast` on the model's device; fp32 by request switches autocast off."""
+        import torch
+
+        parameter = next(target.model.parameters(), None)
+        device_type = "cpu" if parameter is None else parameter.device.type
+        if decision.value in DTYPES:
+            return torch.autocast(device_type, dtype=getattr(torch, DTYPES[decision.value]))
+        if decision.source != "auto" and not decision.declined:
+            return torch.autocast(device_type, enabled=False)
+        return nullcontext()
+
+    def observe(self, target: Target) -> Mapping[str, Any]:
+        """What ctx.autocast() stands for."""
+        return {"ctx.autocast()": target.memo.get("autocast", "off")}
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """The dtypes with hardware behind them."""
+        gpu = hardware.accelerator(facts.device)
+        if gpu is None:
+            return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
+        return (("bf16",) if gpu.bf16 else ()) + (("fp16",) if _has_fp16(gpu) else ())
+
+
+def _has_fp16(gpu: Accelerator) -> bool:
+    return gpu.tensor_cores or gpu.rocm is not None or gpu.kind in ("mps", "xpu")
+
+
+def _native(gpu: Accelerator) -> tuple[str, str, bool]:
+    """The precision that this accelerator is built for, why, and whether that is a guess."""
+    capability = ".".join(map(str, gpu.capability or ()))
+    if gpu.kind == "mps":
+        return _native_on_mps(gpu)
+    if gpu.kind == "xpu" or gpu.rocm:
+        if gpu.bf16:
+            return "bf16", f"{gpu.name} has bf16 matrix units ({MEASURE})", True
+        return "fp32", f"{gpu.name} reports no bf16 matrix units", False
+    if gpu.bf16:
+        return "bf16", f"compute capability {capability} >= 8.0: bf16 Tensor Cores", False
+    if gpu.tensor_cores:
+        return (
+            "fp16",
+            f"compute capability {capability}: fp16 Tensor Cores, no bf16 (it would be emulated)",
+            False,
+        )
+    return "fp32", f"{gpu.name} (compute capability {capability}) has no Tensor Cores", False
+
+
+def _native_on_mps(gpu: Accelerator) -> tuple[str, str, bool]:
+    if not gpu.bf16:
+        return "fp32", "bf16 on MPS needs macOS 14 or later", False
+    if "M1" in gpu.name.split():
+        return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", False
+    return "bf16", f"{gpu.name} runs bf16 on macOS 14 and later ({MEASURE})", True

@@ -1,0 +1,118 @@
+"""Which kernel `scaled_dot_product_attention` tries first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import (
+    Decision,
+    Effect,
+    Fields,
+    Optimization,
+    Request,
+    Target,
+    overridden,
+)
+
+BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority_order")
+
+
+class Sdpa(Optimization):
+    """The chosen kernel comes first; inputs that it can't take go to the others, never to an error.
+
+    No fixed order is right on all GPUs, so `auto` leaves torch's own.
+    """
+
+    name = "sdpa"
+    effect = Effect.ROUNDING
+    summary = "the attention kernel that is tried first"
+    variable = "SPEEDKIT_SDPA"
+
+    class Options(Fields):
+        """`backend`: the kernel to try first; `math` allows no other."""
+
+        backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
+            "auto", description="auto, flash, efficient, cudnn, math"
+        )
+
+    default = Options()
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """By request only, and only a kernel that the device has."""
+        asked = request.value.backend
+        if asked == "auto":
+            return request.leave(
+                "auto", "torch's own order stays: no fixed one is right everywhere; measure yours"
+            )
+        if asked == "math":
+            return request.apply("math", "as asked: the plain kernel and no other")
+        if facts.device_type == "cpu":
+            return request.decline(
+                "auto", f"{asked!r} is a CUDA kernel; on a CPU torch uses its own fused one already"
+            )
+        gpu = hardware.accelerator(facts.device)
+        if gpu is None or gpu.kind != "cuda":
+            return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
+        if gpu.is_nvidia and asked in ("flash", "cudnn") and not gpu.bf16:
+            return request.apply(
+                "efficient",
+                f"{asked!r} needs compute capability 8.0; the nearest that {gpu.name} has is "
+                "'efficient'",
+                declined=True,
+            )
+        return request.apply(asked, "as asked; inputs that it can't take go to the other kernels")
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
+        import torch.compiler.config as config
+
+        names = (*SWITCHES, "compiler.cache_key_tag")
+        tag = f"{config.cache_key_tag}|sdpa:{decision.value}"
+
+        def change() -> None:
+            _choose(decision.value)
+            config.cache_key_tag = tag
+
+        with overridden(target, names, change):
+            yield
+
+    def around_forward(self, decision: Decision, target: Target) -> AbstractContextManager[Any]:
+        """The same choice for one block, where another plan is in force process-wide."""
+        if decision.value == "auto":
+            return nullcontext()
+        return overridden(target, SWITCHES, lambda: _choose(decision.value))
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """Every kernel that the GPU has; on a CPU torch's own choice has no rival."""
+        gpu = hardware.accelerator(facts.device)
+        if gpu is None or gpu.kind != "cuda":
+            return ()
+        return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
+
+
+def _choose(backend: str) -> None:
+    import torch
+    from torch.backends import cuda
+    from torch.nn.attention import SDPBackend
+
+    only_math = backend == "math"
+    cuda.enable_flash_sdp(not only_math)
+    cuda.enable_mem_efficient_sdp(not only_math)
+    cuda.enable_cudnn_sdp(not only_math)
+    cuda.enable_math_sdp(True)
+    first = int(getattr(SDPBackend, BACKENDS[backend]))
+    rest = [one for one in torch._C._get_sdp_priority_order() if one != first]
+    torch._C._set_sdp_priority_order([first, *rest])

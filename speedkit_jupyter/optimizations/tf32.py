@@ -1,0 +1,98 @@
+"""Reduced precision inside float32 matrix products: TF32 on NVIDIA, bf16 in oneDNN on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.fp32_precision import NAMES
+from speedkit_jupyter.hardware import Accelerator, Hardware
+from speedkit_jupyter.optimizations.base import (
+    Decision,
+    Effect,
+    Optimization,
+    Request,
+    Target,
+    overridden,
+)
+
+
+class Tf32(Optimization):
+    """The words are torch's own (`set_float32_matmul_precision`): highest, high, medium.
+
+    On CUDA `high` and `medium` both mean TF32 for matrix products and convolutions. On a CPU
+    only `medium` changes anything: oneDNN multiplies in bf16 (1.06x to 1.2x where measured).
+    """
+
+    name = "tf32"
+    effect = Effect.ROUNDING
+    summary = "TF32 (on a CPU: bf16) inside float32 matrix products"
+    Options = Annotated[
+        Literal["auto", "highest", "high", "medium"],
+        Field(description="auto, highest, high, medium"),
+    ]
+    aliases = ("tf32_matmul_precision",)
+    variable = "SPEEDKIT_TF32"
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """On from compute capability 8.0; elsewhere only what was asked and exists."""
+        now = facts.flags.get("float32_matmul_precision", "highest")
+        if request.value == "highest":
+            if facts.device_type == "cpu" and now == "highest":
+                return request.leave("highest", "as asked: full float32, as it is")
+            return request.apply("highest", "as asked: full float32 everywhere")
+        if facts.device_type == "cpu":
+            return self._decide_on_cpu(request, hardware, now)
+        gpu = hardware.accelerator(facts.device)
+        if gpu is None or not gpu.tf32:
+            return request.decline(now, f"no TF32 on {_described(gpu, facts)}")
+        if request.value != "auto":
+            return request.apply(request.value, "as asked")
+        if now != "highest" and facts.flags.get("cudnn.allow_tf32", True):
+            return request.leave(now, f"you have set it to {now} already")
+        return request.apply("high", f"{_described(gpu, facts)} has TF32 Tensor Cores")
+
+    def _decide_on_cpu(self, request: Request, hardware: Hardware, now: str) -> Decision:
+        if request.value == "high":
+            return request.decline(now, "'high' changes nothing on a CPU; 'medium' is bf16 there")
+        if not hardware.cpu.bf16:
+            return request.decline(now, "no TF32 on a CPU, and this one has no AVX512_BF16 or AMX")
+        if request.value == "auto":
+            return request.leave(
+                now,
+                "'medium' (bf16 inside float32 products, 1.06x to 1.2x) also rounds what is "
+                "outside autocast: ask for it with tf32: medium",
+            )
+        return request.apply("medium", "as asked: oneDNN multiplies float32 in bf16")
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Set both of torch's APIs in agreement, whatever state they were in."""
+        import torch
+
+        def change() -> None:
+            torch.set_float32_matmul_precision(decision.value)
+            torch.backends.cudnn.allow_tf32 = decision.value != "highest"
+
+        with overridden(target, NAMES, change):
+            yield
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """`high` with TF32 hardware; `medium` on a CPU with bf16 units."""
+        gpu = hardware.accelerator(facts.device)
+        if gpu is not None:
+            return ("high",) if gpu.tf32 else ()
+        return ("medium",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
+
+
+def _described(gpu: Accelerator | None, facts: Facts) -> str:
+    if gpu is None:
+        return f"{facts.device_type}, which this machine does not have"
+    if gpu.is_nvidia and not gpu.tf32:
+        capability = ".".join(map(str, gpu.capability or ()))
+        return f"{gpu.name} (compute capability {capability} < 8.0)"
+    return gpu.name

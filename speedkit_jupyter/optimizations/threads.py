@@ -1,0 +1,60 @@
+"""Intra-op threads: no more than the cores that this process may really use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import (
+    Decision,
+    Effect,
+    Optimization,
+    Request,
+    Target,
+    overridden,
+)
+
+
+class Threads(Optimization):
+    """Containers show every core of the host; threads beyond the quota only wait."""
+
+    name = "threads"
+    effect = Effect.ROUNDING  # sums are split over the threads
+    summary = "intra-op threads within cgroup quota and affinity"
+    Options = Annotated[
+        Literal["auto"] | Annotated[int, Field(strict=True, gt=0, le=4096)],
+        Field(description="auto, or a number of threads"),
+    ]
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """Cap at the usable cores; a number is obeyed."""
+        now = facts.flags.get("num_threads", hardware.cpu.usable_cores)
+        usable = hardware.cpu.usable_cores
+        if request.value != "auto":
+            if request.value == now:
+                return request.leave(now, f"torch already uses {now}")
+            over = f", more than the {usable} usable cores" if request.value > usable else ""
+            return request.apply(request.value, f"as asked (torch used {now}){over}")
+        if now > usable:
+            return request.apply(
+                usable, f"torch uses {now} threads, but quota and affinity leave {usable} cores"
+            )
+        return request.leave(now, f"{now} threads fit the {usable} usable cores")
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Set the number of threads."""
+        import torch
+
+        with overridden(target, ("num_threads",), lambda: torch.set_num_threads(decision.value)):
+            yield
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """All usable cores, and half of them (two threads a core rarely pay)."""
+        usable = hardware.cpu.usable_cores
+        return tuple(dict.fromkeys(n for n in (usable, usable // 2) if n > 0))

@@ -1,0 +1,116 @@
+"""The plan: an ordered set of decisions, each with its reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Decision
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decisions in the catalog's order, and what they were made for."""
+
+    decisions: tuple[Decision, ...]
+    hardware: Hardware
+    facts: Facts
+    config: SpeedConfig
+
+    def __iter__(self) -> Iterator[Decision]:
+        return iter(self.decisions)
+
+    def __getitem__(self, name: str) -> Decision:
+        """The decision about one optimization; raises KeyError for an unknown name."""
+        for decision in self.decisions:
+            if decision.name == name:
+                return decision
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{d.name}: {d.value} [{d.source}] {d.reason}" for d in self.decisions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The decisions as plain values, for JSON."""
+        return {
+            d.name: {
+                "value": d.value,
+                "active": d.active,
+                "declined": d.declined,
+                "guess": d.guess,
+                "source": d.source,
+                "reason": d.reason,
+                **({"details": dict(d.details)} if d.details else {}),
+            }
+            for d in self.decisions
+        }
+
+    def to_config(self) -> SpeedConfig:
+        """A config that asks for just this plan: what is applied by value, the rest as it was."""
+        values: dict[str, Any] = self.config.to_dict()
+        for decision in self.decisions:
+            if decision.active:
+                values[decision.name] = _asked(decision)
+        return SpeedConfig.from_dict(values)
+
+    def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The plan as a config file, with its reasons as comments."""
+        values = self.to_config().to_dict()
+        lines = [f"# Planned for {describe(self.hardware, self.facts.device)}"]
+        for decision in self.decisions:
+            lines.append(f"# {decision.name}: {' '.join(decision.reason.split())}")
+            if decision.name in values:
+                entry = {decision.name: values[decision.name]}
+                lines.append(yaml.safe_dump(entry, sort_keys=False).rstrip())
+        text = "\n".join(lines) + "\n"
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+
+def plan(
+    config: SpeedConfig | None = None,
+    hardware: Hardware | None = None,
+    facts: Facts | None = None,
+) -> Plan:
+    """Decide about every optimization; changes nothing.
+
+    Without a config everything is auto, without hardware this machine is detected, without
+    facts a plain float32 model on the CPU is assumed.
+    """
+    config = SpeedConfig() if config is None else config
+    hardware = Hardware.detect() if hardware is None else hardware
+    facts = Facts() if facts is None else facts
+    decisions, found = [], facts
+    for optimization in CATALOG:
+        decision = optimization.decide(config.request(optimization.name), hardware, facts)
+        facts = optimization.facts_after(decision, facts)
+        decisions.append(decision)
+    return Plan(tuple(decisions), hardware, found, config)
+
+
+def describe(hardware: Hardware, device: str) -> str:
+    """One line: the device's name, or the processor's with its usable cores."""
+    gpu = hardware.accelerator(device)
+    if gpu is not None:
+        return gpu.name
+    cores = hardware.cpu.usable_cores
+    return f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
+
+
+def _asked(decision: Decision) -> Any:
+    """The config's value for a decision: a word, or a mapping where details go with it."""
+    if not decision.details:
+        return decision.value
+    optimization = next(one for one in CATALOG if one.name == decision.name)
+    first = next(iter(optimization.Options.model_fields))
+    return {first: decision.value, **decision.details}
