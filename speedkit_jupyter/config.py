@@ -142,18 +142,36 @@ def _prepared(
     for optimization in CATALOG:
         if optimization.variable and os.environ.get(optimization.variable):
             variables[optimization.name] = optimization.variable
-            prepared[optimization.name] = from_word(os.environ[optimization.variable])
+            word = os.environ[optimization.variable]
+            prepared[optimization.name] = from_word(word, words_of(optimization))
     return prepared, variables
 
 
-def from_word(word: str) -> Any:
-    """A value as it is written in a shell: 1/true/on, 0/false/off, a number, or a word."""
+def from_arguments(values: Mapping[str, Any], origin: str) -> SpeedConfig:
+    """Like `SpeedConfig.from_dict`; errors begin with `origin`, the command that they stand in."""
+    return SpeedConfig(_Origin(origin), **values)
+
+
+def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
+    """A value as it is written in a shell.
+
+    Where true is among the `allowed` words, 1, on and yes mean it too, and 0, off and no false;
+    elsewhere digits are a number.
+    """
     word = word.strip().lower()
-    if word in ("1", "true", "on", "yes"):
+    if "true" in allowed and word in ("1", "true", "on", "yes"):
         return True
-    if word in ("0", "false", "off", "no"):
+    if "false" in allowed and word in ("0", "false", "off", "no"):
         return False
     return int(word) if word.isdigit() else word
+
+
+def words_of(optimization: Optimization) -> tuple[str, ...]:
+    """The words that an optimization's bare option takes, with true and false spelled out."""
+    options = optimization.Options
+    if isinstance(options, type) and issubclass(options, Fields):
+        return choices(next(iter(options.model_fields.values())).annotation)
+    return choices(options)
 
 
 def _optimization(key: str) -> Optimization | None:
@@ -244,6 +262,8 @@ def _described(info: FieldInfo) -> str:
 
 def choices(annotation: Any) -> tuple[str, ...]:
     """The words that an option takes, for completion: `Literal` values, true and false included."""
+    if annotation is bool:
+        return ("true", "false")
     if get_origin(annotation) is Literal:
         return tuple(
             str(one).lower() if isinstance(one, bool) else str(one) for one in get_args(annotation)

@@ -7,7 +7,7 @@ import math
 import random
 import time
 import traceback
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass
 class Runner:
-    """One variant at work: its contexts (one per model) and the state that its rounds start from."""
+    """One variant at work: a context for each model, and the state that its rounds start from."""
 
     step: Step
     contexts: list[SpeedContext]
@@ -75,6 +75,7 @@ class Runner:
 
     def once(self) -> object:
         """One step."""
+        __tracebackhide__ = True
         context = self.contexts[0]
         if self.step.calls_context:
             return self.step.run(context)
@@ -112,8 +113,9 @@ class Benchmark:
             tuple(self._records), self._environment, self.budget_s, self._rounds_planned
         )
 
-    def run(self) -> Iterator[Progress]:
+    def run(self) -> Generator[Progress, None, None]:
         """Measure; yields after every block. Closing the generator ends it and puts all back."""
+        __tracebackhide__ = True
         step = self.step
         with isolated(step.models, step.optimizers, (), step.names, step.assigned) as start:
             configs = [_config(one, step) for one in self.variants]
@@ -132,6 +134,7 @@ class Benchmark:
         return Runner(self.step, contexts, record)
 
     def _warm_up(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+        __tracebackhide__ = True
         for number, runner in enumerate(runners):
             name = runner.record.name
             yield Progress(0.0, f"warming up {name} ({number + 1} of {len(runners)})")
@@ -139,14 +142,15 @@ class Benchmark:
                 with runner.applied():
                     self._warm_up_one(runner)
                     runner.warm = runner.state()
-            except Exception as error:  # a failing variant is a row; the others go on
-                _note_failure(runner.record, error)
+            except Exception as error:
+                if number == 0:  # the step itself is wrong: the user's error, as it is
+                    raise
+                _note_failure(runner.record, error)  # a row; the others go on
             # Back to the user's values, so that every variant warms up from the same ones.
             start.restore()
-        if runners[0].record.failure:
-            raise StepError(f"{runners[0].record.name} itself failed: {runners[0].record.failure}")
 
     def _warm_up_one(self, runner: Runner) -> None:
+        __tracebackhide__ = True
         device = runner.contexts[0].device
         record = runner.record
         record.first_call_s = clock.timed(runner.once, device)
@@ -207,12 +211,12 @@ def benchmark(
     names = variants.split(",") if isinstance(variants, str) else variants
     takes_context = bool(inspect.signature(step).parameters)
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
-    single = isinstance(optimizer, torch.optim.Optimizer)
-    optimizers: Any = [optimizer] if single else list(optimizer or ())
+    if isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = [optimizer]
     whole = Step(
         (lambda context: step(context)) if takes_context else (lambda context: step()),
         models,
-        optimizers,
+        list(optimizer or ()),
         calls_context=takes_context,
     )
     measured = Benchmark(whole, [variant(name.strip()) for name in names], budget_s)

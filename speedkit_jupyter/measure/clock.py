@@ -22,6 +22,7 @@ def synchronize(device: torch.device) -> None:
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
     """Wall-clock seconds of one step, synchronized before and after."""
+    __tracebackhide__ = True
     synchronize(device)
     start = time.perf_counter()
     step()

@@ -1,0 +1,52 @@
+# `make demo` and `make test` set themselves up; a second run installs nothing.
+# Exact versions come from configs/constraints*.txt (Python 3.11 or later).
+PYTHON ?= python3
+BIN := .venv/bin
+COLAB := .venv-colab/bin
+QUICKSTART := notebooks/01_quickstart.ipynb
+
+.PHONY: demo test quick lint notebooks colab gpu benchmarks clean
+
+demo: .venv/installed
+	@$(BIN)/python notebooks/run.py $(QUICKSTART)
+	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
+
+test: lint quick notebooks colab
+
+lint: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+quick: .venv/installed
+	$(BIN)/pytest
+
+notebooks: .venv/installed
+	$(BIN)/pytest -p no:cacheprovider --nbval-lax --nbval-current-env \
+	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=120 notebooks/
+
+# The magics under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
+colab: .venv-colab/installed
+	$(COLAB)/pytest tests/magics
+
+gpu: .venv/installed
+	$(BIN)/pytest -m gpu
+
+benchmarks: .venv/installed
+	for program in tests/benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+.venv/installed: pyproject.toml configs/constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+	  --constraint configs/constraints.txt --editable '.[test]'
+	touch $@
+
+.venv-colab/installed: pyproject.toml configs/constraints-colab.txt
+	$(PYTHON) -m venv .venv-colab
+	$(COLAB)/pip install --quiet --disable-pip-version-check \
+	  --constraint configs/constraints-colab.txt --editable . \
+	  ipykernel nbclient pytest hypothesis setuptools
+	touch $@
+
+clean:
+	rm -rf .venv .venv-colab .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,80 @@
+"""Tab completion: subcommands, options, their words, models, optimizers and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def complete(shell: Any, event: Any) -> list[str]:
+    """What may stand at the cursor of a `%speedkit` or `%%speedbench` line."""
+    from speedkit_jupyter.magics import parsing
+
+    before = event.line[: len(event.line) - len(event.symbol)] if event.symbol else event.line
+    words = before.split()
+    if words and words[0].lstrip("%") == "speedbench":
+        return _of_benchmark(shell, words, event.symbol)
+    if len(words) <= 1:
+        return list(parsing.SUBCOMMANDS)
+    if words[1] == "apply":
+        return _of_apply(shell, words)
+    if words[1] == "report":
+        return [*_models(shell), "--json"]
+    if words[1] == "config":
+        return ["show", "load", "save"] if len(words) == 2 else _files()
+    return []
+
+
+def _of_apply(shell: Any, words: list[str]) -> list[str]:
+    from speedkit_jupyter.magics import parsing
+
+    known = parsing.options(parsing.apply_parser())
+    last = words[-1]
+    if last == "--optimizer":
+        return _optimizers(shell)
+    if last == "--config":
+        return _files()
+    if known.get(last):
+        return list(known[last])
+    if last == "--ctx":
+        return ["ctx"]
+    return [*_models(shell), *(name for name in known if name not in words)]
+
+
+def _of_benchmark(shell: Any, words: list[str], symbol: str) -> list[str]:
+    from speedkit_jupyter.magics import parsing
+    from speedkit_jupyter.measure.variants import AUTO, BASELINE, CURRENT
+    from speedkit_jupyter.measure.variants import words as plan_words
+
+    last = words[-1]
+    if last == "--compare" or (words[-2:-1] == ["--compare"] and last.endswith((",", "+"))):
+        return [BASELINE, CURRENT, AUTO, *plan_words()]
+    if last == "--model":
+        return _models(shell)
+    if last == "--optimizer":
+        return _optimizers(shell)
+    return list(parsing.options(parsing.speedbench_parser()))
+
+
+def _models(shell: Any) -> list[str]:
+    from speedkit_jupyter.magics.namespace import models
+
+    return list(models(shell.user_ns)) if _torch_is_loaded() else []
+
+
+def _optimizers(shell: Any) -> list[str]:
+    from speedkit_jupyter.magics.namespace import optimizers
+
+    return list(optimizers(shell.user_ns)) if _torch_is_loaded() else []
+
+
+def _torch_is_loaded() -> bool:
+    """Without torch there is no model to name, and a key press must not wait for its import."""
+    import sys
+
+    return "torch" in sys.modules
+
+
+def _files() -> list[str]:
+    here = Path()
+    return sorted(str(p) for pattern in ("*.y*ml", "*/*.y*ml") for p in here.glob(pattern))

@@ -1,0 +1,146 @@
+"""Arguments of the magics; the options come from the catalog."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.config import choices, from_word
+from speedkit_jupyter.exceptions import did_you_mean
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Fields
+
+SUBCOMMANDS = {
+    "status": "hardware, what is on, what is left on the table",
+    "report": "each decision with its reason, and the flags before and after",
+    "apply": "plan for a model and apply the plan",
+    "restore": "put everything back",
+    "config": "show, load or save the session's config",
+    "repair": "make torch's two TF32 APIs agree again after they were mixed",
+    "help": "this page",
+}
+
+PLAIN_OPTIONS = {
+    "optimizer": "the optimizer's name; without it those that hold the model's parameters",
+    "ctx": "the name that the context gets (ctx)",
+    "config": "a YAML file to start from",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line with the nearest right word, never an exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise IPython's UsageError."""
+        found = re.search(r"unrecognized arguments: (\S+)", message)
+        if found:
+            message = (
+                f"unknown option {found.group(1)!r}.{did_you_mean(found.group(1), options(self))}"
+            )
+        raise UsageError(f"{self.prog}: {message}")
+
+    def parse_line(self, line: str) -> argparse.Namespace:
+        """Parse a magic's line; raises UsageError."""
+        return self.parse_args(split(line))
+
+
+def split(line: str) -> list[str]:
+    """The words of a line, quotes respected; raises UsageError where one is left open."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"can't be read: {error}") from None
+
+
+def options(parser: argparse.ArgumentParser) -> dict[str, tuple[str, ...]]:
+    """Every long option with the words that it takes."""
+    return {
+        name: tuple(getattr(action, "words", ()))
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--")
+    }
+
+
+@lru_cache(maxsize=1)
+def apply_parser() -> Parser:
+    """`%speedkit apply`; each config field is an option, each further field `--field-part`."""
+    parser = Parser(prog="%speedkit apply", add_help=False, allow_abbrev=False)
+    parser.add_argument("model", nargs="?", help="the model's name in this notebook")
+    parser.add_argument("--optimizer", action="append", metavar="NAME")
+    parser.add_argument("--ctx", default="ctx", metavar="NAME")
+    parser.add_argument("--config", metavar="FILE")
+    for option, destination, annotation, summary in config_options():
+        words = choices(annotation)
+        bare = {"nargs": "?", "const": "true"} if "true" in words else {}
+        action = parser.add_argument(
+            *{option, option.replace("_", "-")},
+            dest=destination,
+            default=None,
+            help=summary,
+            metavar="|".join(words) or "VALUE",
+            **bare,  # type: ignore[arg-type]
+        )
+        action.words = words  # type: ignore[attr-defined]
+    return parser
+
+
+def config_options() -> list[tuple[str, str, Any, str]]:
+    """Option, path of the config key, annotation and summary, for every field in the catalog."""
+    found = []
+    for optimization in CATALOG:
+        name, kind = optimization.name, optimization.Options
+        if not (isinstance(kind, type) and issubclass(kind, Fields)):
+            found.append((f"--{name}", name, kind, optimization.summary))
+            continue
+        for number, (field, info) in enumerate(kind.model_fields.items()):
+            option = f"--{name}" if number == 0 else f"--{name}-{field}"
+            found.append((option, f"{name}.{field}", info.annotation, optimization.summary))
+    return found
+
+
+def config_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The config values among parsed arguments, nested as in YAML."""
+    values: dict[str, Any] = {}
+    for _, path, annotation, _ in config_options():
+        text = getattr(arguments, path)
+        if text is None:
+            continue
+        name, _, field = path.partition(".")
+        value = from_word(text, choices(annotation))
+        if field:
+            values.setdefault(name, {})[field] = value
+        else:
+            values[name] = value
+    return values
+
+
+def report_parser() -> Parser:
+    """`%speedkit report`."""
+    parser = Parser(prog="%speedkit report", add_help=False, allow_abbrev=False)
+    parser.add_argument("model", nargs="?", help="the model's name in this notebook")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def config_parser() -> Parser:
+    """`%speedkit config`."""
+    parser = Parser(prog="%speedkit config", add_help=False, allow_abbrev=False)
+    parser.add_argument("action", nargs="?", choices=("show", "load", "save"), default="show")
+    parser.add_argument("file", nargs="?", metavar="FILE")
+    return parser
+
+
+def speedbench_parser() -> Parser:
+    """`%%speedbench`."""
+    parser = Parser(prog="%%speedbench", add_help=False, allow_abbrev=False)
+    parser.add_argument("--compare", default="baseline,auto", metavar="NAMES")
+    parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS")
+    parser.add_argument("--model", action="append", metavar="NAME")
+    parser.add_argument("--optimizer", action="append", metavar="NAME")
+    return parser

@@ -1,0 +1,62 @@
+"""A line of progress that leaves no trace in a saved notebook."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from typing import Any
+
+from IPython.display import display
+
+WIDTH = 24
+# Front ends draw each update; more than this many a second only cost time.
+INTERVAL_S = 0.2
+
+
+class ProgressLine:
+    """Shows `show(done, text)` while its block runs, and is empty afterwards.
+
+    Uses display updates, which every front end has, never a widget.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title, self._handle, self._last = title, None, 0.0  # type: ignore[var-annotated]
+
+    def __enter__(self) -> ProgressLine:
+        self._handle = display(_Line(self._title), display_id=True) if _has_updates() else None
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.finish()
+
+    def show(self, done: float, text: str) -> None:
+        """`done` from 0 to 1."""
+        now = time.monotonic()
+        if self._handle is None or now - self._last < INTERVAL_S:
+            return
+        self._last = now
+        filled = round(done * WIDTH)
+        bar = "█" * filled + "░" * (WIDTH - filled)
+        self._handle.update(_Line(f"{bar} {self._title}: {text}"))
+
+    def finish(self) -> None:
+        """Make the line empty."""
+        if self._handle is not None:
+            self._handle.update(_Line(""))
+            self._handle = None
+
+
+class _Line:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        html = f'<span style="opacity:.8;font-family:monospace">{escape(self._text)}</span>'
+        return {"text/plain": self._text, "text/html": html if self._text else ""}
+
+
+def _has_updates() -> bool:
+    """Only a kernel can update what it displayed; a terminal would print line after line."""
+    from IPython import get_ipython
+
+    return any(kind.__module__.startswith("ipykernel.") for kind in type(get_ipython()).__mro__)

@@ -1,0 +1,34 @@
+"""The two magics as IPython sees them; importing this must stay instant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+
+
+@magics_class
+class SpeedKitMagics(Magics):  # type: ignore[misc]
+    """`%speedkit` and `%%speedbench`."""
+
+    session: Any = None
+
+    @line_magic  # type: ignore[untyped-decorator]
+    @no_var_expand  # type: ignore[untyped-decorator]
+    def speedkit(self, line: str) -> None:
+        """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
+        __tracebackhide__ = True
+        from speedkit_jupyter.magics.speedkit import Session, run
+
+        if self.session is None:
+            self.session = Session()
+        run(self.shell, self.session, line)
+
+    @cell_magic  # type: ignore[untyped-decorator]
+    @no_var_expand  # type: ignore[untyped-decorator]
+    def speedbench(self, line: str, cell: str) -> None:
+        """Measure this cell under several plans, fairly. `%speedkit help`"""
+        __tracebackhide__ = True
+        from speedkit_jupyter.magics.speedbench import run
+
+        run(self.shell, line, cell)

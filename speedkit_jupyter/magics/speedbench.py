@@ -1,0 +1,83 @@
+"""%%speedbench: parse the line and the cell, drain the engine, display."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics.cell import Cell
+from speedkit_jupyter.magics.namespace import find_model, find_optimizers
+from speedkit_jupyter.magics.progress import ProgressLine
+from speedkit_jupyter.measure.benchmark import Benchmark, Step
+from speedkit_jupyter.measure.variants import parse
+from speedkit_jupyter.report.comparisons import comparison_report
+
+
+def run(shell: Any, line: str, source: str) -> None:
+    """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
+    __tracebackhide__ = True
+    arguments = parsing.speedbench_parser().parse_line(line)
+    cell = Cell(shell, source)
+    try:
+        variants = parse(arguments.compare)
+        benchmark = Benchmark(_step(shell, cell, arguments), variants, arguments.budget)
+        _drain(benchmark, arguments.budget, len(variants))
+    except SpeedKitError as error:
+        raise UsageError(f"%%speedbench: {error}") from None
+
+
+def _drain(benchmark: Benchmark, budget_s: float, variants: int) -> None:
+    __tracebackhide__ = True
+    with ProgressLine(f"{variants} variants, {budget_s:g} s after warm-up") as progress:
+        steps = benchmark.run()
+        try:
+            for one in steps:
+                progress.show(one.done, one.text)
+        except KeyboardInterrupt:
+            steps.close()
+            if any(record.times_s for record in benchmark.result().records):
+                progress.finish()
+                display(comparison_report(benchmark.result()))
+            raise
+    display(comparison_report(benchmark.result()))
+
+
+def _step(shell: Any, cell: Cell, arguments: Any) -> Step:
+    """The cell with the models and optimizers that it uses, or those that were named."""
+    import torch
+
+    names = shell.user_ns
+    reached = cell.objects()
+    if arguments.model:
+        found = [find_model(names, name)[1] for name in arguments.model]
+    else:
+        found = _outermost([one for one in reached if isinstance(one, torch.nn.Module)])
+    if arguments.optimizer:
+        optimizers = list(find_optimizers(names, arguments.optimizer, found[0]).values())
+    else:
+        optimizers = [one for one in reached if isinstance(one, torch.optim.Optimizer)]
+    if not found:
+        raise UsageError("%%speedbench: the cell uses no model; name it with --model NAME")
+    calls_context = cell.reads("ctx")
+
+    def step(context: SpeedContext) -> None:
+        __tracebackhide__ = True
+        if calls_context:
+            names["ctx"] = context
+        cell.run()
+
+    assigned = [*cell.assigned(), *(["ctx"] if calls_context else [])]
+    return Step(step, found, optimizers, calls_context, names, assigned)
+
+
+def _outermost(found: list[Any]) -> list[Any]:
+    """Models with parameters that are not part of another; a loss has none to speed up."""
+    inside = {id(part) for one in found for part in list(one.modules())[1:]}
+    return [
+        one for one in found if id(one) not in inside and next(one.parameters(), None) is not None
+    ]

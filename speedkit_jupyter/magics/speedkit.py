@@ -1,0 +1,200 @@
+"""%speedkit: each subcommand parses, calls the core and displays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from speedkit_jupyter.config import SpeedConfig, choices, from_arguments
+from speedkit_jupyter.context import SpeedContext, apply_speedups, restore_all
+from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
+from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
+
+
+@dataclass
+class Session:
+    """What one shell remembers: its config, and the contexts that it applied, by model name."""
+
+    config: SpeedConfig = field(default_factory=SpeedConfig)
+    contexts: dict[str, SpeedContext] = field(default_factory=dict)
+
+    def applied(self) -> list[tuple[str, SpeedContext]]:
+        """The contexts that are not restored, by the name of their model."""
+        self.contexts = {n: one for n, one in self.contexts.items() if not one.restored}
+        return list(self.contexts.items())
+
+
+def run(shell: Any, session: Session, line: str) -> None:
+    """One `%speedkit` line; whatever is wrong with it is one UsageError."""
+    words = parsing.split(line)
+    command = words[0] if words else "status"
+    if command.startswith("-"):
+        command, rest = "status", line
+    else:
+        rest = line.strip()[len(command) :]
+    if command not in parsing.SUBCOMMANDS:
+        hint = did_you_mean(command, parsing.SUBCOMMANDS)
+        raise UsageError(f"%speedkit: unknown subcommand {command!r}.{hint} See %speedkit help")
+    try:
+        COMMANDS[command](shell, session, rest)
+    except (SpeedKitError, TypeError) as error:
+        if not isinstance(error, SpeedKitError) and not str(error).startswith(("apply_", "opt")):
+            raise
+        raise UsageError(str(error)) from None
+
+
+def status(shell: Any, session: Session, line: str) -> None:
+    """Hardware, what is on, and what is left on the table."""
+    from speedkit_jupyter.hardware import Hardware
+    from speedkit_jupyter.report.plans import status_report
+
+    _no_arguments("status", line)
+    applied = session.applied()
+    names = [] if applied else _first_models(shell.user_ns)
+    planned = [(name, _planned(shell, session, name)) for name in names]
+    display(status_report(Hardware.detect(), applied, planned))
+
+
+def report(shell: Any, session: Session, line: str) -> None:
+    """Each decision with its reason, and the flags before and after."""
+    from speedkit_jupyter.report.plans import context_report, plan_report
+
+    arguments = parsing.report_parser().parse_line(line)
+    applied = dict(session.applied())
+    if arguments.model is None and len(applied) == 1:
+        name = next(iter(applied))
+    else:
+        name, _ = find_model(shell.user_ns, arguments.model)
+    document = (
+        context_report(applied[name], f"`{name}`")
+        if name in applied
+        else plan_report(_planned(shell, session, name), f"`{name}` (not applied)")
+    )
+    if arguments.json:
+        print(document.to_json())
+    else:
+        display(document)
+
+
+def apply(shell: Any, session: Session, line: str) -> None:
+    """Plan for a model, apply the plan, put the context into the namespace."""
+    from speedkit_jupyter.report.plans import applied_report
+
+    arguments = parsing.apply_parser().parse_line(line)
+    if not arguments.ctx.isidentifier():
+        raise UsageError(f"%speedkit apply: --ctx {arguments.ctx!r} is no name for a variable")
+    name, model = find_model(shell.user_ns, arguments.model)
+    config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
+    values = config.to_dict() | parsing.config_values(arguments)
+    config = from_arguments(values, "%speedkit apply")
+    optimizers = find_optimizers(shell.user_ns, arguments.optimizer, model)
+    _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
+    session.contexts[name] = context
+    shell.user_ns[arguments.ctx] = context
+    names = {
+        "model": name,
+        "optimizer": next(iter(optimizers), "optimizer"),
+        "ctx": arguments.ctx,
+    }
+    display(applied_report(context, names))
+
+
+def restore(shell: Any, session: Session, line: str) -> None:
+    """Put everything back."""
+    _no_arguments("restore", line)
+    applied = session.applied()
+    number = restore_all()
+    kept = [flag for _, context in applied for flag in context.kept]
+    names = ", ".join(f"`{name}`" for name, _ in applied) or f"{number} models"
+    lines = [f"{flag}: you changed it meanwhile, so it was left alone" for flag in kept]
+    headline = f"Restored {names}" if number else "Nothing was applied, so nothing is to restore"
+    display(Document(headline, tuple(Section(one) for one in lines), {"restored": number}))
+
+
+def config(shell: Any, session: Session, line: str) -> None:
+    """Show, load or save what apply starts from."""
+    arguments = parsing.config_parser().parse_line(line)
+    if arguments.action != "show" and not arguments.file:
+        raise UsageError(f"%speedkit config {arguments.action}: which FILE?")
+    if arguments.action == "load":
+        session.config = SpeedConfig.from_yaml(arguments.file)
+    if arguments.action == "save":
+        try:
+            session.config.to_yaml(arguments.file)
+        except OSError as error:
+            raise UsageError(f"{arguments.file}: {error.strerror}") from None
+    headline = {
+        "show": "This session's config; `%speedkit apply` starts from it",
+        "load": f"Loaded {arguments.file}; `%speedkit apply` starts from it",
+        "save": f"Saved to {arguments.file}",
+    }[arguments.action]
+    body = Code(session.config.to_yaml().rstrip())
+    display(Document(headline, (Section(body),), session.config.to_dict()))
+
+
+def repair(shell: Any, session: Session, line: str) -> None:
+    """Make torch's two TF32 APIs agree."""
+    from speedkit_jupyter import flags
+
+    _no_arguments("repair", line)
+    mixed = flags.repair()
+    text = "The two agree again; TF32 stays on where it was on" if mixed else "Nothing to repair"
+    display(Document(f"torch's TF32 settings: {text}", (), {"repaired": mixed}))
+
+
+def help_(shell: Any, session: Session, line: str) -> None:
+    """Subcommands, and the options of apply."""
+    commands = [Row((f"%speedkit {name}", text)) for name, text in parsing.SUBCOMMANDS.items()]
+    commands.append(Row(("%%speedbench", "measure a cell: --compare baseline,auto --budget 10")))
+    options = [Row((f"--{n}", what)) for n, what in parsing.PLAIN_OPTIONS.items()]
+    for option, _, annotation, _ in parsing.config_options():
+        words = choices(annotation)
+        options.append(Row((option, " | ".join(words) if len(words) > 1 else "a name or number")))
+    display(
+        Document(
+            "SpeedKit: faster PyTorch, measured, explained and undone exactly",
+            (
+                Section(Table(("magic", "what it does"), tuple(commands))),
+                Section(
+                    Table(("option of apply", "words"), tuple(options)),
+                    "%speedkit apply [model] [options]",
+                ),
+            ),
+        )
+    )
+
+
+COMMANDS = {
+    "status": status,
+    "report": report,
+    "apply": apply,
+    "restore": restore,
+    "config": config,
+    "repair": repair,
+    "help": help_,
+}
+
+
+def _planned(shell: Any, session: Session, name: str) -> Plan:
+    """What apply would do to a model that has no plan yet."""
+    _, model = find_model(shell.user_ns, name)
+    found = find_optimizers(shell.user_ns, None, model)
+    return plan(session.config, facts=Facts.read(model, list(found.values())))
+
+
+def _first_models(names: dict[str, Any]) -> list[str]:
+    """Up to three models with parameters, for a first look."""
+    found = [n for n, m in models(names).items() if next(m.parameters(), None) is not None]
+    return found[:3]
+
+
+def _no_arguments(command: str, line: str) -> None:
+    if line.strip():
+        raise UsageError(f"%speedkit {command} takes no arguments, not {line.strip()!r}")

@@ -1,0 +1,1 @@
+"""Reports: what was decided, changed and measured, as text, HTML and JSON."""

@@ -1,0 +1,89 @@
+"""Reports about benchmarks."""
+
+from __future__ import annotations
+
+from speedkit_jupyter.measure.benchmark import too_few
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.statistics import LEAST_PAIRS, spread
+from speedkit_jupyter.report.document import Document, Row, Section, Table, Tone
+from speedkit_jupyter.report.units import count, ratio, seconds, word
+
+TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "failed": "bad"}
+
+
+def comparison_report(comparison: Comparison) -> Document:
+    """The table of a benchmark, with what it means in one line."""
+    rows = tuple(_row(comparison, record) for record in comparison.records)
+    columns = (
+        "variant",
+        "median",
+        "middle half",
+        "speed-up",
+        "95 % interval",
+        "first call",
+        "verdict",
+    )
+    table = Table(columns, rows, numbers=columns[1:-1])
+    sections = [Section(table), Section(_applied(comparison))]
+    return Document(_headline(comparison), tuple(sections), comparison.to_dict())
+
+
+def _headline(comparison: Comparison) -> str:
+    environment = comparison.environment
+    rounds = count(len(comparison.baseline.times_s), "round")
+    where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
+    ahead = [r for r in comparison.records if comparison.verdict(r) == "faster"]
+    if not ahead:
+        return f"Nothing is proven faster than {comparison.baseline.name} ({where})"
+    best = max(ahead, key=lambda record: _median(comparison, record))
+    low_high = comparison.ratio(best)
+    assert low_high is not None
+    return (
+        f"{best.name} is {ratio(low_high.median)} as fast as {comparison.baseline.name}, "
+        f"95 % interval {ratio(low_high.low)} to {ratio(low_high.high)} ({where})"
+    )
+
+
+def _median(comparison: Comparison, record: Record) -> float:
+    found = comparison.ratio(record)
+    return 0.0 if found is None else found.median
+
+
+def _row(comparison: Comparison, record: Record) -> Row:
+    verdict = comparison.verdict(record)
+    tone = TONES.get(verdict, "plain")
+    if record.failure or not record.times_s:
+        blank = ("–",) * 5
+        return Row((record.name, *blank, f"{verdict}: {record.failure or 'not reached'}"), tone)
+    times, found = spread(record.times_s), comparison.ratio(record)
+    low_high = "–" if found is None else f"{ratio(found.low)} to {ratio(found.high)}"
+    return Row(
+        (
+            record.name,
+            seconds(times.median_s),
+            f"{seconds(times.low_s)} to {seconds(times.high_s)}",
+            "–" if found is None else ratio(found.median),
+            low_high,
+            "–" if record.first_call_s is None else seconds(record.first_call_s),
+            verdict,
+        ),
+        tone,
+    )
+
+
+def _applied(comparison: Comparison) -> str:
+    lines = []
+    for record in comparison.records:
+        what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
+        if what and not record.failure:
+            lines.append(f"{record.name}: {', '.join(what)}")
+        lines += [f"{record.name}: {name}: {note}" for name, note in record.notes.items()]
+    lines.append(
+        "Median time of one step, device synchronized; speed-up: median of the ratios within "
+        "each round; first call and warm-up apart. Model, optimizer and random state are as before."
+    )
+    if too_few(comparison):
+        lines.append(
+            f"Too few rounds for an interval (it needs {LEAST_PAIRS}): give a larger --budget."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""A report: headline, tables, lines and code, which every front end can show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Tone = Literal["plain", "good", "bad", "quiet"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells of one line of a table. `tone` colours it; a word in the cells always says it too."""
+
+    cells: tuple[str, ...]
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns with their rows; columns named in `numbers` are aligned to the right."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    numbers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to paste into a cell."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report under an optional title."""
+
+    body: Table | Code | str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What magics show. `data` is the same as plain values, for JSON."""
+
+    headline: str
+    sections: tuple[Section, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return dict(self.data)
+
+    def to_json(self) -> str:
+        """The plain values as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def to_text(self) -> str:
+        """For terminals."""
+        from speedkit_jupyter.report.text import render
+
+        return render(self)
+
+    def to_html(self) -> str:
+        """For notebooks; readable on light and dark themes."""
+        from speedkit_jupyter.report.html import render
+
+        return render(self)
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def _repr_mimebundle_(
+        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        bundle: dict[str, Any] = {"text/plain": self.to_text(), "text/html": self.to_html()}
+        # Only where asked for: JupyterLab would show JSON in place of the HTML.
+        if include and "application/json" in include:
+            bundle["application/json"] = json.loads(self.to_json())
+        return {
+            kind: value
+            for kind, value in bundle.items()
+            if (not include or kind in include) and (not exclude or kind not in exclude)
+        }

@@ -1,0 +1,86 @@
+"""Reports as HTML. Styles are inline, since several front ends drop style sheets.
+
+Colours are chosen to be read on white and on near-black; text takes the theme's own colour.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
+
+TONES = {
+    "plain": "",
+    "good": "background:rgba(46,160,67,.16);",
+    "bad": "background:rgba(218,54,51,.16);",
+    "quiet": "opacity:.72;",
+}
+FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
+CELL = "padding:3px 12px 3px 0;vertical-align:top;border:0;"
+RULE = "border-bottom:1px solid rgba(128,128,128,.45);"
+CODE = (
+    "background:rgba(128,128,128,.12);border-left:3px solid rgba(128,128,128,.5);"
+    "padding:6px 10px;margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;"
+    "font-family:monospace"
+)
+
+
+def render(document: Document) -> str:
+    """The whole report as one `<div>`."""
+    parts = [f'<div style="font-weight:600;margin-bottom:6px">{_text(document.headline)}</div>']
+    parts += [_section(section) for section in document.sections]
+    return f'<div class="speedkit" style="{FRAME}">{"".join(parts)}</div>'
+
+
+def _section(section: Section) -> str:
+    title = (
+        f'<div style="font-weight:600;margin:10px 0 2px">{_text(section.title)}</div>'
+        if section.title
+        else ""
+    )
+    body = section.body
+    if isinstance(body, Table):
+        return title + _table(body)
+    if isinstance(body, Code):
+        return f'{title}<pre style="{CODE}">{escape(body.text)}</pre>'
+    lines = "".join(f"<div>{_text(line)}</div>" for line in body.splitlines())
+    return f'{title}<div style="margin:4px 0">{lines}</div>'
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f'<th scope="col" style="{CELL}{RULE}{_align(table, name)}">{_text(name)}</th>'
+        for name in table.columns
+    )
+    rows = "".join(_row(table, row) for row in table.rows)
+    return (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:2px 0;'
+        f'font-size:13px;color:inherit"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _row(table: Table, row: Row) -> str:
+    cells = "".join(
+        f'<td style="{CELL}{_align(table, name)}">{_text(cell)}</td>'
+        for name, cell in zip(table.columns, row.cells, strict=True)
+    )
+    return f'<tr style="{TONES[row.tone] or "background:transparent;"}">{cells}</tr>'
+
+
+def _align(table: Table, name: str) -> str:
+    """Numbers to the right; only the last column, which explains, breaks into lines."""
+    wraps = "normal" if name == table.columns[-1] else "nowrap"
+    side = "right" if name in table.numbers else "left"
+    return f"text-align:{side};white-space:{wraps};"
+
+
+def _text(text: str) -> str:
+    """Escaped; `code` in backticks becomes <code>."""
+    pieces = escape(text).split("`")
+    if len(pieces) % 2 == 0:
+        return escape(text)
+    return "".join(
+        f'<code style="background:none;color:inherit">{piece}</code>' if i % 2 else piece
+        for i, piece in enumerate(pieces)
+    )

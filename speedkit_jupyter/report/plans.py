@@ -1,0 +1,193 @@
+"""Reports about plans: what was decided and why, what changed, what is left on the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.flags import Change
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.report.document import Code, Document, Row, Section, Table, Tone
+from speedkit_jupyter.report.units import count, size, word
+
+SOURCES = {"auto": "auto", "user": "you", "env": "environment", "measured": "measured"}
+
+
+def hardware_line(hardware: Hardware, device: str = "cpu") -> str:
+    """The machine in one line."""
+    parts = [describe(hardware, device)]
+    gpu = hardware.accelerator(device)
+    memory = hardware.cpu.memory_bytes if gpu is None else gpu.memory_bytes
+    if memory:
+        parts.append(size(memory))
+    others = [one.name for one in hardware.accelerators if gpu is None]
+    parts += [f"{name} idle" for name in others]
+    return ", ".join([*parts, f"torch {hardware.torch}", f"Python {hardware.python}"])
+
+
+def plan_report(plan: Plan, name: str = "model") -> Document:
+    """What would be decided for a model; nothing is applied."""
+    return Document(
+        f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
+        (Section(decisions(plan)),),
+        {"plan": plan.to_dict(), "hardware": plan.hardware.model_dump(mode="json")},
+    )
+
+
+def context_report(context: SpeedContext, name: str = "model") -> Document:
+    """Each decision with its reason, and the flags before and after."""
+    plan, changes = context.plan, context.changes()
+    sections = [Section(decisions(plan)), Section(changed(changes), "Before and after")]
+    sections += _notes(context)
+    return Document(f"{_state(context, name)} on {_machine(plan)}", tuple(sections), _data(context))
+
+
+def applied_report(context: SpeedContext, names: dict[str, str]) -> Document:
+    """What applying did, and the loop to paste. `names` gives the user's words for
+    model, optimizer and ctx."""
+    plan = context.plan
+    sections = [Section(decisions(plan)), Section(changed(context.changes()), "Before and after")]
+    sections += _notes(context)
+    sections.append(Section(Code(loop(context, names)), "Your training loop"))
+    return Document(
+        f"{_state(context, names['model'])} on {_machine(plan)}", tuple(sections), _data(context)
+    )
+
+
+def status_report(
+    hardware: Hardware,
+    contexts: Sequence[tuple[str, SpeedContext]],
+    planned: Iterable[tuple[str, Plan]] = (),
+) -> Document:
+    """Hardware, what is on, and what is left on the table."""
+    sections = []
+    for name, context in contexts:
+        sections.append(Section(_state(context, name) + "."))
+        sections += _notes(context)
+        idle = [d for d in context.plan if not d.active]
+        if idle:
+            sections.append(Section(_reasons(idle), "Left on the table"))
+    for name, one in planned:
+        sections.append(Section(decisions(one), f"`%speedkit apply {name}` would do this"))
+    if not sections:
+        sections.append(
+            Section(
+                "No model here yet. Define one, then `%speedkit apply model`; "
+                "`%speedkit help` lists the rest."
+            )
+        )
+    return Document(
+        f"SpeedKit · {hardware_line(hardware, _device(contexts))}",
+        tuple(sections),
+        {
+            "hardware": hardware.model_dump(mode="json"),
+            "applied": {name: _data(context) for name, context in contexts},
+        },
+    )
+
+
+def decisions(plan: Plan) -> Table:
+    """One row per optimization: state, value, who decided, and why."""
+    rows = []
+    for decision in plan:
+        state, tone = _outcome(decision)
+        rows.append(
+            Row(
+                (
+                    decision.name,
+                    state,
+                    word(decision.value),
+                    SOURCES[decision.source],
+                    decision.reason,
+                ),
+                tone,
+            )
+        )
+    return Table(("optimization", "state", "value", "by", "why"), tuple(rows))
+
+
+def changed(changes: Sequence[Change]) -> Table | str:
+    """Every flag and piece of state that differs."""
+    if not changes:
+        return "Every flag, the model and its optimizers are as they were."
+    rows = tuple(Row((c.name, word(c.before), word(c.after))) for c in changes)
+    return Table(("flag or state", "before", "after"), rows)
+
+
+def loop(context: SpeedContext, names: dict[str, str]) -> str:
+    """A training step in the user's names, right for this plan."""
+    ctx, model, optimizer = names["ctx"], names["model"], names["optimizer"]
+    lines = []
+    if context.plan["device"].active:
+        lines.append(f"x, y = x.to({ctx}.device), y.to({ctx}.device)")
+    lines += [f"with {ctx}.autocast():", f"    loss = loss_fn({model}(x), y)"]
+    if context.plan["grad_scaler"].active:
+        lines += [
+            f"{ctx}.grad_scaler.scale(loss).backward()",
+            f"{ctx}.grad_scaler.step({optimizer})",
+            f"{ctx}.grad_scaler.update()",
+        ]
+    else:
+        lines += ["loss.backward()", f"{optimizer}.step()"]
+    return "\n".join([*lines, f"{optimizer}.zero_grad()"])
+
+
+def _outcome(decision: Decision) -> tuple[str, Tone]:
+    if decision.active:
+        return ("◐ replaced", "plain") if decision.declined else ("● on", "good")
+    return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
+
+
+def _reasons(idle: Sequence[Decision]) -> Table:
+    return Table(
+        ("optimization", "why it is not used"), tuple(Row((d.name, d.reason)) for d in idle)
+    )
+
+
+def _state(context: SpeedContext, name: str) -> str:
+    if context.restored:
+        return f"Restored: {name}"
+    on = [f"{d.name} {word(d.value)}" if d.value is not True else d.name for d in _active(context)]
+    what = ", ".join(on) if on else "nothing, since nothing here is known to help"
+    return f"{'Applied to' if context.active else 'Waiting for'} {name}: {what}"
+
+
+def _notes(context: SpeedContext) -> list[Section]:
+    lines = [f"{name}: {note}" for name, note in context.notes.items()]
+    precision = context.plan["precision"]
+    if context.active and precision.active and not context.autocast_entered:
+        lines.append(
+            f"precision: {precision.value} waits: no forward pass has run inside ctx.autocast() yet"
+        )
+    lines += [f"{flag}: you changed it meanwhile, so it was left alone" for flag in context.kept]
+    return [Section("\n".join(lines), "Please note")] if lines else []
+
+
+def _active(context: SpeedContext) -> list[Decision]:
+    return [decision for decision in context.plan if decision.active]
+
+
+def _machine(plan: Plan) -> str:
+    parameters = count(plan.facts.parameters, "parameter")
+    return f"{hardware_line(plan.hardware, plan.facts.device)} ({parameters})"
+
+
+def _device(contexts: Sequence[tuple[str, SpeedContext]]) -> str:
+    return contexts[0][1].plan.facts.device if contexts else "cpu"
+
+
+def _data(context: SpeedContext) -> dict[str, Any]:
+    return {
+        "plan": context.plan.to_dict(),
+        "hardware": context.plan.hardware.model_dump(mode="json"),
+        "changes": [
+            {"name": c.name, "before": c.before, "after": c.after} for c in context.changes()
+        ],
+        "notes": dict(context.notes),
+        "kept": list(context.kept),
+        "autocast_entered": context.autocast_entered,
+        "active": context.active,
+    }
