@@ -31,4 +31,7 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         __tracebackhide__ = True
         from speedkit_jupyter.magics.speedbench import run
 
-        run(self.shell, line, cell)
+        try:
+            run(self.shell, line, cell)
+        except SyntaxError as error:  # IPython shows every frame of these: leave only this one
+            raise error.with_traceback(None) from None

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.context import SpeedContext, hidden, prepare
-from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.isolation import State, isolated
 from speedkit_jupyter.measure.routing import routed
-from speedkit_jupyter.measure.statistics import LEAST_PAIRS
+from speedkit_jupyter.measure.statistics import planned_looks
 from speedkit_jupyter.measure.variants import CURRENT, Variant, variant
 from speedkit_jupyter.planning import describe
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BLOCK_S = 0.002
 # Warm-up ends when two neighbouring steps differ by less than this, or after so many steps.
 STABLE, MOST_WARM_UP = 0.2, 12
-MOST_ROUNDS = 400
+MOST_ROUNDS = 20_000
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,15 @@ class Benchmark:
             raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self._records = [Record(one.name) for one in self.variants]
-        self._rounds_planned: int | None = None
+        self._looks: tuple[int, ...] = (1,)
+        self._round_s: float | None = None
+        self._shortest_s = math.inf
         self._environment: dict[str, Any] = {}
 
     def result(self) -> Comparison:
         """What is known so far."""
         return Comparison(
-            tuple(self._records), self._environment, self.budget_s, self._rounds_planned
+            tuple(self._records), self._environment, self.budget_s, len(self._looks), self._round_s
         )
 
     def run(self) -> Generator[Progress, None, None]:
@@ -162,7 +164,7 @@ class Benchmark:
             last = now
         record.notes = {k: v for one in runner.contexts for k, v in one.notes.items()}
         record.times_s = []
-        self._shortest_s = min(getattr(self, "_shortest_s", math.inf), now)
+        self._shortest_s = min(self._shortest_s, now)
 
     def _rounds(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         length = max(1, math.ceil(BLOCK_S / self._shortest_s))
@@ -171,15 +173,22 @@ class Benchmark:
         for number in range(1, MOST_ROUNDS + 1):
             times = {}
             for runner in order.sample(list(runners), len(runners)):
-                times[runner.record.name, id(runner)] = self._block(runner, length)
-                spent = (time.perf_counter() - start) / self.budget_s
-                yield Progress(min(spent, 1.0), f"round {number}: {runner.record.name}")
+                times[id(runner)] = self._block(runner, length)
+                done = min((time.perf_counter() - start) / self.budget_s, 1.0)
+                yield Progress(done, self._words(number, runner))
             for runner in runners:  # whole rounds only: pairs stay pairs
-                runner.record.times_s.append(times[runner.record.name, id(runner)])
+                runner.record.times_s.append(times[id(runner)])
             elapsed = time.perf_counter() - start
-            self._rounds_planned = self._rounds_planned or max(1, int(self.budget_s / elapsed))
-            if elapsed >= self.budget_s:
+            self._round_s = elapsed / number
+            if number == 1:  # planned before anything is seen, so that looking costs its due
+                self._looks = planned_looks(int(self.budget_s / elapsed))
+            if elapsed >= self.budget_s or (number in self._looks and self.result().settled()):
                 break
+
+    def _words(self, number: int, runner: Runner) -> str:
+        """Variant, round and time left."""
+        left = self.budget_s - (self._round_s or 0) * (number - 1)
+        return f"round {number}, {runner.record.name}, at most {max(left, 0):.0f} s left"
 
     def _block(self, runner: Runner, length: int) -> float:
         """Seconds of one step, over a block that starts from the variant's warm state."""
@@ -227,7 +236,8 @@ def benchmark(
 
 def too_few(comparison: Comparison) -> bool:
     """Whether the budget allowed fewer rounds than an interval needs."""
-    return len(comparison.baseline.times_s) < LEAST_PAIRS
+    ratios = [comparison.ratio(one) for one in comparison.records]
+    return any(one is not None and math.isinf(one.high) for one in ratios)
 
 
 def _config(one: Variant, step: Step) -> Any:
@@ -260,7 +270,8 @@ def _environment(runner: Runner) -> dict[str, Any]:
 def _note_failure(record: Record, error: Exception) -> None:
     """One line, and nothing of the failed step kept alive by its traceback."""
     first = (str(error).strip().splitlines() or [""])[0]
-    record.failure = f"{type(error).__name__}: {first}"
+    ours = isinstance(error, SpeedKitError)
+    record.failure = first if ours else f"{type(error).__name__}: {first}"
     record.times_s = []
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None

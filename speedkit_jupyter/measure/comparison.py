@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from speedkit_jupyter.measure.statistics import Ratio, Word, paired_ratio, spread
+from speedkit_jupyter.measure.statistics import Ratio, Word, paired_ratio, pairs_needed, spread
 
 
 @dataclass
@@ -28,7 +28,8 @@ class Comparison:
     records: tuple[Record, ...]
     environment: dict[str, Any]
     budget_s: float
-    rounds_planned: int | None = None
+    looks: int = 1
+    round_s: float | None = None
 
     @property
     def baseline(self) -> Record:
@@ -41,7 +42,10 @@ class Comparison:
         if record is self.baseline or record.failure or not pairs:
             return None
         return paired_ratio(
-            self.baseline.times_s[:pairs], record.times_s[:pairs], len(self.records) - 1
+            self.baseline.times_s[:pairs],
+            record.times_s[:pairs],
+            comparisons=len(self.records) - 1,
+            looks=self.looks,
         )
 
     def verdict(self, record: Record) -> Word:
@@ -53,12 +57,25 @@ class Comparison:
         ratio = self.ratio(record)
         return "too noisy" if ratio is None else ratio.verdict
 
+    def seconds_needed(self, record: Record) -> float | None:
+        """About how long a run would have to be for a verdict on this variant."""
+        ratio = self.ratio(record)
+        pairs = None if ratio is None else pairs_needed(ratio)
+        return None if pairs is None or self.round_s is None else pairs * self.round_s
+
+    def settled(self) -> bool:
+        """Whether every variant has a clear verdict and a narrow interval."""
+        ratios = [self.ratio(one) for one in self.records if not one.failure]
+        return all(ratio.settled for ratio in ratios if ratio is not None)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` is a list of records."""
         return {
             "variants": [self._row(record) for record in self.records],
             "environment": self.environment,
             "budget_s": self.budget_s,
+            "looks": self.looks,
+            "round_s": self.round_s,
         }
 
     def to_json(self) -> str:

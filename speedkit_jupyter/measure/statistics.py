@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,9 @@ SAME = 0.01
 # Fewer pairs than this can't bound a median at the levels that are used here.
 LEAST_PAIRS = 8
 ERROR = 0.05
+FIRST_LOOK = 10
+# A run ends early once every verdict is clear and every interval is as narrow as this.
+PRECISE = 0.05
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,24 @@ class Ratio:
             return "same"
         return "too noisy"
 
+    @property
+    def settled(self) -> bool:
+        """Whether the verdict is clear and the number is worth printing."""
+        return self.verdict != "too noisy" and self.high - self.low <= 2 * PRECISE * self.median
+
 
 def paired_ratio(
-    baseline_s: Sequence[float], candidate_s: Sequence[float], comparisons: int = 1
+    baseline_s: Sequence[float],
+    candidate_s: Sequence[float],
+    comparisons: int = 1,
+    looks: int = 1,
 ) -> Ratio:
     """The median ratio of times that were taken round by round, side by side.
 
-    The interval is distribution-free (order statistics of the median, by the binomial test);
-    its level of 95 % is shared among all `comparisons` that are drawn from one run. Below
-    LEAST_PAIRS the interval is everything.
+    The interval is distribution-free (order statistics of the median, by the binomial test). Its
+    level of 95 % is shared (Bonferroni) among the `comparisons` drawn from one run and the
+    `looks` at which the run may have been stopped, so that it holds although one stops early.
+    Below LEAST_PAIRS the interval is everything.
     """
     import numpy as np
     from scipy import stats
@@ -52,13 +65,33 @@ def paired_ratio(
     median = float(np.exp(np.median(logs)))
     if len(logs) < LEAST_PAIRS:
         return Ratio(median, 0.0, float("inf"), len(logs))
-    test = stats.quantile_test(logs, q=0, p=0.5)
-    interval = test.confidence_interval(confidence_level=1 - ERROR / max(comparisons, 1))
+    level = 1 - ERROR / (max(comparisons, 1) * max(looks, 1))
+    interval = stats.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence_level=level)
     low, high = (float(np.exp(one)) for one in interval)
     # Too few pairs for the level: scipy answers nan, which means "no bound".
     return Ratio(
         median, 0.0 if np.isnan(low) else low, float("inf") if np.isnan(high) else high, len(logs)
     )
+
+
+def planned_looks(rounds: int) -> tuple[int, ...]:
+    """After how many rounds to look, for a budget of so many: 10, 20, 40 …, and at the end."""
+    looks = [FIRST_LOOK]
+    while looks[-1] * 2 < rounds:
+        looks.append(looks[-1] * 2)
+    return (*looks, max(rounds, FIRST_LOOK + 1))
+
+
+def pairs_needed(ratio: Ratio) -> int | None:
+    """About how many pairs would give a verdict, by the interval's width shrinking with their root.
+
+    None where there is no interval yet.
+    """
+    if ratio.low <= 0 or math.isinf(ratio.high):
+        return None
+    half_width = math.log(ratio.high / ratio.low) / 2
+    target = max(abs(math.log(ratio.median)), SAME / 2)
+    return math.ceil(ratio.pairs * (half_width / target) ** 2)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from speedkit_jupyter.measure.benchmark import too_few
 from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.statistics import LEAST_PAIRS, spread
+from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.report.document import Document, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, ratio, seconds, word
 
@@ -65,10 +67,18 @@ def _row(comparison: Comparison, record: Record) -> Row:
             "–" if found is None else ratio(found.median),
             low_high,
             "–" if record.first_call_s is None else seconds(record.first_call_s),
-            verdict,
+            _with_seconds(comparison, record, verdict),
         ),
         tone,
     )
+
+
+def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
+    """`too noisy` with the budget that would settle it."""
+    needed = comparison.seconds_needed(record)
+    if verdict != "too noisy" or needed is None:
+        return verdict
+    return f"{verdict}: --budget {math.ceil(1.5 * needed)} may settle it"
 
 
 def _applied(comparison: Comparison) -> str:
@@ -83,7 +93,5 @@ def _applied(comparison: Comparison) -> str:
         "each round; first call and warm-up apart. Model, optimizer and random state are as before."
     )
     if too_few(comparison):
-        lines.append(
-            f"Too few rounds for an interval (it needs {LEAST_PAIRS}): give a larger --budget."
-        )
+        lines.append("Too few rounds for an interval: give a larger --budget.")
     return "\n".join(lines)

@@ -1,0 +1,140 @@
+"""A plain IPython shell for each test, and real kernels for what needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+SETUP = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+loss_fn = nn.CrossEntropyLoss()
+x, y = torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
+"""
+
+
+@pytest.fixture(scope="session")
+def _shell() -> Any:
+    from IPython.testing.globalipapp import get_ipython
+
+    return get_ipython()
+
+
+class Shell:
+    """Runs cells and gives back what they showed."""
+
+    def __init__(self, ip: Any) -> None:
+        self.ip = ip
+        self.names: dict[str, Any] = ip.user_ns
+
+    def run(self, source: str) -> str:
+        """Standard output and plain-text displays of a cell that must succeed."""
+        result, shown = self._run(source)
+        assert result.success, (result.error_before_exec, result.error_in_exec)
+        return shown
+
+    def fails(self, source: str) -> BaseException:
+        """The error of a cell that must fail."""
+        result, _ = self._run(source)
+        assert not result.success
+        error: BaseException = result.error_in_exec or result.error_before_exec
+        return error
+
+    def _run(self, source: str) -> tuple[Any, str]:
+        from IPython.utils.capture import capture_output
+
+        with capture_output() as captured:
+            result = self.ip.run_cell(source)
+        shown = [output.data.get("text/plain", "") for output in captured.outputs]
+        return result, "\n".join([captured.stdout, *shown])
+
+
+@pytest.fixture
+def shell(_shell: Any) -> Iterator[Shell]:
+    """A shell with the extension loaded; the session's model, optimizer, loss and batch."""
+    _shell.run_line_magic("load_ext", "speedkit_jupyter")
+    one = Shell(_shell)
+    one.run(SETUP)
+    yield one
+    _shell.run_line_magic("unload_ext", "speedkit_jupyter")
+    _shell.reset(new_session=False)
+
+
+@pytest.fixture
+def plain_shell(_shell: Any) -> Iterator[Shell]:
+    """A shell without the extension."""
+    yield Shell(_shell)
+    _shell.reset(new_session=False)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """A real kernel: `kernel(source)` gives its reply and what it showed."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+        yield Kernel(manager, client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+class Kernel:
+    """Talks to one kernel."""
+
+    def __init__(self, manager: Any, client: Any) -> None:
+        self.manager, self._client = manager, client
+
+    def __call__(self, source: str, timeout: float = 120) -> dict[str, Any]:
+        """Run a cell; `status`, `text` (streams and displays) and `traceback`."""
+        self.start(source)
+        return self.finish(timeout)
+
+    def start(self, source: str) -> None:
+        """Begin a cell without waiting for it."""
+        self._shown: list[str] = []
+        self._traceback: list[str] = []
+        self._id = self._client.execute(source)
+
+    def wait_for(self, text: str, timeout: float = 120) -> None:
+        """Until the running cell has shown `text`."""
+        while text not in "".join(self._shown):
+            assert self._next(timeout), f"the cell ended before it showed {text!r}: {self._shown}"
+
+    def finish(self, timeout: float = 120) -> dict[str, Any]:
+        """Until the running cell has ended."""
+        while self._next(timeout):
+            pass
+        reply = self._client.get_shell_msg(timeout=timeout)
+        while reply["parent_header"].get("msg_id") != self._id:
+            reply = self._client.get_shell_msg(timeout=timeout)
+        return {
+            "status": reply["content"]["status"],
+            "ename": reply["content"].get("ename", ""),
+            "text": "".join(self._shown),
+            "traceback": "\n".join(self._traceback),
+        }
+
+    def interrupt(self) -> None:
+        """As the stop button does."""
+        self.manager.interrupt_kernel()
+
+    def _next(self, timeout: float) -> bool:
+        """Take one message of the running cell; false once the cell is done."""
+        message = self._client.get_iopub_msg(timeout=timeout)
+        if message["parent_header"].get("msg_id") != self._id:
+            return True
+        content, kind = message["content"], message["msg_type"]
+        if kind == "stream":
+            self._shown.append(content["text"])
+        elif kind in ("display_data", "execute_result", "update_display_data"):
+            self._shown.append(content["data"].get("text/plain", "") + "\n")
+        elif kind == "error":
+            self._traceback += content["traceback"]
+        return not (kind == "status" and content["execution_state"] == "idle")

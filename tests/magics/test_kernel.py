@@ -1,0 +1,104 @@
+"""What only a real kernel shows: the stop button, tracebacks, progress."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.kernel
+
+SETUP = """
+%load_ext speedkit_jupyter
+import time, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+x, y = torch.rand(32, 64), torch.randint(10, (32,))
+loss_fn = nn.CrossEntropyLoss()
+"""
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+@pytest.fixture
+def ready(kernel):
+    """A kernel with the extension, a model and a batch."""
+    assert kernel(SETUP)["status"] == "ok"
+    yield kernel
+    assert kernel("%unload_ext speedkit_jupyter")["status"] == "ok"
+
+
+def test_the_stop_button_ends_a_benchmark_with_the_results_so_far(ready):
+    ready("before = [p.clone() for p in model.parameters()]")
+    ready.start(f"%%speedbench --budget 60\n{STEP}")
+    ready.wait_for("round 2")
+    ready.interrupt()
+    reply = ready.finish()
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "95 % interval" in reply["text"]
+    same = ready("print(all(map(torch.equal, before, model.parameters())), len(optimizer.state))")
+    assert same["text"] == "True 0\n"
+
+
+def test_an_interrupt_inside_the_benchmarked_step_puts_everything_back(ready):
+    ready.start("%%speedbench --budget 60\nmodel.eval(); model(x); print('in'); time.sleep(30)")
+    ready.wait_for("in\n")
+    ready.interrupt()
+    assert ready.finish()["ename"] == "KeyboardInterrupt"
+    assert ready("print(model.training)")["text"] == "True\n"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("after_s", [0.3, 1.0, 2.5])
+def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready, after_s):
+    ready(
+        "import torch._dynamo; torch._dynamo.reset(); from torch._inductor.utils import fresh_cache"
+    )
+    ready("cache = fresh_cache(); cache.__enter__()")
+    ready("%speedkit apply model --compile true")
+    ready.start("print('compiling', flush=True); out = model(x); print('compiled')")
+    ready.wait_for("compiling")
+    interrupted = _interrupt_after(ready, after_s)
+    assert interrupted["ename"] in ("KeyboardInterrupt", "")  # "": it was quicker than we were
+    again = ready(
+        "out = model(x); print(ctx.notes, model._compiled_call_impl._compiled is not None)"
+    )
+    ready("cache.__exit__(None, None, None)")
+    assert again["text"] == "{} True\n", again
+
+
+def _interrupt_after(kernel, seconds):
+    import time
+
+    time.sleep(seconds)
+    kernel.interrupt()
+    return kernel.finish()
+
+
+def test_a_wrong_line_shows_one_line_and_stops_run_all(ready):
+    reply = ready("%speedkit apply modle")
+    assert reply["status"] == "error"
+    assert reply["ename"] == "UsageError"
+    assert "Traceback" not in reply["text"] + reply["traceback"]
+
+
+def test_a_users_error_is_shown_without_our_insides(ready):
+    reply = ready("%%speedbench\nloss = model(x)\nraise ValueError('mine')")
+    assert reply["ename"] == "ValueError"
+    assert "raise ValueError('mine')" in reply["traceback"]
+    assert "measure/benchmark.py" not in reply["traceback"]
+
+
+def test_a_syntax_error_is_shown_without_our_insides(ready):
+    reply = ready("%%speedbench\nloss = (model(x)")
+    assert reply["ename"] == "SyntaxError"
+    assert "magics/cell.py" not in reply["traceback"]
+
+
+def test_fp16_without_the_scaler_warns_once_with_the_remedy(ready):
+    ready("%speedkit apply model --precision fp16")
+    reply = ready(
+        "with ctx.autocast(): loss = loss_fn(model(x), y)\n"
+        "loss.backward(); optimizer.step(); optimizer.step()"
+    )
+    assert reply["text"].count("fp16 without the GradScaler") == 1
+    assert "ctx.grad_scaler.scale(loss).backward()" in reply["text"]

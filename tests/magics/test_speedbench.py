@@ -1,0 +1,139 @@
+"""%%speedbench as a user types it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+def bench(line: str, cell: str = STEP) -> str:
+    return f"%%speedbench {line}\n{cell}"
+
+
+def test_the_table_has_a_row_for_each_variant(shell):
+    shown = shell.run(bench("--compare baseline,auto,fused_optimizer --budget 0.5"))
+    assert "baseline" in shown
+    assert "fused_optimizer" in shown
+    assert "95 % interval" in shown
+
+
+def test_everything_is_as_before(shell):
+    shell.run(STEP)  # so that there are optimizer states
+    model, optimizer = shell.names["model"], shell.names["optimizer"]
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    generator, loss = torch.get_rng_state(), shell.names["loss"]
+    states = [id(s["exp_avg"]) for s in optimizer.state.values()]
+    shell.run(bench("--budget 0.3", "noise = torch.rand(3)\n" + STEP))
+    after = (model.state_dict(), optimizer.state_dict())
+    for key, value in before[0].items():
+        assert torch.equal(value, after[0][key])
+    for index, state in before[1]["state"].items():
+        for key, value in state.items():
+            assert torch.equal(value, after[1]["state"][index][key])
+    assert before[1]["param_groups"] == after[1]["param_groups"]
+    assert states == [id(s["exp_avg"]) for s in optimizer.state.values()]
+    assert torch.equal(generator, torch.get_rng_state())
+    assert shell.names["loss"] is loss
+    assert "noise" not in shell.names
+
+
+def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
+    shell.run("%speedkit apply model --sdpa math")
+    shown = shell.run(bench("--compare baseline,current --budget 0.3"))
+    assert "current: sdpa math" in shown
+    assert shell.names["ctx"].active
+    assert not torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_ctx_in_the_cell_is_the_variants_own(shell):
+    shell.run("seen = set()")
+    cell = "seen.add(type(ctx.autocast()).__name__)\nwith ctx.autocast(): model(x)"
+    shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
+    assert shell.names["seen"] == {"nullcontext", "autocast"}
+    assert "ctx" not in shell.names
+
+
+def test_a_plain_cell_gets_autocast_without_mentioning_it(shell):
+    shell.run("seen = set()")
+    shell.run(bench("--compare baseline,bf16 --budget 0.3", "seen.add(model(x).dtype)\n" + STEP))
+    assert shell.names["seen"] == {torch.float32, torch.bfloat16}
+
+
+def test_a_function_is_as_good_as_lines(shell):
+    shell.run(f"def train_step():\n    {STEP}")
+    shown = shell.run(bench("--budget 0.3", "train_step()"))
+    assert "auto: channels_last, fused_optimizer" in shown
+
+
+def test_a_method_is_as_good_as_lines(shell):
+    shell.run(
+        "class Trainer:\n"
+        "    def __init__(self): self.net, self.opt = model, optimizer\n"
+        "    def step(self):\n"
+        "        loss_fn(self.net(x), y).backward(); self.opt.step(); self.opt.zero_grad()\n"
+        "trainer = Trainer()"
+    )
+    shown = shell.run(bench("--budget 0.3", "trainer.step()"))
+    assert "auto: channels_last, fused_optimizer" in shown
+
+
+def test_a_failing_variant_is_a_row_and_the_others_go_on(shell):
+    shown = shell.run(bench("--compare baseline,fp16,auto --budget 0.3"))
+    assert "failed: loss scaling must stand in the step" in " ".join(shown.split())
+    assert "auto: channels_last" in shown
+
+
+def test_fp16_works_where_the_cell_calls_the_scaler(shell):
+    cell = (
+        "with ctx.autocast():\n    loss = loss_fn(model(x), y)\n"
+        "ctx.grad_scaler.scale(loss).backward(); ctx.grad_scaler.step(optimizer)\n"
+        "ctx.grad_scaler.update(); optimizer.zero_grad()"
+    )
+    assert "failed" not in shell.run(bench("--compare baseline,fp16 --budget 0.3", cell))
+
+
+def test_names_may_repeat_for_an_a_a_test(shell):
+    shown = shell.run(bench("--compare baseline,baseline --budget 0.3"))
+    assert shown.count("\nbaseline") == 2
+
+
+def test_too_few_rounds_are_admitted(shell):
+    assert "Too few rounds" in shell.run(bench("--budget 0.000001"))
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "words"),
+    [
+        ("--compare baseline,bf17", STEP, ["bf17", "'bf16'"]),
+        ("--compare ,", STEP, ["--compare baseline,auto"]),
+        ("--budget fast", STEP, ["fast"]),
+        ("--budget -1", STEP, ["positive"]),
+        ("--bugdet 1", STEP, ["--bugdet", "'--budget'"]),
+        ("", "1 + 1", ["uses no model"]),
+        ("", "   ", ["empty"]),
+        ("", "await something()", ["await"]),
+        ("--model modle", STEP, ["modle", "'model'"]),
+        ("--compare nowhere.yaml", STEP, ["nowhere.yaml"]),
+    ],
+)
+def test_a_wrong_line_is_one_usage_error(shell, line, cell, words):
+    error = shell.fails(bench(line, cell))
+    assert isinstance(error, UsageError)
+    for word in words:
+        assert word in str(error)
+
+
+def test_a_syntax_error_in_the_cell_is_a_syntax_error(shell):
+    assert isinstance(shell.fails(bench("", "loss = (model(x)")), SyntaxError)
+
+
+def test_the_users_own_error_goes_up_and_everything_is_as_before(shell):
+    error = shell.fails(bench("", STEP + "\n1 / 0"))
+    assert isinstance(error, ZeroDivisionError)
+    assert not shell.names["optimizer"].state
+    assert shell.names["optimizer"].param_groups[0]["fused"] is None

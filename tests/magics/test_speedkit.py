@@ -1,0 +1,256 @@
+"""%speedkit as a user types it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+
+def test_status_without_a_model_says_what_to_do(plain_shell):
+    plain_shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
+    assert "Define one, then `%speedkit apply model`" in plain_shell.run("%speedkit")
+    plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
+
+
+def test_status_shows_what_apply_would_do(shell):
+    shown = shell.run("%speedkit")
+    assert "`%speedkit apply model` would do this" in shown
+    assert "fused_optimizer" in shown
+
+
+def test_apply_puts_the_context_into_the_namespace_and_shows_the_loop(shell):
+    shown = shell.run("%speedkit apply model --optimizer optimizer --ctx fast")
+    assert shell.names["fast"].active
+    assert "with fast.autocast():\n        loss = loss_fn(model(x), y)" in shown
+    assert "Before and after" in shown
+    assert shell.names["optimizer"].param_groups[0]["fused"] is True
+
+
+def test_apply_finds_the_only_model_and_its_optimizer(shell):
+    shell.run("%speedkit apply")
+    assert shell.names["ctx"].model is shell.names["model"]
+    assert shell.names["optimizer"].param_groups[0]["fused"] is True
+
+
+def test_apply_asks_which_of_two_models(shell):
+    shell.run("second = nn.Linear(2, 2)")
+    error = shell.fails("%speedkit apply")
+    assert isinstance(error, UsageError)
+    assert "model, second" in str(error)
+
+
+def test_apply_follows_a_dotted_name(shell):
+    shell.run("class Trainer: pass\ntrainer = Trainer(); trainer.net = model")
+    shell.run("%speedkit apply trainer.net")
+    assert shell.names["ctx"].model is shell.names["model"]
+
+
+def test_apply_fp16_shows_the_scalers_three_lines(shell):
+    shown = shell.run("%speedkit apply model --precision fp16")
+    for line in ("scale(loss).backward()", "grad_scaler.step(optimizer)", "grad_scaler.update()"):
+        assert line in shown
+
+
+def test_applying_twice_does_not_stack(shell):
+    shell.run("%speedkit apply model --sdpa math --channels_last true")
+    shell.run("%speedkit apply model --channels_last false")
+    assert torch.backends.cuda.flash_sdp_enabled()
+    shell.run("%speedkit restore")
+    assert shell.names["ctx"].changes() == ()
+    assert shell.names["model"][0].weight.stride() == (9, 9, 3, 1)
+
+
+def test_status_says_that_precision_waits_until_autocast_was_used(shell):
+    shell.run("%speedkit apply model --precision bf16")
+    assert "no forward pass has run inside ctx.autocast()" in shell.run("%speedkit")
+    shell.run("with ctx.autocast(): model(x)")
+    assert "no forward pass has run" not in shell.run("%speedkit status")
+
+
+def test_a_declined_wish_is_shown_with_its_reason(shell):
+    shown = shell.run("%speedkit apply model --sdpa flash")
+    assert "✕ declined" in shown
+    assert "'flash' is a CUDA kernel" in shown
+
+
+def test_report_as_json_holds_reasons_and_changes(shell):
+    shell.run("%speedkit apply model --sdpa math")
+    report = json.loads(shell.run("%speedkit report --json"))
+    assert report["plan"]["sdpa"]["reason"]
+    assert {"name": "sdp.flash", "before": True, "after": False} in report["changes"]
+
+
+def test_report_before_apply_shows_the_plan_and_changes_nothing(shell):
+    shown = shell.run("%speedkit report model")
+    assert "not applied" in shown
+    assert shell.names["optimizer"].param_groups[0]["fused"] is None
+
+
+def test_options_come_in_both_spellings(shell):
+    shell.run("%speedkit apply model --channels-last false --fused_optimizer false")
+    assert not any(decision.active for decision in shell.names["ctx"].plan)
+
+
+def test_a_bare_switch_means_true(shell):
+    shell.run("%speedkit apply model --channels_last --compile false")
+    assert shell.names["ctx"].plan["channels_last"].source == "user"
+
+
+def test_threads_takes_the_number_one(shell):
+    shell.run("%speedkit apply model --threads 1")
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("aply model", ["aply", "'apply'"]),
+        ("apply modle", ["modle", "'model'"]),
+        ("apply loss_fn2", ["loss_fn2", "model"]),
+        ("apply x", ["x is a Tensor, not a torch.nn.Module"]),
+        ("apply model --optimizer model", ["model is a Sequential, not a torch.optim.Optimizer"]),
+        ("apply model --precison bf16", ["--precison", "'--precision'"]),
+        ("apply model --precision bfloat16", ["precision", "'bfloat16'", "'bf16'"]),
+        ("apply model --compile-mode fast", ["compile.mode", "'fast'", "max-autotune"]),
+        ("apply model --config nowhere.yaml", ["nowhere.yaml", "no such file"]),
+        ("apply model --ctx 1x", ["1x"]),
+        ("apply 'model", ["quotation"]),
+        ("config lod x.yaml", ["lod"]),
+        ("config load", ["which FILE"]),
+        ("restore model", ["takes no arguments"]),
+    ],
+)
+def test_a_wrong_line_is_one_usage_error_with_the_nearest_right_word(shell, line, words):
+    error = shell.fails(f"%speedkit {line}")
+    assert isinstance(error, UsageError)
+    assert len(str(error).splitlines()) == 1
+    for word in words:
+        assert word in str(error)
+
+
+def test_config_is_saved_and_loaded(shell, tmp_path: Path):
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("sdpa: math\nchannels_last: false\n")
+    shell.run(f"%speedkit config load {first}")
+    shell.run(f"%speedkit config save {second}")
+    assert second.read_text() == first.read_text()
+    assert "math" in shell.run("%speedkit config show")
+    shell.run("%speedkit apply model")
+    assert shell.names["ctx"].plan["sdpa"].value == "math"
+
+
+def test_options_win_over_the_sessions_config(shell, tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("sdpa: math\n")
+    shell.run(f"%speedkit config load {tmp_path / 'a.yaml'}")
+    shell.run("%speedkit apply model --sdpa auto")
+    assert not shell.names["ctx"].plan["sdpa"].active
+
+
+def test_a_wrong_config_file_is_one_error_with_every_mistake(shell, tmp_path: Path):
+    file = tmp_path / "wrong.yaml"
+    file.write_text("precison: bf16\ntf32: lowest\n")
+    error = shell.fails(f"%speedkit apply model --config {file}")
+    assert isinstance(error, UsageError)
+    assert f"{file}, line 1: precison" in str(error)
+    assert f"{file}, line 2: tf32" in str(error)
+
+
+def test_restore_without_anything_applied_says_so(shell):
+    assert "Nothing was applied" in shell.run("%speedkit restore")
+
+
+def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell):
+    shell.run("%speedkit apply model --threads 1")
+    torch.set_num_threads(2)
+    assert "num_threads: you changed it meanwhile" in shell.run("%speedkit restore")
+
+
+def test_repair_makes_the_tf32_settings_readable_again(shell):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert "agree again" in shell.run("%speedkit repair")
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision("highest")
+    for operation in (("cuda", "matmul"), ("mkldnn", "matmul")):
+        torch._C._set_fp32_precision_setter(*operation, "none")
+
+
+def test_help_lists_every_optimization(shell):
+    from speedkit_jupyter.optimizations import CATALOG
+
+    shown = shell.run("%speedkit help")
+    for optimization in CATALOG:
+        assert f"--{optimization.name}" in shown
+
+
+def test_unload_restores_everything_and_takes_the_magics_away(shell):
+    shell.run("%speedkit apply model --sdpa math")
+    shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert shell.names["optimizer"].param_groups[0]["fused"] is None
+    assert "speedkit" not in shell.ip.magics_manager.magics["line"]
+    assert "speedbench" not in shell.ip.magics_manager.magics["cell"]
+
+
+def test_reload_gives_a_working_extension(shell):
+    shell.ip.run_line_magic("reload_ext", "speedkit_jupyter")
+    assert "fused_optimizer" in shell.run("%speedkit")
+
+
+def test_results_have_text_html_and_json_forms(shell):
+    from speedkit_jupyter.report.plans import context_report
+
+    shell.run("%speedkit apply model")
+    bundle = context_report(shell.names["ctx"])._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"}
+    only = context_report(shell.names["ctx"])._repr_mimebundle_(include=["application/json"])
+    assert "plan" in only["application/json"]
+
+
+def test_html_escapes_what_users_named(shell):
+    from speedkit_jupyter.report.plans import context_report
+
+    shell.run("%speedkit apply model")
+    assert "<img" not in context_report(shell.names["ctx"], "<img src=x>").to_html()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%speedkit ap", "apply"),
+        ("%speedkit apply mo", "model"),
+        ("%speedkit apply model --prec", "--precision"),
+        ("%speedkit apply model --precision b", "bf16"),
+        ("%speedkit apply model --compile-mode max", "max-autotune"),
+        ("%speedkit apply model --optimizer opt", "optimizer"),
+        ("%speedkit config lo", "load"),
+        ("%speedkit report --j", "--json"),
+        ("%%speedbench --comp", "--compare"),
+        ("%%speedbench --compare ba", "baseline"),
+        ("%%speedbench --compare baseline,bf", "bf16"),
+    ],
+)
+def test_tab_completes(shell, line, expected):
+    _, matches = shell.ip.complete(None, line, len(line))
+    assert any(match.endswith(expected) for match in matches), matches
+
+
+def test_completion_survives_a_broken_line(shell):
+    for line in ("%speedkit 'x ", "%speedkit nonsense --", "%%speedbench --compare ,+"):
+        shell.ip.complete(None, line, len(line))
+
+
+def test_loading_imports_neither_torch_nor_pydantic():
+    import subprocess
+
+    program = (
+        "import sys; from IPython.core.interactiveshell import InteractiveShell as S;"
+        "S.instance().run_line_magic('load_ext', 'speedkit_jupyter');"
+        "print([m for m in ('torch', 'pydantic', 'numpy', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
