@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import AliasChoices, ConfigDict, PrivateAttr, ValidationError, create_model
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from speedkit_jupyter import yaml_lines
 from speedkit_jupyter.exceptions import ConfigError, did_you_mean
@@ -47,8 +48,8 @@ class SpeedConfig(_Fields):
     _variables: dict[str, str] = PrivateAttr(default_factory=dict)
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
 
-    def __init__(self, _origin: _Origin | None = None, **values: Any) -> None:
-        origin = _origin or _Origin()
+    def __init__(self, origin: _Origin | None = None, /, **values: Any) -> None:
+        origin = origin or _Origin()
         problems = list(origin.problems)
         prepared, variables = _prepared(values, origin, problems)
         try:
@@ -68,7 +69,7 @@ class SpeedConfig(_Fields):
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
-        """Read a YAML file, safely; raises ConfigError with the file, line and key of every mistake.
+        """Read a YAML file, safely; raises ConfigError with file, line and key of every mistake.
 
         An empty file is all-auto.
         """
@@ -79,8 +80,9 @@ class SpeedConfig(_Fields):
             siblings = [one.name for one in Path(path).parent.glob("*.y*ml")]
             hint = did_you_mean(Path(path).name, siblings)
             raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError([f"{name}: can't be read: {error}"]) from None
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError([f"{name}: can't be read: {why}"]) from None
         raw, lines, duplicates = yaml_lines.load(text, name)
         twice = tuple(
             f"{name}, line {line}: {'.'.join(path)}: this key stands twice"
@@ -163,7 +165,7 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
         return True
     if "false" in allowed and word in ("0", "false", "off", "no"):
         return False
-    return int(word) if word.isdigit() else word
+    return int(word) if word.isdecimal() else word
 
 
 def words_of(optimization: Optimization) -> tuple[str, ...]:
@@ -209,21 +211,24 @@ def _problems(
         if path in seen:  # each branch of a union complains by itself
             continue
         seen.add(path)
-        unknown = one["type"] == "extra_forbidden"
-        mistake = "unknown key" if unknown else f"{_quoted(one['input'])} is not allowed"
-        hint = did_you_mean(path[-1] if unknown else one["input"], allowed.split(", "))
         variable = variables.get(path[0])
         where = f"environment variable {variable}: " if variable else _where(origin, path)
-        yield f"{where}{'.'.join(path)}: {mistake}; allowed: {allowed}.{hint}"
+        yield f"{where}{'.'.join(path)}: {_mistake(one, path, allowed)}"
 
 
-def _quoted(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _mistake(one: ErrorDetails, path: Path_, allowed: str) -> str:
+    unknown = one["type"] == "extra_forbidden"
+    if unknown and (twin := _other_spelling(path)):
+        return f"the same as {twin!r}, which stands there too"
+    word = path[-1] if unknown else one["input"]
+    hint = did_you_mean(word, allowed.split(", ")) if isinstance(word, str) else ""
+    mistake = "unknown key" if unknown else f"{yaml_lines.shown(word)} is not allowed"
+    return f"{mistake}; allowed: {allowed}.{hint}"
 
 
 def _where(origin: _Origin, path: Path_) -> str:
-    candidates = [path, *((alias, *path[1:]) for alias in _aliases(path[0])), path[:1]]
+    paths = [path, *((alias, *path[1:]) for alias in _aliases(path[0]))]
+    candidates = [*paths, *(one[:1] for one in paths)]
     line = next((origin.lines[one] for one in candidates if one in origin.lines), None)
     return f"{origin.name}: " if line is None else f"{origin.name}, line {line}: "
 
@@ -249,6 +254,15 @@ def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:
         known = next((one for name, one in fields.items() if key in _spellings(name, one)), None)
         return path, _described(known) if known else ", ".join(fields)
     return path, _described(SpeedConfig.model_fields[optimization.name])
+
+
+def _other_spelling(path: Path_) -> str | None:
+    """For a field's second spelling the name of the field, which pydantic has taken already."""
+    optimization = _optimization(path[0])
+    if optimization is None or len(path) == 1:
+        return None
+    fields = optimization.Options.model_fields
+    return next((name for name, one in fields.items() if path[1] in _spellings(name, one)), None)
 
 
 def _spellings(name: str, info: FieldInfo) -> tuple[str, ...]:

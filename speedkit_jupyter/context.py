@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -16,13 +16,11 @@ from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.flags import Change
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Decision, Optimization, Target
+from speedkit_jupyter.optimizations.base import Optimization, Target
 from speedkit_jupyter.planning import Plan, plan
 
 if TYPE_CHECKING:
     import torch
-
-Optimizers = "torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None"
 
 # Where a model keeps the contexts that lie on it. They live and die with the model.
 SLOT = "_speedkit_contexts"
@@ -34,7 +32,7 @@ def apply_speedups(
     model: torch.nn.Module,
     config: SpeedConfig | None = None,
     *,
-    optimizer: Optimizers = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> tuple[torch.nn.Module, SpeedContext]:
     """Plan for this model on this machine and apply the plan, in place.
 
@@ -125,6 +123,7 @@ class SpeedContext:
         self._entered = False
         self._stack: ExitStack | None = None
         self._before: dict[str, Any] = {}
+        self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
 
     @property
     def model(self) -> torch.nn.Module:
@@ -164,14 +163,13 @@ class SpeedContext:
         if self._stack is None:
             return nullcontext()
         self.target.memo["autocast_entered"] = True
-        optimization, decision = self._precision
-        return optimization.around_forward(decision, self.target)
+        return self._around["precision"]()
 
     def sdpa(self) -> AbstractContextManager[Any]:
         """The plan's choice of attention kernel for one block; nothing once restored."""
         if self._stack is None:
             return nullcontext()
-        return _optimization("sdpa").around_forward(self.plan["sdpa"], self.target)
+        return self._around["sdpa"]()
 
     @cached_property
     def grad_scaler(self) -> torch.amp.GradScaler:
@@ -226,10 +224,6 @@ class SpeedContext:
         on = [f"{d.name}={d.value}" for d in self.plan if d.active] or ["nothing to change"]
         return f"<SpeedContext {state}: {', '.join(on)}>"
 
-    @cached_property
-    def _precision(self) -> tuple[Optimization, Decision]:
-        return _optimization("precision"), self.plan["precision"]
-
     def _start(self) -> None:
         """Hide the plan that is in force, plan from the original state, and apply."""
         contexts = _contexts(self.model)
@@ -262,6 +256,9 @@ class SpeedContext:
                 if decision.active:
                     optimization = _optimization(decision.name)
                     stack.enter_context(optimization.applied(decision, self.target))
+            self._around = {
+                d.name: _optimization(d.name).around_forward(d, self.target) for d in self.plan
+            }
             self._stack = stack.pop_all()
 
     def _deactivate(self) -> None:

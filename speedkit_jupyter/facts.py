@@ -42,7 +42,7 @@ class Facts:
     channels_last: int = 0
     linears: int = 0
     attentions: int = 0
-    recurrent: int = 0
+    lstms: int = 0
     sparse_gradients: bool = False
     compiled: Compiled = "no"
     optimizers: tuple[OptimizerFacts, ...] = ()
@@ -79,7 +79,7 @@ class Facts:
             channels_last=sum(map(is_channels_last, convolutions)),
             linears=_count(modules, "Linear"),
             attentions=_count(modules, "MultiheadAttention"),
-            recurrent=_count(modules, "RNNBase"),
+            lstms=_count(modules, "LSTM"),
             sparse_gradients=any(getattr(module, "sparse", False) is True for module in modules),
             compiled=_compiled(model),
             optimizers=tuple(_optimizer_facts(one) for one in optimizers),
@@ -90,14 +90,10 @@ class Facts:
 def is_convolution(module: torch.nn.Module) -> bool:
     """Whether this is a 2-D or 3-D convolution with a plain weight that can be laid out anew."""
     from torch.nn.modules.conv import _ConvNd
-    from torch.nn.parameter import UninitializedTensorMixin
+    from torch.nn.parameter import is_lazy
 
     weight = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
-    return (
-        weight is not None
-        and not isinstance(weight, UninitializedTensorMixin)
-        and weight.dim() in (4, 5)
-    )
+    return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 
 def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -150,9 +146,9 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _size(parameter: torch.nn.Parameter) -> int:
-    from torch.nn.parameter import UninitializedTensorMixin
+    from torch.nn.parameter import is_lazy
 
-    return 0 if isinstance(parameter, UninitializedTensorMixin) else parameter.numel()
+    return 0 if is_lazy(parameter) else parameter.numel()
 
 
 def _count(modules: Iterable[torch.nn.Module], class_name: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -66,9 +67,10 @@ def repair() -> bool:
 
 @dataclass(eq=False)
 class Layer:
-    """One plan's wishes: the values that it set, by name."""
+    """One plan's wishes: the values that it set, by name, and the names that the user took over."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    taken_over: list[str] = field(default_factory=list)
 
 
 class OverrideStack:
@@ -83,20 +85,28 @@ class OverrideStack:
 
         If `change` raises, the switches are put back and the exception goes on.
         """
-        names = tuple(names)
-        before = _read(names)
-        self._adopt_changes_by_the_user(before)
-        with interrupts.held_back():
-            try:
-                change()
-            except BaseException:
-                _write(before)
-                raise
-            layer = Layer(dict(_read(names)))
-            for name, value in before.items():
-                self._originals.setdefault(name, value)
-            self._layers.append(layer)
+        layer = Layer()
+        try:
+            with interrupts.held_back():
+                self._push(layer, tuple(names), change)
+        except BaseException:
+            if layer in self._layers:  # an interrupt that was held back: nobody could pop it
+                self.pop(layer)
+            raise
         return layer
+
+    def _push(self, layer: Layer, names: tuple[str, ...], change: Callable[[], None]) -> None:
+        before = _read(names)
+        try:
+            change()
+        except BaseException:
+            _write(before)
+            raise
+        self._adopt_changes_by_the_user(before)
+        layer.values.update(_read(names))
+        for name, value in before.items():
+            self._originals.setdefault(name, value)
+        self._layers.append(layer)
 
     def pop(self, layer: Layer) -> tuple[str, ...]:
         """Take one layer back; returns the names that the user changed meanwhile (they stay)."""
@@ -110,7 +120,7 @@ class OverrideStack:
                 if self._top(name) is None:
                     self._originals.pop(name, None)
             _write(targets)
-        return kept
+        return (*layer.taken_over, *kept)
 
     def _top(self, name: str) -> Layer | None:
         return next((layer for layer in reversed(self._layers) if name in layer.values), None)
@@ -119,13 +129,15 @@ class OverrideStack:
         top = self._top(name)
         return self._originals[name] if top is None else top.values[name]
 
-    def _adopt_changes_by_the_user(self, current: Values) -> None:
+    def _adopt_changes_by_the_user(self, found: Values) -> None:
         """What the user set since the last override is what its undo must come back to."""
-        for name, value in current.items():
+        for name, value in found.items():
             if self._top(name) is None or self._in_force(name) == value:
                 continue
             for layer in self._layers:
-                layer.values.pop(name, None)
+                if name in layer.values:
+                    del layer.values[name]
+                    layer.taken_over.append(name)
             self._originals.pop(name, None)
 
 
@@ -174,15 +186,15 @@ def _reduction_switches() -> dict[str, Switch]:
     """Read below torch.backends, whose getters hide the second half of the setting (split-K)."""
     import torch
 
-    matmul = torch.backends.cuda.matmul
     return {
-        f"cuda.matmul.allow_{dtype}_reduced_precision_reduction": Switch(
-            getattr(torch._C, f"_get_cublas_allow_{dtype}_reduced_precision_reduction"),
-            lambda value, dtype=dtype: setattr(
-                matmul, f"allow_{dtype}_reduced_precision_reduction", value
-            ),
+        f"cuda.matmul.{attribute}": Switch(
+            getattr(torch._C, f"_get_cublas_{attribute}"),
+            partial(setattr, torch.backends.cuda.matmul, attribute),
         )
-        for dtype in ("fp16", "bf16")
+        for attribute in (
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+        )
     }
 
 
@@ -211,12 +223,10 @@ def _autocast_switches() -> dict[str, Switch]:
     }
     for device in ("cpu", "cuda"):
         switches[f"autocast.{device}.enabled"] = Switch(
-            lambda device=device: torch.is_autocast_enabled(device),
-            lambda value, device=device: torch.set_autocast_enabled(device, value),
+            partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
         )
         switches[f"autocast.{device}.dtype"] = Switch(
-            lambda device=device: torch.get_autocast_dtype(device),
-            lambda value, device=device: torch.set_autocast_dtype(device, value),
+            partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
         )
     return switches
 
@@ -234,4 +244,4 @@ def _compile_switches() -> dict[str, Switch]:
 
 
 def _attribute(owner: Any, name: str) -> Switch:
-    return Switch(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+    return Switch(partial(getattr, owner, name), partial(setattr, owner, name))

@@ -5,15 +5,20 @@ torch has two APIs for one thing: the old one (`set_float32_matmul_precision`,
 makes torch's own readers raise RuntimeError, and the new getters answer with *inherited* values:
 writing those back would cut the inheritance. So each operation's own value is found by probing,
 and the old settings, where they can't be read, by trying what makes them readable again.
+
+A fresh torch (since 2.13 at the latest) has one more value for CUDA's conv and rnn, which no
+setter can write: TF32 unless a parent says otherwise. So nothing is written that is so already.
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
+
+from speedkit_jupyter import interrupts
 
 ROOT = ("generic", "all")
 BACKENDS = ("cuda", "mkldnn")
@@ -38,12 +43,16 @@ NAMES = (*LEGACY, *(name_of(*key) for key in KEYS))
 
 def read() -> dict[str, Any]:
     """Every fp32 switch's own value, by name; leaves torch as it was."""
-    with _preserved_new_settings() as own:
-        legacy = {
-            MATMUL_PRECISION: _readable(_matmul_precision, ("cuda", "mkldnn"), ("matmul",)),
-            CUDNN_TF32: _readable(_cudnn_tf32, ("cuda",), ("conv", "rnn")),
-            MKLDNN_TF32: _mkldnn_tf32(),
-        }
+    with interrupts.held_back():
+        own = _own_values()
+        try:
+            legacy = {
+                MATMUL_PRECISION: _readable_matmul_precision(),
+                CUDNN_TF32: _readable_cudnn_tf32(),
+                MKLDNN_TF32: _mkldnn_tf32(),
+            }
+        finally:
+            _write_own(own)
     return legacy | {name_of(*key): value for key, value in own.items()}
 
 
@@ -51,45 +60,66 @@ def write(values: Mapping[str, Any]) -> None:
     """Make every switch what `read` gave; `values` holds all of NAMES."""
     import torch
 
-    # The old setters write the new settings too, so they come first.
-    torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
-    torch._C._set_cudnn_allow_tf32(values[CUDNN_TF32])
-    if values[MKLDNN_TF32] is not None and values[MKLDNN_TF32] != _mkldnn_tf32():
-        torch._C._set_onednn_allow_tf32(values[MKLDNN_TF32])
-    for key in KEYS:
-        _set(key, values[name_of(*key)])
+    with interrupts.held_back():
+        now = read()
+        # The old setters write the new settings too, so they come first, and only where needed.
+        if now[MATMUL_PRECISION] != values[MATMUL_PRECISION]:
+            torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
+        if now[CUDNN_TF32] != values[CUDNN_TF32]:
+            torch._C._set_cudnn_allow_tf32(values[CUDNN_TF32])
+        if values[MKLDNN_TF32] is not None and now[MKLDNN_TF32] != values[MKLDNN_TF32]:
+            torch._C._set_onednn_allow_tf32(values[MKLDNN_TF32])
+        _write_own({key: values[name_of(*key)] for key in KEYS})
 
 
 def is_mixed() -> bool:
     """Whether the two APIs disagree, so that torch's own readers raise RuntimeError."""
-    import torch
-
-    try:
-        torch.get_float32_matmul_precision()
-        torch._C._get_cublas_allow_tf32()
-        torch._C._get_cudnn_allow_tf32()
-    except RuntimeError:
-        return True
-    return False
+    return _raises(_matmul_precision) or _raises(_cudnn_tf32)
 
 
 def repair() -> bool:
-    """Make both APIs agree on what is in force for CUDA, so that reading works again.
+    """Make both APIs agree on what is in force, so that reading works again.
 
     Returns whether anything was wrong. TF32 stays on where it was on.
     """
+    matmul, convolutions = _raises(_matmul_precision), _raises(_cudnn_tf32)
+    with interrupts.held_back():
+        if matmul:
+            _repair_matmul()
+        if convolutions:
+            _repair_convolutions()
+    return matmul or convolutions
+
+
+def _repair_matmul() -> None:
+    """The old API has one word for both backends: CUDA decides it, where there is a device."""
     import torch
 
-    if not is_mixed():
-        return False
-    matmul, conv = _get(("cuda", "matmul")), _get(("cuda", "conv"))
     oneDNN = _get(("mkldnn", "matmul"))
-    for key in KEYS:
-        _set(key, "none")
-    high = "medium" if oneDNN == "bf16" else "high"
-    torch.set_float32_matmul_precision(high if matmul == "tf32" else "highest")
+    lower = _get(("cuda", "matmul")) == "tf32"
+    if not torch.cuda.is_available():
+        lower = lower or oneDNN in ("tf32", "bf16")
+    low = "medium" if oneDNN == "bf16" else "high"
+    torch.set_float32_matmul_precision(low if lower else "highest")
+    if lower:
+        _set(("mkldnn", "matmul"), oneDNN)
+
+
+def _repair_convolutions() -> None:
+    import torch
+
+    conv = _get(("cuda", "conv"))
     torch._C._set_cudnn_allow_tf32(conv == "tf32")
-    return True
+    for operation in ("conv", "rnn"):  # False leaves them to their parents, which may be tf32
+        _set(("cuda", operation), conv if conv == "tf32" else "ieee")
+
+
+def _raises(reader: Callable[[], Any]) -> bool:
+    try:
+        reader()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _get(key: tuple[str, str]) -> str:
@@ -104,22 +134,22 @@ def _set(key: tuple[str, str], value: str) -> None:
     torch._C._set_fp32_precision_setter(*key, value)
 
 
-@contextmanager
-def _preserved_new_settings() -> Iterator[dict[tuple[str, str], str]]:
-    """Yields each operation's own value and writes all of them back at the end."""
+def _own_values() -> dict[tuple[str, str], str]:
+    """Each operation's own value, `none` where it follows its parent.
+
+    The value that can't be written is given as what it means at present.
+    """
     own = {ROOT: _get(ROOT)}
     for backend in BACKENDS:
         own[backend, "all"] = _own((backend, "all"), ROOT)
-        # A child is probed through its backend's value, whose own is known by now.
+        _set(ROOT, own[ROOT])
         for operation in OPERATIONS:
             own[backend, operation] = _own((backend, operation), (backend, "all"))
+            # A child is probed through its backend's value, whose own is known by now.
             _set((backend, "all"), own[backend, "all"])
-        _set(ROOT, own[ROOT])
-    try:
-        yield own
-    finally:
-        for key, value in own.items():
-            _set(key, value)
+            if own[backend, operation] == own[backend, "all"] == own[ROOT] == "none":
+                own[backend, operation] = _get((backend, operation))
+    return own
 
 
 def _own(key: tuple[str, str], parent: tuple[str, str]) -> str:
@@ -131,21 +161,27 @@ def _own(key: tuple[str, str], parent: tuple[str, str]) -> str:
     return "none" if seen == ["ieee", "tf32"] else seen[0]
 
 
-def _readable(
-    reader: Callable[[], Any], backends: tuple[str, ...], operations: tuple[str, ...]
-) -> Any:
-    """What `reader` gives once the new settings agree with the old one that it reads."""
-    keys = [(b, o) for b in backends for o in operations]
+def _write_own(values: Mapping[tuple[str, str], str]) -> None:
+    """Parents first, for what is left alone depends on them; only what differs is written."""
+    for key in (ROOT, *((backend, "all") for backend in BACKENDS)):
+        _set(key, values[key])
+    for key, value in _own_values().items():
+        if value != values[key]:
+            _set(key, values[key])
+
+
+def _readable_matmul_precision() -> str:
+    """The old setting, read once the new ones agree with it; the caller puts those back."""
+    keys = [("cuda", "matmul"), ("mkldnn", "matmul")]
+    tries: Iterable[tuple[str, ...]] = itertools.product(*(PRECISIONS[b] for b, _ in keys))
     try:
-        return reader()
+        return _matmul_precision()
     except RuntimeError:
-        for values in itertools.product(*(PRECISIONS[b] for b, _ in keys)):
+        for values in tries:
             for key, value in zip(keys, values, strict=True):
                 _set(key, value)
-            try:
-                return reader()
-            except RuntimeError:
-                continue
+            with suppress(RuntimeError):
+                return _matmul_precision()
         raise
 
 
@@ -155,6 +191,17 @@ def _matmul_precision() -> str:
     precision = torch.get_float32_matmul_precision()
     torch._C._get_cublas_allow_tf32()  # raises where the two disagree, though the first did not
     return precision
+
+
+def _readable_cudnn_tf32() -> bool:
+    """The old setting: it is True exactly if it can be read while conv and rnn are tf32."""
+    if not _raises(_cudnn_tf32):
+        return _cudnn_tf32()
+    _set(("cuda", "all"), "tf32")
+    for key in (("cuda", "conv"), ("cuda", "rnn")):
+        if _get(key) != "tf32":
+            _set(key, "tf32")
+    return not _raises(_cudnn_tf32)
 
 
 def _cudnn_tf32() -> bool:

@@ -10,14 +10,12 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic_core import ErrorDetails
 
-from speedkit_jupyter.exceptions import ConfigError
-
-if TYPE_CHECKING:
-    import torch
+from speedkit_jupyter.exceptions import ConfigError, did_you_mean
 
 # Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
 # NVIDIA's "Turing" product pages.
@@ -136,20 +134,36 @@ class Hardware(_Record):
             name = text
             try:
                 text = Path(source).read_text(encoding="utf-8")
-            except OSError as error:
-                raise ConfigError([f"{name}: {error.strerror or error}"]) from None
+            except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
+                raise ConfigError(
+                    [f"{name}: {getattr(error, 'strerror', None) or error}"]
+                ) from None
         try:
             return cls.model_validate(json.loads(text))
         except json.JSONDecodeError as error:
             raise ConfigError([f"{name}, line {error.lineno}: {error.msg}"]) from None
+        except RecursionError:
+            raise ConfigError([f"{name}: nested too deeply"]) from None
         except ValidationError as error:
-            raise ConfigError(
-                f"{name}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
-            ) from None
+            raise ConfigError(f"{name}: {_problem(one)}" for one in error.errors()) from None
 
     def to_json(self) -> str:
         """JSON text that `from_json` loads without loss."""
         return self.model_dump_json(indent=2)
+
+
+def _problem(one: ErrorDetails) -> str:
+    """The key's path, and what is wrong there; for a wrong key the nearest right one."""
+    path = one["loc"]
+    if not path:
+        return 'a machine is a mapping, as in {"system": "Linux"}'
+    where = ".".join(map(str, path))
+    if one["type"] != "extra_forbidden":
+        return f"{where}: {one['msg']}"
+    records: dict[int | str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}
+    record = records.get(path[0], Hardware)
+    known = list(record.model_fields)
+    return f"{where}: unknown key; allowed: {', '.join(known)}.{did_you_mean(path[-1], known)}"
 
 
 def _system() -> Literal["Linux", "Windows", "Darwin"]:
@@ -161,7 +175,7 @@ def _detect_cpu() -> Cpu:
     import loky
     import torch
 
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return Cpu(
         name=_cpu_name(capabilities),
         architecture=platform.machine() or "unknown",

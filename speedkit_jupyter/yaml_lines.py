@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import yaml
@@ -16,34 +17,61 @@ def load(text: str, name: str) -> tuple[dict[str, Any], dict[Path, int], list[tu
 
     Raises ConfigError for YAML syntax errors and for a file that is not a mapping.
     """
+    lines: dict[Path, int] = {}
+    duplicates: list[tuple[Path, int]] = []
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError([f"{name}{line}: YAML syntax: {error.problem}"]) from None
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        _walk(node, (), lines, duplicates, set())
+        values = None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError([f"{name}: YAML syntax: {str(error).splitlines()[0]}"]) from None
+        raise ConfigError([f"{name}{_line(error, text)}: YAML syntax: {_what(error)}"]) from None
     if values is None:
         return {}, {}, []
     if not isinstance(values, dict):
         raise ConfigError(
-            [f"{name}, line 1: a config is a mapping, as in 'precision: auto'; this is {values!r}"]
+            [
+                f"{name}, line 1: a config is a mapping, as in 'precision: auto'; "
+                f"this is {shown(values)}"
+            ]
         )
-    lines: dict[Path, int] = {}
-    duplicates: list[tuple[Path, int]] = []
-    _walk(node, (), lines, duplicates)
-    return {str(key): value for key, value in values.items()}, lines, duplicates
+    return values, lines, duplicates
 
 
-def _walk(node: Any, path: Path, lines: dict[Path, int], twice: list[tuple[Path, int]]) -> None:
-    if not isinstance(node, yaml.MappingNode):
+def shown(value: Any) -> str:
+    """A value for a message, cut: a few anchors can stand for more than fits in memory."""
+    short = reprlib.Repr()
+    short.maxstring, short.maxlevel = 60, 2
+    return short.repr(value)
+
+
+def _line(error: Exception, text: str) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+        return f", line {mark.line + 1}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f", line {text.count(chr(10), 0, error.position) + 1}"
+    return ""
+
+
+def _what(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem:
+        return str(error.problem)
+    return str(error).splitlines()[0]
+
+
+def _walk(
+    node: Any, path: Path, lines: dict[Path, int], twice: list[tuple[Path, int]], seen: set[int]
+) -> None:
+    """Notes the keys' lines; an anchor's mapping is walked once, for it may contain itself."""
+    if not isinstance(node, yaml.MappingNode) or id(node) in seen:
         return
+    seen.add(id(node))
     for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+            key.tag = "tag:yaml.org,2002:str"  # `on:` and `1:` are words too where keys stand
         here = (*path, str(key.value))
         line = key.start_mark.line + 1
         if here in lines:
             twice.append((here, line))
         lines[here] = line
-        _walk(value, here, lines, twice)
+        _walk(value, here, lines, twice, seen)

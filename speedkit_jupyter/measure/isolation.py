@@ -77,8 +77,6 @@ def _write(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _model_state(model: torch.nn.Module) -> Restore:
-    import torch
-
     tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     gradients = [
         (p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()
@@ -95,10 +93,10 @@ def _model_state(model: torch.nn.Module) -> Restore:
             module._buffers[name] = buffer
         for tensor, value in tensors:
             _write(tensor, value)
-        for parameter, gradient, value in gradients:
+        for parameter, gradient, copied in gradients:
             parameter.grad = gradient
-            if isinstance(gradient, torch.Tensor) and value is not None:
-                _write(gradient, value)
+            if gradient is not None and copied is not None:
+                _write(gradient, copied)
         for module, mode in modes:
             module.training = mode
 
@@ -106,7 +104,7 @@ def _model_state(model: torch.nn.Module) -> Restore:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
-    state = {key: _copied(value) for key, value in optimizer.state.items()}
+    state: dict[Any, Any] = {key: _copied(value) for key, value in optimizer.state.items()}
     groups = [
         {key: copy.copy(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -119,8 +117,8 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
             optimizer.state[key] = value
             _fill(value, copied)
         for group, values in zip(optimizer.param_groups, groups, strict=False):
-            for key in [key for key in group if key != "params" and key not in values]:
-                del group[key]
+            for name in [name for name in group if name != "params" and name not in values]:
+                del group[name]
             group.update(values)
 
     return restore

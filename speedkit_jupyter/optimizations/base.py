@@ -73,8 +73,10 @@ class Request:
 
     @property
     def explicit(self) -> bool:
-        """Whether somebody asked, rather than left it to SpeedKit."""
-        return self.source != "auto"
+        """Whether something definite was asked for, rather than left to SpeedKit."""
+        value = self.value
+        first = next(iter(dict(value).values())) if isinstance(value, Fields) else value
+        return self.source != "auto" and first != "auto"
 
     def apply(self, value: Any, reason: str, **more: Any) -> Decision:
         """Do it."""
@@ -172,9 +174,11 @@ class Optimization(ABC):
     def applied(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         """Apply on entry; on exit put back exactly what was found, around the values."""
 
-    def around_forward(self, decision: Decision, target: Target) -> AbstractContextManager[Any]:
-        """What must surround a forward pass."""
-        return nullcontext()
+    def around_forward(
+        self, decision: Decision, target: Target
+    ) -> Callable[[], AbstractContextManager[Any]]:
+        """What must surround a forward pass: asked once when applied, called at every step."""
+        return nullcontext
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """State of model and optimizers that this changes, for the before/after table."""

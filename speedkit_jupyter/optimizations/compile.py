@@ -184,7 +184,7 @@ class CompiledCall:
 
 
 def _compile(model: torch.nn.Module, details: Mapping[str, Any]) -> Callable[..., Any]:
-    """`nn.Module.compile()` compiles nothing for torch.nn's own classes; a function of ours does."""
+    """Through a function of ours: `nn.Module.compile()` skips torch.nn's own classes."""
     import torch
 
     def forward(*args: Any, **kwargs: Any) -> Any:

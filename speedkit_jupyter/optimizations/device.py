@@ -25,7 +25,7 @@ class Device(Optimization):
     Options = Annotated[
         str,
         Field(
-            pattern=r"^(auto|cpu|mps|cuda(:\d+)?|xpu(:\d+)?)$",
+            pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?|xpu(:[0-9]{1,3})?)$",
             description="auto, cpu, cuda, cuda:N, mps, xpu",
         ),
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -71,6 +72,8 @@ class Precision(Optimization):
         asked = request.value
         if gpu is None:
             native = asked == "bf16" and hardware.cpu.bf16
+            if facts.lstms and not native:
+                return self._lstm_on_cpu(request, hardware)
             slow = "" if native else f"; this CPU emulates {asked}, which is usually far slower"
             return request.apply(asked, f"as asked{slow}")
         if asked == "fp16" or gpu.bf16:
@@ -80,6 +83,12 @@ class Precision(Optimization):
         if nearest == "fp32":
             return request.decline("fp32", reason)
         return request.apply(nearest, reason, declined=True)
+
+    def _lstm_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
+        reason = f"oneDNN has no {request.value} LSTM on this CPU; it would fail"
+        if hardware.cpu.bf16:
+            return request.apply("bf16", f"{reason}; bf16 works", declined=True)
+        return request.decline("fp32", reason)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """GradScaler and channels_last decide by the precision."""
@@ -94,17 +103,20 @@ class Precision(Optimization):
         finally:
             del target.memo["autocast"]
 
-    def around_forward(self, decision: Decision, target: Target) -> AbstractContextManager[Any]:
+    def around_forward(
+        self, decision: Decision, target: Target
+    ) -> Callable[[], AbstractContextManager[Any]]:
         """`torch.autocast` on the model's device; fp32 by request switches autocast off."""
         import torch
 
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
-            return torch.autocast(device_type, dtype=getattr(torch, DTYPES[decision.value]))
+            dtype = getattr(torch, DTYPES[decision.value])
+            return partial(torch.autocast, device_type, dtype=dtype)
         if decision.source != "auto" and not decision.declined:
-            return torch.autocast(device_type, enabled=False)
-        return nullcontext()
+            return partial(torch.autocast, device_type, enabled=False)
+        return nullcontext
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """What ctx.autocast() stands for."""

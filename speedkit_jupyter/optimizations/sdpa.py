@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -89,11 +89,13 @@ class Sdpa(Optimization):
         with overridden(target, names, change):
             yield
 
-    def around_forward(self, decision: Decision, target: Target) -> AbstractContextManager[Any]:
+    def around_forward(
+        self, decision: Decision, target: Target
+    ) -> Callable[[], AbstractContextManager[Any]]:
         """The same choice for one block, where another plan is in force process-wide."""
         if decision.value == "auto":
-            return nullcontext()
-        return overridden(target, SWITCHES, lambda: _choose(decision.value))
+            return nullcontext
+        return lambda: overridden(target, SWITCHES, lambda: _choose(decision.value))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Every kernel that the GPU has; on a CPU torch's own choice has no rival."""

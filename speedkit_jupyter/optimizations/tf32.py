@@ -76,7 +76,9 @@ class Tf32(Optimization):
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)
-            torch.backends.cudnn.allow_tf32 = decision.value != "highest"
+            # Only where it differs: a fresh process holds a value that no setter can write again.
+            if _cudnn_tf32() is not (decision.value != "highest"):
+                torch.backends.cudnn.allow_tf32 = decision.value != "highest"
 
         with overridden(target, NAMES, change):
             yield
@@ -87,6 +89,16 @@ class Tf32(Optimization):
         if gpu is not None:
             return ("high",) if gpu.tf32 else ()
         return ("medium",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
+
+
+def _cudnn_tf32() -> bool | None:
+    """Whether convolutions use TF32; None while torch's two APIs disagree about it."""
+    import torch
+
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None
 
 
 def _described(gpu: Accelerator | None, facts: Facts) -> str:

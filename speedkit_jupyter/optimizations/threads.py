@@ -28,7 +28,7 @@ class Threads(Optimization):
     summary = "intra-op threads within cgroup quota and affinity"
     Options = Annotated[
         Literal["auto"] | Annotated[int, Field(strict=True, gt=0, le=4096)],
-        Field(description="auto, or a number of threads"),
+        Field(description="auto, or a number from 1 to 4096"),
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

@@ -17,7 +17,7 @@ def ratio(
     """Time of `first` divided by time of `second`, in shuffled rounds of `block` calls each."""
     times: dict[str, list[float]] = {"first": [], "second": []}
     pair = [("first", first), ("second", second)]
-    for name, call in pair:
+    for call in (first, second):
         call()
     for _ in range(rounds):
         for name, call in random.sample(pair, 2):

@@ -1,0 +1,79 @@
+"""What every test shares: process-wide state is found clean and must be left clean."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from speedkit_jupyter import flags
+from speedkit_jupyter.hardware import Hardware
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest tests/test_plan.py --regenerate-plans` writes tests/plans/ anew."""
+    parser.addoption(
+        "--regenerate-plans", action="store_true", help="write the pinned plans of test_plan.py"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is no CUDA device."""
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not for_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in for_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SPEEDKIT_* variables of the one who runs the tests decide nothing here."""
+    for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def clean_flags() -> Iterator[None]:
+    """Every switch is after the test what it was before, and nothing is still applied.
+
+    All is put back before anything is asserted, so that one failure does not cause the next.
+    """
+    before = flags.snapshot()
+    yield
+    changes = flags.diff(before, flags.snapshot())
+    layers = len(flags.OVERRIDES._layers)
+    if "speedkit_jupyter.context" in sys.modules:
+        from speedkit_jupyter.context import restore_all
+
+        restore_all()
+    flags.OVERRIDES._layers.clear()
+    flags.OVERRIDES._originals.clear()
+    flags.restore(before)
+    assert not changes, f"the test left switches changed: {changes}"
+    assert not layers, f"the test left {layers} overrides applied"
+
+
+@pytest.fixture
+def changing_flags(clean_flags: None) -> Iterator[None]:
+    """For tests that play a user who sets switches: puts all of them back."""
+    before = flags.snapshot()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that its old TF32 API is deprecated
+        yield
+    flags.restore(before)
+
+
+@pytest.fixture
+def hardware() -> Callable[[str], Hardware]:
+    """`hardware("t4")` is the machine of configs/hardware/t4.json."""
+    return lambda name: Hardware.from_json(CONFIGS / "hardware" / f"{name}.json")

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import speedkit_jupyter
+
+PACKAGE = Path(speedkit_jupyter.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+# Imports go to the left only; what stands in one group may import one another.
+LAYERS = (
+    ("exceptions", "interrupts"),
+    ("fp32_precision", "hardware", "flags", "facts", "yaml_lines"),
+    ("optimizations",),
+    ("config",),
+    ("planning",),
+    ("context",),
+    ("measure",),
+    ("tune", "compiler"),
+    ("report",),
+    ("magics", "widgets"),
+)
+HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
+DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}
+
+
+def layer(part: str) -> int:
+    return next(index for index, parts in enumerate(LAYERS) if part in parts)
+
+
+def part_of(path: Path) -> str:
+    """`optimizations` for optimizations/tf32.py, `config` for config.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def statements(tree: ast.Module, deep: bool) -> Iterator[ast.AST]:
+    """All statements, or those that run when the module is imported."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if deep:
+            waiting += ast.iter_child_nodes(node)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def imported(path: Path, deep: bool = True) -> set[str]:
+    """The dotted names that a file imports."""
+    names: set[str] = set()
+    for node in statements(ast.parse(path.read_text(encoding="utf-8")), deep):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def parts_imported(path: Path) -> set[str]:
+    """The parts of this package that a file imports; a public name counts as its home."""
+    parts = set()
+    for name in imported(path):
+        package, _, rest = name.partition(".")
+        if package == PACKAGE.name:
+            first = rest.partition(".")[0]
+            parts.add(speedkit_jupyter._HOMES.get(first, first).partition(".")[0])
+    return parts - {"", "__version__"}
+
+
+def inside(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+modules = [one for one in SOURCES if one != PACKAGE / "__init__.py"]
+below_report = [one for one in modules if layer(part_of(one)) < layer("report")]
+
+
+@pytest.mark.parametrize("path", modules, ids=inside)
+def test_imports_run_one_way(path: Path) -> None:
+    here = part_of(path)
+    for other in parts_imported(path):
+        assert layer(other) <= layer(here), f"{inside(path)} imports {other}"
+
+
+def test_modules_of_one_layer_do_not_import_in_circles() -> None:
+    files = {one.stem: parts_imported(one) for one in PACKAGE.glob("*.py")}
+    done: set[str] = set()
+    while (
+        ready := {one for one, needs in files.items() if not (needs & files.keys()) - done} - done
+    ):
+        done |= ready
+    assert set(files) - done - {"__init__"} == set()
+
+
+def test_magics_and_widgets_do_not_import_each_other() -> None:
+    for one, other in (("magics", "widgets"), ("widgets", "magics")):
+        for path in (PACKAGE / one).rglob("*.py"):
+            assert other not in parts_imported(path), inside(path)
+
+
+@pytest.mark.parametrize("path", below_report, ids=inside)
+def test_nothing_below_the_report_displays_or_prints(path: Path) -> None:
+    assert not DISPLAYS & {name.partition(".")[0] for name in imported(path)}
+    calls = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write")
+    ]
+    assert not calls, f"{inside(path)} prints in line {calls}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=inside)
+def test_what_is_heavy_is_imported_inside_functions(path: Path) -> None:
+    assert not HEAVY & {name.partition(".")[0] for name in imported(path, deep=False)}
+
+
+def test_importing_the_package_loads_neither_torch_nor_pydantic() -> None:
+    code = (
+        "import sys, speedkit_jupyter; dir(speedkit_jupyter)\n"
+        "print([name for name in ('torch', 'pydantic', 'yaml', 'IPython') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_public_names_are_these() -> None:
+    assert speedkit_jupyter.__all__ == [
+        "ConfigError",
+        "Decision",
+        "Facts",
+        "Hardware",
+        "Plan",
+        "SpeedConfig",
+        "SpeedContext",
+        "SpeedKitError",
+        "apply_speedups",
+        "autocast_context",
+        "plan",
+        "restore_all",
+        "sdp_context",
+    ]
+    for name in speedkit_jupyter.__all__:
+        assert getattr(speedkit_jupyter, name).__name__ == name
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'aply_speedups'"):
+        speedkit_jupyter.aply_speedups  # noqa: B018

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from speedkit_jupyter import ConfigError, SpeedConfig, plan
+from speedkit_jupyter.config import from_arguments
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "speed.yaml"
+
+
+def problems(path: Path, text: str) -> tuple[str, ...]:
+    """The problems of a file with this text, without the file's folder."""
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        SpeedConfig.from_yaml(path)
+    return tuple(one.replace(f"{path.parent}/", "") for one in caught.value.problems)
+
+
+# --- mistakes in files ---
+
+
+def test_unknown_key_names_file_line_and_the_nearest_right_word(path: Path) -> None:
+    (problem,) = problems(path, "# mine\nprecison: bf16\n")
+    assert problem.startswith("speed.yaml, line 2: precison: unknown key; allowed: device, threads")
+    assert problem.endswith("Did you mean 'precision'?")
+
+
+def test_unknown_key_inside_an_option_names_its_path(path: Path) -> None:
+    (problem,) = problems(path, "compile:\n  mode: default\n  enabel: true\n")
+    assert problem == (
+        "speed.yaml, line 3: compile.enabel: unknown key; "
+        "allowed: enabled, mode, fullgraph, dynamic. Did you mean 'enabled'?"
+    )
+
+
+def test_wrong_value_names_what_is_allowed_and_the_nearest(path: Path) -> None:
+    (problem,) = problems(path, "precision: bf61")
+    assert problem == (
+        "speed.yaml, line 1: precision: 'bf61' is not allowed; "
+        "allowed: auto, fp32, bf16, fp16. Did you mean 'bf16'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("precision: [1]", "precision: [1]"),
+        ("precision: no", "precision: False"),
+        ("precision: 2020-01-01", "precision: datetime.date(2020, 1, 1)"),
+        ("threads: true", "threads: True"),
+        ("threads: 2.0", "threads: 2.0"),
+        ("threads: 0", "threads: 0"),
+        ("compile:", "compile.enabled: None"),
+        ("compile: [true]", "compile.enabled: [True]"),
+        ("compile: {mode: {a: 1}}", "compile.mode: {'a': 1}"),
+        ("compile: {fullgraph: 1}", "compile.fullgraph: 1"),
+        ("sdpa: {backend: 3}", "sdpa.backend: 3"),
+        ("device: cuda:-1", "device: 'cuda:-1'"),
+    ],
+)
+def test_wrong_type_or_range_is_named(path: Path, text: str, key: str) -> None:
+    (problem,) = problems(path, text)
+    assert problem.startswith(f"speed.yaml, line 1: {key} is not allowed; allowed: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("precision: bf16\nprecision: fp16\n", "speed.yaml, line 2: precision:"),
+        ("compile:\n  mode: default\n  mode: default\n", "speed.yaml, line 3: compile.mode:"),
+    ],
+)
+def test_duplicate_key_is_named_with_its_line(path: Path, text: str, start: str) -> None:
+    assert problems(path, text) == (f"{start} this key stands twice",)
+
+
+def test_an_option_under_both_its_names_is_refused(path: Path) -> None:
+    (problem,) = problems(path, "tf32: high\ntf32_matmul_precision: high\n")
+    assert problem.endswith(
+        "line 2: tf32_matmul_precision: the same as 'tf32', which stands there too"
+    )
+    (problem,) = problems(path, "fused_optimizer: {fused: true, enabled: true}")
+    assert problem.endswith("fused_optimizer.fused: the same as 'enabled', which stands there too")
+
+
+@pytest.mark.parametrize("key", ["on", "null", "1", "self", "origin", "cls"])
+def test_any_word_is_only_an_unknown_key(path: Path, key: str) -> None:
+    (problem,) = problems(path, f"{key}: 1")
+    assert problem.startswith(f"speed.yaml, line 1: {key}: unknown key; allowed:")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a: [", 1), ("a: b: c", 1), ("a: 1\n\tb: 2", 2), ("a: 1\n---\nb: 2", 2), ("a: 1\nb: \0", 2)],
+)
+def test_yaml_syntax_error_names_the_line(path: Path, text: str, line: int) -> None:
+    (problem,) = problems(path, text)
+    assert problem.startswith(f"speed.yaml, line {line}: YAML syntax: ")
+
+
+@pytest.mark.parametrize("text", ["- 1\n- 2", "hello", "3"])
+def test_a_file_that_is_no_mapping_is_refused(path: Path, text: str) -> None:
+    (problem,) = problems(path, text)
+    assert problem.startswith("speed.yaml, line 1: a config is a mapping, as in 'precision: auto'")
+
+
+def test_missing_file_names_the_nearest_one_beside_it() -> None:
+    with pytest.raises(ConfigError, match=r"there is no such file. Did you mean 'auto.yaml'\?"):
+        SpeedConfig.from_yaml(CONFIGS / "atuo.yaml")
+
+
+def test_a_file_that_is_not_utf8_is_refused_by_name(path: Path) -> None:
+    path.write_bytes(b"precision: \xff")
+    with pytest.raises(ConfigError, match=r"speed\.yaml: can't be read: 'utf-8' codec"):
+        SpeedConfig.from_yaml(path)
+
+
+@pytest.mark.parametrize("name", [".", "no\0path"])
+def test_what_cannot_be_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="can't be read"):
+        SpeedConfig.from_yaml(str(tmp_path / name))
+
+
+def test_all_mistakes_of_a_file_come_at_once(path: Path) -> None:
+    text = "precision: bf16\nprecision: fp16\ntf32: hgih\nsdpq: math\ncompile: {mode: fast}\n"
+    found = problems(path, text)
+    assert sorted(one.split(": ")[1] for one in found) == [
+        "compile.mode",
+        "precision",
+        "sdpq",
+        "tf32",
+    ]
+    assert {one.split(",")[0] for one in found} == {"speed.yaml"}
+
+
+def test_the_error_is_a_value_error_whose_text_holds_every_problem() -> None:
+    with pytest.raises(ValueError, match="tf32") as caught:
+        SpeedConfig(precision="x", tf32="y")
+    assert isinstance(caught.value, ConfigError)
+    assert str(caught.value).splitlines() == list(caught.value.problems)
+    assert len(caught.value.problems) == 2
+
+
+def test_mistakes_in_arguments_begin_with_the_command() -> None:
+    with pytest.raises(ConfigError, match=r"^%speedkit apply: tf32: 'x' is not allowed"):
+        from_arguments({"tf32": "x"}, "%speedkit apply")
+
+
+@pytest.mark.parametrize("values", [None, [1], "precision"])
+def test_from_dict_takes_mappings_only(values: object) -> None:
+    with pytest.raises(ConfigError, match="a config is a mapping of options"):
+        SpeedConfig.from_dict(values)  # type: ignore[arg-type]
+
+
+# --- YAML is safe ---
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "precision: !!python/object:builtins.object {}",
+        'precision: !!python/object/apply:os.getenv ["HOME"]',
+        "precision: !!python/name:os.system ''",
+        "!!python/object/new:dict [{}]",
+    ],
+)
+def test_python_tags_are_refused(path: Path, text: str) -> None:
+    (problem,) = problems(path, text)
+    assert problem.startswith("speed.yaml, line 1: YAML syntax: could not determine a constructor")
+
+
+def test_a_mapping_that_contains_itself_is_refused(path: Path) -> None:
+    (problem,) = problems(path, "compile: &it\n  mode: *it\n")
+    assert problem.startswith("speed.yaml, line 2: compile.mode: {")
+
+
+def test_aliases_that_multiply_are_refused_in_a_short_line(path: Path) -> None:
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    found = problems(path, "\n".join([*rows, "precision: *a11"]))
+    assert len(found) == 13
+    assert max(map(len, found)) < 600
+
+
+# --- what may be written ---
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("tf32_matmul_precision: high", {"tf32": "high"}),
+        (
+            "optimizer: {name: AdamW, fused: true}",
+            {"fused_optimizer": {"name": "AdamW", "enabled": True}},
+        ),
+        ("compile: false", {"compile": {"enabled": False}}),
+        ("compile: on", {"compile": {"enabled": True}}),
+        ("sdpa: math", {"sdpa": {"backend": "math"}}),
+        ("fused_optimizer: true", {"fused_optimizer": {"enabled": True}}),
+        ("threads: 3", {"threads": 3}),
+        (
+            "compile: {mode: max-autotune}",
+            {"compile": {"mode": "max-autotune"}},
+        ),
+        ("", {}),
+        ("# nothing\n", {}),
+        ("{}", {}),
+    ],
+)
+def test_other_spellings_mean_the_same(path: Path, text: str, same: dict[str, object]) -> None:
+    path.write_text(text, encoding="utf-8")
+    assert SpeedConfig.from_yaml(path) == SpeedConfig.from_dict(same)
+
+
+def test_an_alias_in_an_error_has_its_line(path: Path) -> None:
+    (problem,) = problems(path, "# mine\noptimizer: AdamW\n")
+    assert problem.startswith("speed.yaml, line 2: fused_optimizer.enabled: 'AdamW'")
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        SpeedConfig().precision = "bf16"
+
+
+switch = st.sampled_from(["auto", True, False])
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps", "xpu:0"]),
+        "threads": st.just("auto") | st.integers(1, 4096),
+        "precision": st.sampled_from(["auto", "fp32", "bf16", "fp16"]),
+        "grad_scaler": switch,
+        "tf32": st.sampled_from(["auto", "highest", "high", "medium"]),
+        "sdpa": st.sampled_from(["auto", "flash", "efficient", "cudnn", "math"]),
+        "channels_last": switch,
+        "cudnn_benchmark": switch,
+        "fused_optimizer": switch
+        | st.fixed_dictionaries({"enabled": switch, "name": st.none() | st.text(max_size=5)}),
+        "compile": switch
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "enabled": switch,
+                "mode": st.sampled_from(["default", "reduce-overhead", "max-autotune"]),
+                "fullgraph": st.booleans(),
+                "dynamic": switch,
+            },
+        ),
+    },
+)
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(values=configs)
+def test_saving_and_loading_loses_nothing(path: Path, values: dict[str, object]) -> None:
+    config = SpeedConfig.from_dict(values)
+    assert SpeedConfig.from_dict(config.to_dict()) == config
+    text = config.to_yaml(path)
+    assert path.read_text(encoding="utf-8") == text
+    assert SpeedConfig.from_yaml(path) == config
+
+
+@pytest.mark.parametrize("name", [one.name for one in CONFIGS.glob("*.yaml")])
+def test_every_config_of_the_project_loads(name: str) -> None:
+    assert SpeedConfig.from_yaml(CONFIGS / name)
+
+
+def test_auto_yaml_is_the_default() -> None:
+    assert SpeedConfig.from_yaml(CONFIGS / "auto.yaml") == SpeedConfig()
+    for name in SpeedConfig.model_fields:
+        assert SpeedConfig().request(name).source == "auto"
+
+
+# --- the environment ---
+
+FROM_THE_ENVIRONMENT = [
+    ("SPEEDKIT_PRECISION", "bf16", "precision", "bf16"),
+    ("SPEEDKIT_PRECISION", " FP32 ", "precision", "fp32"),
+    ("SPEEDKIT_COMPILE", "0", "compile", False),
+    ("SPEEDKIT_COMPILE", "1", "compile", True),
+    ("SPEEDKIT_COMPILE", "auto", "compile", "auto"),
+    ("SPEEDKIT_TF32", "highest", "tf32", "highest"),
+    ("SPEEDKIT_SDPA", "math", "sdpa", "math"),
+    ("SPEEDKIT_DEVICE", "cpu", "device", "cpu"),
+]
+OTHERWISE = {
+    "precision": "fp16",
+    "compile": {"enabled": True, "mode": "max-autotune"},
+    "tf32": "medium",
+    "sdpa": "flash",
+    "device": "cuda",
+}
+
+
+@pytest.mark.parametrize(("variable", "word", "name", "value"), FROM_THE_ENVIRONMENT)
+def test_the_environment_wins_over_files_and_dicts(
+    path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, word: str, name: str, value: object
+) -> None:
+    SpeedConfig.from_dict(OTHERWISE).to_yaml(path)
+    monkeypatch.setenv(variable, word)
+    expected = getattr(SpeedConfig.from_dict({name: value}), name)
+    for config in (SpeedConfig.from_yaml(path), SpeedConfig.from_dict(OTHERWISE), SpeedConfig()):
+        assert getattr(config, name) == expected
+        decision = plan(config)[name]
+        assert decision.source == "env"
+        assert variable in decision.reason
+
+
+def test_an_empty_variable_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEEDKIT_PRECISION", "")
+    assert SpeedConfig(precision="fp16").precision == "fp16"
+
+
+def test_what_is_given_is_the_users_and_the_rest_is_auto() -> None:
+    config = SpeedConfig(precision="fp16")
+    assert config.request("precision").source == "user"
+    assert config.request("compile").source == "auto"
+    assert config.with_source("measured").request("precision").source == "measured"
+
+
+@pytest.mark.parametrize(
+    ("variable", "word", "key"),
+    [
+        ("SPEEDKIT_PRECISION", "bf61", "precision: 'bf61'"),
+        ("SPEEDKIT_PRECISION", "1", "precision: 1"),
+        ("SPEEDKIT_PRECISION", "²", "precision: '²'"),
+        ("SPEEDKIT_COMPILE", "maybe", "compile.enabled: 'maybe'"),
+        ("SPEEDKIT_TF32", "hihg", "tf32: 'hihg'"),
+        ("SPEEDKIT_SDPA", "falsh", "sdpa.backend: 'falsh'"),
+        ("SPEEDKIT_DEVICE", "gpu", "device: 'gpu'"),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, word: str, key: str
+) -> None:
+    monkeypatch.setenv(variable, word)
+    with pytest.raises(ConfigError) as caught:
+        SpeedConfig()
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"environment variable {variable}: {key} is not allowed; allowed: ")

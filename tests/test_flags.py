@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speedkit_jupyter import flags, fp32_precision
+from speedkit_jupyter.flags import OverrideStack
+
+pytestmark = pytest.mark.usefixtures("changing_flags")
+
+# For each switch other values than torch's own, set in the way that a user would.
+OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
+    "num_threads": (torch.set_num_threads, (1, 3, 5)),
+    "default_dtype": (torch.set_default_dtype, (torch.float64, torch.float16, torch.bfloat16)),
+    "cudnn.benchmark": (lambda v: setattr(torch.backends.cudnn, "benchmark", v), (True,)),
+    "cudnn.deterministic": (lambda v: setattr(torch.backends.cudnn, "deterministic", v), (True,)),
+    "cuda.matmul.allow_fp16_reduced_precision_reduction": (
+        lambda v: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", v),
+        ((False, False), (False, True)),
+    ),
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": (
+        lambda v: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", v),
+        ((False, False), (False, True)),
+    ),
+    "sdp.flash": (torch.backends.cuda.enable_flash_sdp, (False,)),
+    "sdp.efficient": (torch.backends.cuda.enable_mem_efficient_sdp, (False,)),
+    "sdp.math": (torch.backends.cuda.enable_math_sdp, (False,)),
+    "sdp.cudnn": (torch.backends.cuda.enable_cudnn_sdp, (False,)),
+    "sdp.priority_order": (torch._C._set_sdp_priority_order, ([0, 1, 2, 3, 4],)),
+    "autocast.cache_enabled": (torch.set_autocast_cache_enabled, (False,)),
+    "autocast.cpu.enabled": (lambda v: torch.set_autocast_enabled("cpu", v), (True,)),
+    "autocast.cpu.dtype": (lambda v: torch.set_autocast_dtype("cpu", v), (torch.float16,)),
+    "autocast.cuda.enabled": (lambda v: torch.set_autocast_enabled("cuda", v), (True,)),
+    "autocast.cuda.dtype": (lambda v: torch.set_autocast_dtype("cuda", v), (torch.bfloat16,)),
+    "float32_matmul_precision": (torch.set_float32_matmul_precision, ("high", "medium")),
+    "cuda.matmul.fp32_precision": (
+        lambda v: setattr(torch.backends.cuda.matmul, "fp32_precision", v),
+        ("ieee", "tf32"),
+    ),
+}
+anything = st.lists(
+    st.sampled_from(
+        [(name, value) for name, (_, values) in OTHER_VALUES.items() for value in values]
+    ),
+    max_size=10,
+)
+
+
+def set_all(wanted: list[tuple[str, Any]]) -> None:
+    for name, value in wanted:
+        OTHER_VALUES[name][0](value)
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_a_changed_switch_is_seen_and_put_back(name: str) -> None:
+    change, values = OTHER_VALUES[name]
+    before = flags.snapshot()
+    for value in values:
+        change(value)
+        assert flags.snapshot()[name] == value
+        assert name in [one.name for one in flags.diff(before, flags.snapshot())]
+        flags.restore(before)
+        assert flags.snapshot() == before
+
+
+def test_every_switch_is_tried_here() -> None:
+    coupled = set(fp32_precision.NAMES) - set(OTHER_VALUES)
+    loaded_later = {"dynamo.skip_nnmodule_hook_guards", "compiler.cache_key_tag"}
+    assert set(flags.snapshot()) - coupled - loaded_later <= set(OTHER_VALUES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(first=anything, second=anything)
+def test_restore_comes_back_to_any_state_from_any_other(first: Any, second: Any) -> None:
+    set_all(first)
+    wanted = flags.snapshot()
+    set_all(second)
+    flags.restore(wanted)
+    assert flags.snapshot() == wanted
+
+
+def test_a_snapshot_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        flags.snapshot()["num_threads"] = 1  # type: ignore[index]
+
+
+def test_diff_gives_name_before_and_after_of_what_differs_only() -> None:
+    before = flags.snapshot()
+    torch.backends.cudnn.benchmark = True
+    assert flags.diff(before, flags.snapshot()) == (("cudnn.benchmark", False, True),)
+
+
+def test_diff_leaves_out_what_only_one_side_knows() -> None:
+    assert flags.diff({"a": 1, "both": 2}, {"b": 1, "both": 2}) == ()
+
+
+def test_a_snapshot_loads_no_compiler() -> None:
+    loaded = set(sys.modules)
+    flags.snapshot()
+    assert not [name for name in set(sys.modules) - loaded if name.startswith("torch._")]
+
+
+def test_mixed_apis_are_noticed_and_repaired() -> None:
+    assert not flags.is_mixed()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert flags.is_mixed()
+    assert flags.repair()
+    assert not flags.is_mixed()
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+# --- overrides ---
+
+
+@pytest.fixture
+def stack() -> OverrideStack:
+    return OverrideStack()
+
+
+def threads(count: int) -> Callable[[], None]:
+    return lambda: torch.set_num_threads(count)
+
+
+# Switches that do not depend on each other, and values beside the original.
+INDEPENDENT = ("num_threads", "default_dtype", "sdp.flash", "cudnn.benchmark")
+wishes = st.dictionaries(st.sampled_from(INDEPENDENT), st.integers(0, 2), min_size=1).map(
+    lambda wish: {n: OTHER_VALUES[n][1][i % len(OTHER_VALUES[n][1])] for n, i in wish.items()}
+)
+# A dict is pushed; a number says which of the layers still applied is popped.
+moves = st.lists(wishes | st.integers(0, 9), max_size=12)
+
+
+def push(stack: OverrideStack, wish: dict[str, Any]) -> flags.Layer:
+    return stack.push(wish, lambda: set_all(list(wish.items())))
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequence=moves)
+def test_in_any_order_the_latest_still_applied_is_in_force(sequence: Any) -> None:
+    stack, original = OverrideStack(), flags.snapshot()
+    applied: list[tuple[flags.Layer, dict[str, Any]]] = []
+
+    def check() -> None:
+        expected = dict(original)
+        for _, wish in applied:
+            expected |= wish
+        assert flags.snapshot() == expected
+
+    for move in sequence:
+        if isinstance(move, dict):
+            applied.append((push(stack, move), move))
+        elif applied:
+            layer, _ = applied.pop(move % len(applied))
+            assert stack.pop(layer) == ()
+        check()
+    while applied:
+        assert stack.pop(applied.pop(0)[0]) == ()
+        check()
+    assert not stack._layers
+    assert not stack._originals
+
+
+@settings(max_examples=100, deadline=None)
+@given(before=moves, after=moves, name=st.sampled_from(("num_threads", "default_dtype")))
+def test_what_the_user_set_meanwhile_survives_any_order(before: Any, after: Any, name: str) -> None:
+    stack, original = OverrideStack(), flags.snapshot()
+    users = {"num_threads": 4, "default_dtype": torch.float32}[name]
+    if name == "default_dtype":  # a value that no wish has; the original is one of theirs
+        torch.set_default_dtype(torch.float64)
+        original = flags.snapshot()
+    applied: list[flags.Layer] = []
+    reported: list[str] = []
+
+    def play(sequence: Any) -> None:
+        for move in sequence:
+            if isinstance(move, dict):
+                applied.append(push(stack, move))
+            elif applied:
+                reported.extend(stack.pop(applied.pop(move % len(applied))))
+
+    play(before)
+    overridden = any(name in layer.values for layer in applied)
+    OTHER_VALUES[name][0](users)
+    play(after)
+    while applied:
+        reported.extend(stack.pop(applied.pop()))
+    assert flags.snapshot() == {**original, name: users}
+    assert set(reported) == ({name} if overridden else set())
+    flags.restore(original)
+    torch.set_default_dtype(torch.float32)
+
+
+def test_coupled_switches_come_back_in_any_order_too() -> None:
+    for order in ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)):
+        stack, original = OverrideStack(), flags.snapshot()
+        layers = [
+            stack.push(
+                fp32_precision.NAMES, lambda word=word: torch.set_float32_matmul_precision(word)
+            )
+            for word in ("high", "highest", "medium")
+        ]
+        for index in order:
+            assert stack.pop(layers[index]) == ()
+        assert flags.snapshot() == original
+
+
+def test_an_override_on_mixed_apis_comes_back_to_the_mixed_state(stack: OverrideStack) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    original = flags.snapshot()
+    layer = stack.push(fp32_precision.NAMES, lambda: torch.set_float32_matmul_precision("high"))
+    assert torch.get_float32_matmul_precision() == "high"
+    stack.pop(layer)
+    assert flags.snapshot() == original
+    assert flags.is_mixed()
+
+
+def test_a_value_changed_meanwhile_is_kept_and_reported(stack: OverrideStack) -> None:
+    layer = stack.push(["num_threads", "cudnn.benchmark"], threads(1))
+    torch.set_num_threads(3)
+    assert stack.pop(layer) == ("num_threads",)
+    assert torch.get_num_threads() == 3
+
+
+def test_a_later_override_comes_back_to_what_the_user_set(stack: OverrideStack) -> None:
+    first = stack.push(["num_threads"], threads(1))
+    torch.set_num_threads(3)
+    second = stack.push(["num_threads"], threads(5))
+    assert stack.pop(second) == ()
+    assert torch.get_num_threads() == 3
+    assert stack.pop(first) == ("num_threads",)
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_while_changing_leaves_all_as_before(
+    stack: OverrideStack, error: type[BaseException]
+) -> None:
+    first = stack.push(["num_threads"], threads(1))
+    original = flags.snapshot()
+
+    def change() -> None:
+        torch.set_num_threads(5)
+        torch.backends.cudnn.benchmark = True
+        raise error
+
+    with pytest.raises(error):
+        stack.push(["num_threads", "cudnn.benchmark"], change)
+    assert flags.snapshot() == original
+    assert stack._layers == [first]
+    stack.pop(first)
+
+
+def test_a_failed_override_does_not_hide_what_the_user_changed(stack: OverrideStack) -> None:
+    layer = stack.push(["num_threads"], threads(1))
+    torch.set_num_threads(3)
+    with pytest.raises(ZeroDivisionError):
+        stack.push(["num_threads"], lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert stack.pop(layer) == ("num_threads",)
+    assert torch.get_num_threads() == 3
+
+
+def test_an_interrupt_while_changing_leaves_nothing_applied(stack: OverrideStack) -> None:
+    original = flags.snapshot()
+
+    def change() -> None:
+        signal.raise_signal(signal.SIGINT)
+        torch.set_num_threads(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        stack.push(["num_threads"], change)
+    assert flags.snapshot() == original
+    assert not stack._layers

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speedkit_jupyter import fp32_precision
+
+OLD_WAYS: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
+    "set_float32_matmul_precision": (
+        torch.set_float32_matmul_precision,
+        ("highest", "high", "medium"),
+    ),
+    "cuda.matmul.allow_tf32": (
+        lambda value: setattr(torch.backends.cuda.matmul, "allow_tf32", value),
+        (True, False),
+    ),
+    "cudnn.allow_tf32": (
+        lambda value: setattr(torch.backends.cudnn, "allow_tf32", value),
+        (True, False),
+    ),
+}
+NEW_WAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "torch.backends": (torch.backends, ("none", "ieee", "tf32")),
+    "cuda.matmul": (torch.backends.cuda.matmul, ("none", "ieee", "tf32")),
+    "cudnn": (torch.backends.cudnn, ("none", "ieee", "tf32")),
+    "cudnn.conv": (torch.backends.cudnn.conv, ("none", "ieee", "tf32")),
+    "cudnn.rnn": (torch.backends.cudnn.rnn, ("none", "ieee", "tf32")),
+    "mkldnn.matmul": (torch.backends.mkldnn.matmul, ("none", "ieee", "tf32", "bf16")),
+    "mkldnn.conv": (torch.backends.mkldnn.conv, ("none", "ieee", "tf32", "bf16")),
+}
+
+old_steps = st.sampled_from([(way, v) for way, (_, values) in OLD_WAYS.items() for v in values])
+new_steps = st.sampled_from([(way, v) for way, (_, values) in NEW_WAYS.items() for v in values])
+# What no Python attribute reaches, such as oneDNN's own value for all its operations.
+raw_steps = st.sampled_from(
+    [
+        (key, value)
+        for key in fp32_precision.KEYS
+        for value in fp32_precision.PRECISIONS.get(key[0], ("none", "ieee", "tf32", "bf16"))
+    ]
+)
+sequences = st.lists(old_steps | new_steps | raw_steps, max_size=8)
+
+
+def run(sequence: list[tuple[Any, Any]]) -> None:
+    for way, value in sequence:
+        if way in OLD_WAYS:
+            OLD_WAYS[way][0](value)
+        elif way in NEW_WAYS:
+            NEW_WAYS[way][0].fp32_precision = value
+        else:
+            torch._C._set_fp32_precision_setter(*way, value)
+
+
+def outcome(reader: Callable[[], Any]) -> Any:
+    try:
+        return reader()
+    except RuntimeError:
+        return "raises"
+
+
+def visible() -> dict[str, Any]:
+    """All that torch's own readers say, the ones that raise included."""
+    readers: dict[str, Callable[[], Any]] = {
+        "float32_matmul_precision": torch.get_float32_matmul_precision,
+        "cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+        "cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
+        "mkldnn.allow_tf32": torch._C._get_onednn_allow_tf32,
+    }
+    said = {name: outcome(reader) for name, reader in readers.items()}
+    for key in fp32_precision.KEYS:
+        said[fp32_precision.name_of(*key)] = torch._C._get_fp32_precision_getter(*key)
+    return said
+
+
+pytestmark = pytest.mark.usefixtures("changing_flags")
+
+
+def fresh() -> None:
+    """The same start for every example: hypothesis runs many of them in one test."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    for key in fp32_precision.KEYS:
+        if key not in (("cuda", "conv"), ("cuda", "rnn")):
+            torch._C._set_fp32_precision_setter(*key, "none")
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequence=sequences)
+def test_reading_changes_nothing_visible(sequence: Any) -> None:
+    fresh()
+    run(sequence)
+    before = visible()
+    first = fp32_precision.read()
+    assert visible() == before
+    assert fp32_precision.read() == first
+
+
+@settings(max_examples=100, deadline=None)
+@given(wanted=sequences, meanwhile=sequences, later=sequences)
+def test_a_written_state_reads_and_behaves_like_the_one_that_was_read(
+    wanted: Any, meanwhile: Any, later: Any
+) -> None:
+    fresh()
+    run(wanted)
+    values, seen = fp32_precision.read(), visible()
+    run(later)
+    seen_later = visible()
+
+    fresh()
+    run(meanwhile)
+    fp32_precision.write(values)
+    assert fp32_precision.read() == values
+    assert visible() == seen
+    run(later)  # an inheritance that was cut would show now
+    assert visible() == seen_later
+
+
+def test_a_state_that_torch_cannot_read_is_written_back_as_unreadable() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert outcome(torch.get_float32_matmul_precision) == "raises"
+    values, seen = fp32_precision.read(), visible()
+    torch.set_float32_matmul_precision("highest")
+    fp32_precision.write(values)
+    assert visible() == seen
+
+
+def test_an_inherited_value_is_read_as_none_and_goes_on_following() -> None:
+    torch.backends.fp32_precision = "tf32"
+    values = fp32_precision.read()
+    assert values["fp32_precision"] == "tf32"
+    assert values["cuda.matmul.fp32_precision"] == "none"
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    fp32_precision.write(values)
+    torch.backends.fp32_precision = "ieee"
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+
+
+def test_every_name_is_read() -> None:
+    assert set(fp32_precision.read()) == set(fp32_precision.NAMES)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_the_old_setting_is_recovered_where_torch_cannot_read_it(precision: str) -> None:
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cuda.matmul.fp32_precision = "ieee" if precision != "highest" else "tf32"
+    assert fp32_precision.is_mixed()
+    assert fp32_precision.read()["float32_matmul_precision"] == precision
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequence=sequences)
+def test_repair_makes_the_readers_work_and_keeps_what_was_in_force(sequence: Any) -> None:
+    fresh()
+    run(sequence)
+    mixed, before = fp32_precision.is_mixed(), visible()
+    assert fp32_precision.repair() == mixed
+    after = visible()
+    assert "raises" not in after.values()
+    if not mixed:
+        assert after == before
+        return
+    assert is_tf32(after, "conv") == is_tf32(before, "conv")
+    if torch.cuda.is_available():
+        assert is_tf32(after, "matmul") == is_tf32(before, "matmul")
+    else:
+        assert is_tf32(after, "matmul") or not is_tf32(before, "matmul")
+        name = "mkldnn.matmul.fp32_precision"
+        assert LOWERED.get(after[name]) == LOWERED.get(before[name])
+
+
+LOWERED = {"tf32": "tf32", "bf16": "bf16"}  # "none" and "ieee" are both full float32
+
+
+def is_tf32(seen: dict[str, Any], operation: str) -> bool:
+    return bool(seen[f"cuda.{operation}.fp32_precision"] == "tf32")
+
+
+def test_repair_of_an_agreeing_state_says_that_nothing_was_wrong() -> None:
+    torch.set_float32_matmul_precision("high")
+    before = visible()
+    assert not fp32_precision.repair()
+    assert visible() == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device decides there")
+def test_repair_keeps_bf16_products_on_a_machine_without_cuda() -> None:
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert fp32_precision.repair()
+    assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+
+
+IN_A_NEW_PROCESS = """
+import torch
+from speedkit_jupyter import fp32_precision, flags
+
+conv = torch.backends.cudnn.conv
+untouched = conv.fp32_precision
+before = flags.snapshot()
+assert conv.fp32_precision == untouched, "reading switched TF32 in convolutions off"
+torch.backends.fp32_precision = "ieee"
+follows = conv.fp32_precision
+fp32_precision.read()
+flags.restore(before)
+assert conv.fp32_precision == untouched
+torch.backends.fp32_precision = "ieee"
+assert conv.fp32_precision == follows, "reading or restoring cut the inheritance"
+flags.restore(before)
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # old readers raise from here on
+mixed = flags.snapshot()
+assert conv.fp32_precision == untouched
+flags.restore(before)
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+assert fp32_precision.repair()
+torch.backends.fp32_precision = "ieee"
+assert conv.fp32_precision == follows, "repairing matmul touched convolutions"
+torch.set_float32_matmul_precision("medium")
+torch.backends.cudnn.allow_tf32 = False
+flags.restore(mixed)
+assert flags.snapshot() == mixed and conv.fp32_precision == untouched
+"""
+
+
+def test_a_new_process_keeps_its_default_for_convolutions() -> None:
+    # A value that can't be written again, so it takes a process in which nothing was written.
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_A_NEW_PROCESS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

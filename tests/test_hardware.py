@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from speedkit_jupyter import ConfigError, Hardware
+from speedkit_jupyter.hardware import Accelerator, Cpu
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+MACHINES = sorted(one.stem for one in (CONFIGS / "hardware").glob("*.json"))
+Load = Callable[[str], Hardware]
+
+
+def test_detection_gives_plausible_values_here() -> None:
+    here = Hardware.detect()
+    assert here.torch == torch.__version__
+    assert here.python == ".".join(map(str, sys.version_info[:3]))
+    assert 1 <= here.cpu.usable_cores <= here.cpu.logical_cores == os.cpu_count()
+    assert here.cpu.memory_bytes > 2**28
+    assert here.cpu.name not in ("", "unknown")
+    assert here.cxx is None or Path(here.cxx).exists()
+    cuda = [one for one in here.accelerators if one.kind == "cuda"]
+    assert len(cuda) == torch.cuda.device_count()
+
+
+@pytest.mark.gpu
+def test_a_detected_gpu_has_name_memory_and_capability() -> None:
+    gpu = Hardware.detect().accelerator("cuda")
+    assert gpu is not None
+    assert gpu.name == torch.cuda.get_device_name(0)
+    assert gpu.capability == torch.cuda.get_device_capability(0)
+    assert gpu.memory_bytes > 2**30
+    assert gpu.multiprocessors > 0
+
+
+def test_the_compiler_is_the_one_that_inductor_would_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    assert Hardware.detect().cxx == sys.executable
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert Hardware.detect().cxx is None
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_usable_cores_respect_affinity() -> None:
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from speedkit_jupyter import Hardware; print(Hardware.detect().cpu.usable_cores)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["1"], done.stderr
+
+
+def test_detection_survives_json() -> None:
+    here = Hardware.detect()
+    assert Hardware.from_json(here.to_json()) == here
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_stored_machine_survives_json(hardware: Load, tmp_path: Path, name: str) -> None:
+    machine = hardware(name)
+    again = tmp_path / "machine.json"
+    again.write_text(machine.to_json(), encoding="utf-8")
+    assert Hardware.from_json(again) == Hardware.from_json(str(again)) == machine
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"sytem": "Linux"}', "sytem: unknown key; allowed: system, python"),
+        ('{"sytem": "Linux"}', "Did you mean 'system'?"),
+        ('{"cpu": {"featurs": []}}', "cpu.featurs: unknown key"),
+        ('{"accelerators": [{"kind": "cuda", "nam": "x"}]}', "accelerators.0.nam: unknown key"),
+        ('{"accelerators": [{"kind": "cudda"}]}', "accelerators.0.kind: Input should be 'cuda'"),
+        ('{"cpu": {"usable_cores": 0}}', "cpu.usable_cores: Input should be greater than 0"),
+        ("[1]", "a machine is a mapping"),
+        ('{\n"cpu": {},\n}', "line 3: "),
+        ("", "line 1: Expecting value"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_wrong_file_names_itself_and_the_mistake(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        Hardware.from_json(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+
+
+def test_all_mistakes_come_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Hardware.from_json('{"sytem": 1, "cpu": {"cores": 2}, "triton": "maybe"}')
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("name", ["missing.json", ".", "no\0path"])
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.json|/\.|no"):
+        Hardware.from_json(f"{tmp_path}/{name}")
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_bytes(b'{"python": "\xff"}')
+    with pytest.raises(ConfigError, match=r"machine\.json: 'utf-8' codec"):
+        Hardware.from_json(path)
+
+
+@pytest.mark.parametrize(
+    ("machine", "tensor_cores", "bf16", "tf32"),
+    [
+        ("gtx1080", False, False, False),
+        ("p100", False, False, False),
+        ("v100", True, False, False),
+        ("t4", True, False, False),
+        ("gtx1660", False, False, False),
+        ("a100", True, True, True),
+        ("h200", True, True, True),
+        ("mi300x", False, True, False),
+    ],
+)
+def test_what_a_gpu_can(
+    hardware: Load, machine: str, tensor_cores: bool, bf16: bool, tf32: bool
+) -> None:
+    gpu = hardware(machine).accelerator("cuda")
+    assert gpu is not None
+    assert (gpu.tensor_cores, gpu.bf16, gpu.tf32) == (tensor_cores, bf16, tf32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA GeForce GTX 1650", "NVIDIA GeForce GTX 1660 SUPER", "NVIDIA T600", "NVIDIA T1000"],
+)
+def test_turing_chips_without_tensor_cores_are_known(name: str) -> None:
+    assert not Accelerator(kind="cuda", name=name, capability=(7, 5)).tensor_cores
+
+
+@pytest.mark.parametrize("name", ["Tesla T4", "NVIDIA GeForce RTX 2080 Ti", "Quadro RTX 6000"])
+def test_other_turing_chips_have_tensor_cores(name: str) -> None:
+    assert Accelerator(kind="cuda", name=name, capability=(7, 5)).tensor_cores
+
+
+@pytest.mark.parametrize(
+    ("features", "bf16"),
+    [((), False), (("avx2", "avx512_f"), False), (("avx512_bf16",), True), (("amx_bf16",), True)],
+)
+def test_a_cpu_multiplies_bf16_by_its_features(features: tuple[str, ...], bf16: bool) -> None:
+    assert Cpu(features=features).bf16 == bf16
+
+
+def test_a_device_string_names_an_accelerator_that_is_there() -> None:
+    two = Hardware(
+        accelerators=(Accelerator(kind="cuda", name="a"), Accelerator(kind="cuda", name="b"))
+    )
+    names = [one and one.name for one in map(two.accelerator, ("cuda", "cuda:1", "cuda:2", "mps"))]
+    assert names == ["a", "b", None, None]
+    assert two.accelerator("cpu") is None

@@ -1,0 +1,256 @@
+"""Plans are pinned in tests/plans/, values and reasons.
+
+After a change on purpose write them anew, and read the difference before committing it:
+    pytest tests/test_plan.py --regenerate-plans
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, flags, plan
+from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter.optimizations import CATALOG
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+PINNED = Path(__file__).parent / "plans"
+MACHINES = sorted(one.stem for one in (CONFIGS / "hardware").glob("*.json"))
+FACTS = Facts(
+    parameters=11_000_000, convolutions=20, linears=1, optimizers=(OptimizerFacts("AdamW"),)
+)
+Load = Callable[[str], Hardware]
+
+
+def decided(machine: Hardware, facts: Facts = FACTS, **wishes: Any) -> Plan:
+    return plan(SpeedConfig(**wishes), machine, facts)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_auto_plan_is_the_pinned_one(
+    hardware: Load, name: str, request: pytest.FixtureRequest
+) -> None:
+    found = decided(hardware(name)).to_dict()
+    path = PINNED / f"{name}.yaml"
+    if request.config.getoption("--regenerate-plans"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump(found, sort_keys=False, width=1000), encoding="utf-8")
+    assert found == yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_every_pinned_plan_has_its_machine() -> None:
+    assert sorted(one.stem for one in PINNED.glob("*.yaml")) == MACHINES
+
+
+@pytest.mark.parametrize(
+    ("machine", "precision", "scaler", "tf32"),
+    [
+        ("a100", "bf16", False, "high"),
+        ("h200", "bf16", False, "high"),
+        ("rtx4050_laptop_windows", "bf16", False, "high"),
+        ("t4", "fp16", True, "highest"),
+        ("v100", "fp16", True, "highest"),
+        ("gtx1660", "fp32", False, "highest"),
+        ("gtx1080", "fp32", False, "highest"),
+        ("p100", "fp32", False, "highest"),
+        ("cpu", "fp32", False, "highest"),
+        ("cpu_avx512_bf16", "bf16", False, "highest"),
+    ],
+)
+def test_precision_follows_the_units_that_the_machine_has(
+    hardware: Load, machine: str, precision: str, scaler: bool, tf32: str
+) -> None:
+    found = decided(hardware(machine))
+    assert [found[name].value for name in ("precision", "grad_scaler", "tf32")] == [
+        precision,
+        scaler,
+        tf32,
+    ]
+    assert found["precision"].active == (precision != "fp32")
+    assert found["tf32"].active == (tf32 == "high")
+
+
+ON = ("a100", "h200", "t4", "v100", "gtx1660", "arc_b580_xpu", "mi300x")
+OFF = ("gtx1080", "p100", "cpu", "cpu_avx512_bf16", "rtx4050_laptop_windows", "apple_m2_mps")
+
+
+@pytest.mark.parametrize(
+    ("machine", "on"), [*((name, True) for name in ON), *((name, False) for name in OFF)]
+)
+def test_compile_is_on_for_gpus_on_linux(hardware: Load, machine: str, on: bool) -> None:
+    decision = decided(hardware(machine))["compile"]
+    assert (decision.value, decision.active, decision.declined) == (on, on, False)
+
+
+def test_compile_stays_off_on_windows_with_triton_unless_asked_for(hardware: Load) -> None:
+    machine = hardware("rtx4050_laptop_windows").model_copy(update={"triton": True, "cxx": "cl"})
+    assert not decided(machine)["compile"].active
+    assert decided(machine, compile=True)["compile"].active
+
+
+def test_bf16_on_a_cpu_is_a_guess_that_says_how_to_measure_it(hardware: Load) -> None:
+    decision = decided(hardware("cpu_avx512_bf16"))["precision"]
+    assert decision.guess
+    assert "%%speedbench --compare baseline,auto" in decision.reason
+
+
+def test_every_decision_has_a_reason_and_stands_in_the_catalogs_order(hardware: Load) -> None:
+    for name in MACHINES:
+        found = decided(hardware(name))
+        assert [one.name for one in found] == [one.name for one in CATALOG]
+        assert all(one.reason.strip() for one in found)
+
+
+def test_planning_changes_no_switch(hardware: Load) -> None:
+    before = flags.snapshot()
+    for name in MACHINES:
+        decided(hardware(name), precision="bf16", tf32="high", compile=True, sdpa="flash")
+    assert flags.snapshot() == before
+
+
+def test_an_unknown_decision_is_a_key_error(hardware: Load) -> None:
+    with pytest.raises(KeyError, match="tf23"):
+        decided(hardware("cpu"))["tf23"]
+
+
+# --- what was asked and can't be had ---
+
+
+@pytest.mark.parametrize(
+    ("machine", "wish", "value", "active", "reason"),
+    [
+        ("gtx1080", {"precision": "bf16"}, "fp32", False, "has no bf16 units"),
+        ("t4", {"precision": "bf16"}, "fp16", True, "the nearest that works is fp16"),
+        ("cpu", {"sdpa": "flash"}, "auto", False, "'flash' is a CUDA kernel"),
+        ("apple_m2_mps", {"sdpa": "flash"}, "auto", False, "'flash' is a CUDA kernel"),
+        ("t4", {"sdpa": "flash"}, "efficient", True, "needs compute capability 8.0"),
+        ("t4", {"sdpa": "cudnn"}, "efficient", True, "needs compute capability 8.0"),
+        ("t4", {"tf32": "high"}, "highest", False, "7.5 < 8.0"),
+        ("cpu", {"tf32": "high"}, "highest", False, "changes nothing on a CPU"),
+        ("cpu", {"tf32": "medium"}, "highest", False, "no AVX512_BF16 or AMX"),
+        ("cpu", {"device": "cuda"}, "cpu", False, "this machine has no cuda (found: no GPU)"),
+        ("t4", {"device": "cuda:1"}, "cpu", False, "this machine has no cuda:1 (found: Tesla T4)"),
+        ("cpu", {"cudnn_benchmark": True}, False, False, "cuDNN does not run on cpu"),
+        ("rtx4050_laptop_windows", {"compile": True}, False, False, "pip install triton-windows"),
+        ("gtx1080", {"compile": True}, False, False, "Triton needs compute capability 7.0"),
+    ],
+)
+def test_what_a_machine_lacks_is_declined_or_replaced_with_a_reason(
+    hardware: Load, machine: str, wish: dict[str, Any], value: object, active: bool, reason: str
+) -> None:
+    (name,) = wish
+    decision = decided(hardware(machine), **wish)[name]
+    assert (decision.value, decision.active, decision.declined) == (value, active, True)
+    assert decision.source == "user"
+    assert reason in decision.reason
+
+
+def test_compiling_without_a_compiler_is_declined_with_what_to_install(hardware: Load) -> None:
+    bare = hardware("cpu").model_copy(update={"cxx": None})
+    decision = decided(bare, compile=True)["compile"]
+    assert (decision.value, decision.declined) == (False, True)
+    assert "install g++" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("wish", "facts"),
+    [
+        ({"channels_last": True}, replace(FACTS, convolutions=0)),
+        ({"fused_optimizer": True}, replace(FACTS, optimizers=())),
+        ({"fused_optimizer": True}, replace(FACTS, sparse_gradients=True)),
+        ({"fused_optimizer": {"enabled": True, "name": "SGD"}}, FACTS),
+        ({"precision": "bf16"}, replace(FACTS, dtypes=("bfloat16",))),
+        ({"grad_scaler": True}, replace(FACTS, dtypes=("float16",))),
+        ({"compile": True}, replace(FACTS, compiled="script")),
+        ({"device": "cpu"}, replace(FACTS, devices=("cpu", "cuda:0"))),
+    ],
+)
+def test_what_a_model_cannot_take_is_declined(
+    hardware: Load, wish: dict[str, Any], facts: Facts
+) -> None:
+    (name,) = wish
+    decision = decided(hardware("a100"), facts, **wish)[name]
+    assert decision.declined
+    assert not decision.active
+
+
+def test_what_was_not_asked_for_is_not_called_declined(hardware: Load) -> None:
+    for name in MACHINES:
+        assert not [one.name for one in decided(hardware(name)) if one.declined]
+
+
+def test_a_model_that_lies_on_the_gpu_stays_there(hardware: Load) -> None:
+    decision = decided(hardware("a100"), FACTS.moved("cuda:0"))["device"]
+    assert (decision.value, decision.active) == ("cuda:0", False)
+
+
+def test_a_cpu_by_request_is_planned_as_a_cpu(hardware: Load) -> None:
+    found = decided(hardware("a100"), device="cpu")
+    assert found["device"].value == "cpu"
+    assert found["precision"].value == "fp32"
+    assert not found["compile"].active
+
+
+# --- a plan as a config ---
+
+wishes = st.fixed_dictionaries(
+    {},
+    optional={
+        "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
+        "grad_scaler": st.booleans(),
+        "tf32": st.sampled_from(["highest", "high", "medium"]),
+        "sdpa": st.sampled_from(["flash", "efficient", "cudnn", "math"]),
+        "channels_last": st.booleans(),
+        "cudnn_benchmark": st.booleans(),
+        "fused_optimizer": st.booleans() | st.just({"enabled": True, "name": "AdamW"}),
+        "compile": st.booleans() | st.just({"enabled": True, "mode": "max-autotune"}),
+        "threads": st.integers(1, 64),
+        "device": st.sampled_from(["cpu", "cuda", "mps"]),
+    },
+)
+
+
+def outcome(decision: Decision) -> tuple[Any, ...]:
+    return decision.name, decision.value, decision.active, dict(decision.details)
+
+
+@settings(max_examples=60, deadline=None)
+@given(machine=st.sampled_from(MACHINES), wish=wishes)
+def test_a_plan_as_config_gives_the_same_plan_again(machine: str, wish: dict[str, Any]) -> None:
+    hardware = Hardware.from_json(CONFIGS / "hardware" / f"{machine}.json")
+    first = decided(hardware, **wish)
+    again = plan(first.to_config(), hardware, FACTS)
+    assert list(map(outcome, again)) == list(map(outcome, first))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_saved_plan_loads_as_config_with_its_reasons_beside(
+    hardware: Load, tmp_path: Path, name: str
+) -> None:
+    found = decided(hardware(name), compile={"enabled": True, "mode": "max-autotune"})
+    path = tmp_path / "plan.yaml"
+    text = found.to_yaml(path)
+    assert path.read_text(encoding="utf-8") == text
+    assert SpeedConfig.from_yaml(path) == found.to_config()
+    for decision in found:
+        assert f"# {decision.name}: {decision.reason}" in text
+
+
+def test_an_applied_decision_is_the_users_once_saved(hardware: Load) -> None:
+    config = decided(hardware("t4")).to_config()
+    assert config.precision == "fp16"
+    assert plan(config, hardware("t4"), FACTS)["precision"].source == "user"
+
+
+def test_without_arguments_this_machine_is_planned_for() -> None:
+    found = plan()
+    assert found.hardware == Hardware.detect()
+    assert found.config == SpeedConfig()
+    assert str(found).count("\n") == len(CATALOG) - 1
