@@ -8,6 +8,7 @@ QUICKSTART := notebooks/01_quickstart.ipynb
 .PHONY: demo test quick lint notebooks colab gpu benchmarks clean
 
 demo: .venv/installed
+	@echo "Running $(QUICKSTART): about half a minute."
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
@@ -36,17 +37,19 @@ benchmarks: .venv/installed
 	for program in tests/benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
 
 .venv/installed: pyproject.toml configs/constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check \
+	@echo "Installing into .venv: some minutes, once."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check \
 	  --constraint configs/constraints.txt --editable '.[test]'
-	touch $@
+	@touch $@
 
 .venv-colab/installed: pyproject.toml configs/constraints-colab.txt
-	$(PYTHON) -m venv .venv-colab
-	$(COLAB)/pip install --quiet --disable-pip-version-check \
+	@echo "Installing into .venv-colab: some minutes, once."
+	@$(PYTHON) -m venv .venv-colab
+	@$(COLAB)/pip install --quiet --disable-pip-version-check \
 	  --constraint configs/constraints-colab.txt --editable . \
 	  ipykernel nbclient pytest hypothesis setuptools
-	touch $@
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-colab .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

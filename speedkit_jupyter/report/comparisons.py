@@ -7,7 +7,7 @@ import math
 from speedkit_jupyter.measure.benchmark import too_few
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import spread
-from speedkit_jupyter.report.document import Document, Row, Section, Table, Tone
+from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, ratio, seconds, word
 
 TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "failed": "bad"}
@@ -26,8 +26,18 @@ def comparison_report(comparison: Comparison) -> Document:
         "verdict",
     )
     table = Table(columns, rows, numbers=columns[1:-1])
-    sections = [Section(table), Section(_applied(comparison))]
+    sections = [Section(table), *_plot(comparison), Section(_applied(comparison))]
     return Document(_headline(comparison), tuple(sections), comparison.to_dict())
+
+
+def _plot(comparison: Comparison) -> list[Section]:
+    """A picture once there is more than one ratio to look at."""
+    from speedkit_jupyter.report import plots
+
+    if sum(comparison.ratio(one) is not None for one in comparison.records) < 2:
+        return []
+    png = plots.as_png(plots.speedups(comparison))
+    return [Section(Picture(png, "Speed-up of each variant with its interval, as in the table"))]
 
 
 def _headline(comparison: Comparison) -> str:

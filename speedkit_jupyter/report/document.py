@@ -35,10 +35,18 @@ class Code:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A PNG, shown where pictures can be; `text` says the same in words."""
+
+    png: bytes
+    text: str
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a report under an optional title."""
 
-    body: Table | Code | str
+    body: Table | Code | Picture | str
     title: str = ""
 
 

@@ -5,9 +5,10 @@ Colours are chosen to be read on white and on near-black; text takes the theme's
 
 from __future__ import annotations
 
+from base64 import b64encode
 from html import escape
 
-from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
+from speedkit_jupyter.report.document import Code, Document, Picture, Row, Section, Table
 
 TONES = {
     "plain": "",
@@ -43,6 +44,10 @@ def _section(section: Section) -> str:
         return title + _table(body)
     if isinstance(body, Code):
         return f'{title}<pre style="{CODE}">{escape(body.text)}</pre>'
+    if isinstance(body, Picture):
+        source = f"data:image/png;base64,{b64encode(body.png).decode()}"
+        alt = escape(body.text)
+        return f'{title}<img alt="{alt}" style="max-width:100%;width:36em" src="{source}">'
     lines = "".join(f"<div>{_text(line)}</div>" for line in body.splitlines())
     return f'{title}<div style="margin:4px 0">{lines}</div>'
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from speedkit_jupyter.report.document import Code, Document, Section, Table
+from speedkit_jupyter.report.document import Code, Document, Picture, Section, Table
 
 GAP = "  "
 # Without a terminal (a saved notebook, a pipe) this many columns.
@@ -16,7 +16,8 @@ def render(document: Document) -> str:
     """The whole report."""
     width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
     parts = ["\n".join(textwrap.wrap(document.headline, width))]
-    parts += [_section(section, width) for section in document.sections]
+    shown = [one for one in document.sections if not isinstance(one.body, Picture)]
+    parts += [_section(section, width) for section in shown]
     return "\n\n".join(parts)
 
 
@@ -27,6 +28,7 @@ def _section(section: Section, width: int) -> str:
     elif isinstance(body, Code):
         text = textwrap.indent(body.text, "    ")
     else:
+        assert isinstance(body, str)
         text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())
     return f"{section.title}\n{text}" if section.title else text
 
