@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from speedkit_jupyter.context import sdp_context as sdp_context
     from speedkit_jupyter.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.exceptions import SpeedKitError as SpeedKitError
+    from speedkit_jupyter.exceptions import StepError as StepError
     from speedkit_jupyter.facts import Facts as Facts
     from speedkit_jupyter.hardware import Hardware as Hardware
+    from speedkit_jupyter.measure.benchmark import benchmark as benchmark
     from speedkit_jupyter.optimizations.base import Decision as Decision
     from speedkit_jupyter.planning import Plan as Plan
     from speedkit_jupyter.planning import plan as plan
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_HOMES = {  # where each public name lives
     "ConfigError": "exceptions",
     "Decision": "optimizations.base",
     "Facts": "facts",
@@ -34,6 +36,8 @@ _HOMES = {
     "SpeedConfig": "config",
     "SpeedContext": "context",
     "SpeedKitError": "exceptions",
+    "StepError": "exceptions",
+    "benchmark": "measure.benchmark",
     "apply_speedups": "context",
     "autocast_context": "context",
     "plan": "planning",

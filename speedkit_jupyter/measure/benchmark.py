@@ -17,7 +17,7 @@ from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.isolation import State, isolated
-from speedkit_jupyter.measure.routing import routed
+from speedkit_jupyter.measure.routing import Router
 from speedkit_jupyter.measure.statistics import planned_looks
 from speedkit_jupyter.measure.variants import CURRENT, Variant, variant
 from speedkit_jupyter.planning import describe
@@ -63,26 +63,25 @@ class Runner:
     step: Step
     contexts: list[SpeedContext]
     record: Record
-    current: bool = False
     warm: State | None = field(default=None, repr=False)
+    _router: Router | None = None
 
     def applied(self) -> ExitStack:
-        """The variant in force."""
+        """The variant in force; a step that doesn't call the context is routed."""
         stack = ExitStack()
         for context in self.contexts:
             stack.enter_context(context.in_force())
+        if not self.step.calls_context:
+            self._router = Router(self.contexts, self.step.optimizers)
+            stack.enter_context(self._router.installed())
         return stack
 
     def once(self) -> object:
         """One step."""
         __tracebackhide__ = True
-        context = self.contexts[0]
-        if self.step.calls_context:
-            return self.step.run(context)
-        with ExitStack() as stack:
-            for one in self.contexts:
-                stack.enter_context(routed(one))
-            return self.step.run(context)
+        if self._router is None:
+            return self.step.run(self.contexts[0])
+        return self._router.run(lambda: self.step.run(self.contexts[0]))
 
     def state(self) -> State:
         """A copy of what the step changes, as it is now."""

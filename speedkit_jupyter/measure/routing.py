@@ -1,4 +1,4 @@
-"""A plain step under a plan: autocast and SDPA reach its forward passes at run time.
+"""A plain step under a plan: autocast and the GradScaler reach it at run time.
 
 `loss_fn(model(x), y).backward()` is one statement, so what must surround the forward pass
 surrounds the whole step, and is suspended inside the backward pass and the optimizer's step.
@@ -6,8 +6,8 @@ surrounds the whole step, and is suspended inside the backward pass and the opti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.context import SpeedContext
@@ -16,49 +16,128 @@ from speedkit_jupyter.exceptions import StepError
 if TYPE_CHECKING:
     import torch
 
+MISSING = object()
 
-@contextmanager
-def routed(context: SpeedContext) -> Iterator[None]:
-    """Run the block's forward passes under the context's plan.
 
-    Raises StepError for a plan with loss scaling: the step itself must call the scaler.
+class Router:
+    """Runs plain steps under the plan that `contexts` (one per model) share.
+
+    `installed()` surrounds a block of steps, `run(step)` each of them, so that a step costs
+    what it costs in the user's own loop. A plan that changes no precision costs nothing.
     """
-    import torch
 
-    if context.plan["grad_scaler"].active:
-        raise StepError(
-            "loss scaling must stand in the step: with ctx.autocast(): …; "
-            "ctx.grad_scaler.scale(loss).backward(); ctx.grad_scaler.step(optimizer); "
-            "ctx.grad_scaler.update()"
-        )
-    with ExitStack() as stack:
-        stack.callback(torch.clear_autocast_cache)
-        stack.enter_context(context.sdpa())
-        if context.plan["precision"].active:
-            stack.enter_context(_suspended_in_backward(context.device.type))
-            stack.enter_context(_suspended_in_steps(context.device.type))
-            stack.enter_context(context.autocast())
-        yield
+    def __init__(
+        self, contexts: Sequence[SpeedContext], optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> None:
+        lowered = [one for one in contexts if one.plan["precision"].active]
+        scaled = [one for one in contexts if one.plan["grad_scaler"].active]
+        self._context = lowered[0] if lowered else None
+        self._scaler = scaled[0].grad_scaler if scaled else None
+        self._optimizers = list(optimizers)
+        self._scaled_a_step = False
 
+    def run(self, step: Callable[[], Any]) -> Any:
+        """One step; the scaler is updated once at its end, if any optimizer stepped in it."""
+        __tracebackhide__ = True
+        with nullcontext() if self._context is None else self._context.autocast():
+            result = step()
+        if self._scaled_a_step and self._scaler is not None:
+            self._scaled_a_step = False
+            self._scaler.update()
+        return result
 
-@contextmanager
-def _suspended_in_backward(device_type: str) -> Iterator[None]:
-    import torch
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Everything that must be patched for a block of steps, and is put back after it."""
+        with ExitStack() as stack:
+            if self._context is not None:
+                device_type = self._context.device.type
+                stack.enter_context(_suspended_in_steps(device_type))
+                stack.enter_context(self._routed_backward(device_type))
+            if self._scaler is not None:
+                for optimizer in self._optimizers:
+                    stack.enter_context(self._routed_step(optimizer))
+                stack.enter_context(self._unscaled_before_clipping())
+            yield
 
-    backward, grad = torch.autograd.backward, torch.autograd.grad
+    @contextmanager
+    def _routed_backward(self, device_type: str) -> Iterator[None]:
+        """Outside autocast; and of the scaled loss, where the plan has a scaler."""
+        import torch
 
-    def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+        backward, grad = torch.autograd.backward, torch.autograd.grad
+
+        def routed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             with torch.autocast(device_type, enabled=False):
-                return function(*args, **kwargs)
+                backward(self._scaled(tensors, grad_tensors), grad_tensors, *args, **kwargs)
 
-        return call
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(device_type, enabled=False):
+                return grad(*args, **kwargs)
 
-    torch.autograd.backward, torch.autograd.grad = plainly(backward), plainly(grad)
-    try:
-        yield
-    finally:
-        torch.autograd.backward, torch.autograd.grad = backward, grad
+        torch.autograd.backward, torch.autograd.grad = routed, plain
+        try:
+            yield
+        finally:
+            torch.autograd.backward, torch.autograd.grad = backward, grad
+
+    def _scaled(self, tensors: Any, grad_tensors: Any) -> Any:
+        if self._scaler is None:
+            return tensors
+        if grad_tensors is not None:
+            raise StepError("fp16: backward() with a gradient of its own can't be scaled")
+        return self._scaler.scale(tensors)
+
+    @contextmanager
+    def _routed_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """`optimizer.step()` through `scaler.step(optimizer)`, which calls it in turn."""
+        found = optimizer.__dict__.get("step", MISSING)
+        step, scaler = optimizer.step, self._scaler
+        inside = False
+
+        def routed(closure: Any = None) -> Any:
+            nonlocal inside
+            if inside:
+                return step()
+            if closure is not None:
+                raise StepError("fp16: an optimizer with a closure can't be scaled")
+            inside = True
+            try:
+                self._scaled_a_step = True
+                return scaler.step(optimizer)  # type: ignore[union-attr]
+            finally:
+                inside = False
+
+        optimizer.step = routed  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if found is MISSING:
+                del optimizer.__dict__["step"]
+            else:
+                optimizer.__dict__["step"] = found
+
+    @contextmanager
+    def _unscaled_before_clipping(self) -> Iterator[None]:
+        """Both clipping functions group the gradients first, whichever way they were imported."""
+        from torch.amp.grad_scaler import OptState
+        from torch.nn.utils import clip_grad as module
+
+        clip_grad: Any = module
+        group = clip_grad._group_tensors_by_device_and_dtype
+        scaler: Any = self._scaler
+
+        def unscaled(*args: Any, **kwargs: Any) -> Any:
+            for optimizer in self._optimizers:
+                if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+                    scaler.unscale_(optimizer)
+            return group(*args, **kwargs)
+
+        clip_grad._group_tensors_by_device_and_dtype = unscaled
+        try:
+            yield
+        finally:
+            clip_grad._group_tensors_by_device_and_dtype = group
 
 
 @contextmanager

@@ -83,9 +83,17 @@ def test_a_method_is_as_good_as_lines(shell):
 
 
 def test_a_failing_variant_is_a_row_and_the_others_go_on(shell):
-    shown = shell.run(bench("--compare baseline,fp16,auto --budget 0.3"))
-    assert "failed: loss scaling must stand in the step" in " ".join(shown.split())
+    cell = "if torch.is_autocast_enabled('cpu'): raise RuntimeError('out of memory')\n" + STEP
+    shown = shell.run(bench("--compare baseline,bf16,auto --budget 0.3", cell))
+    assert "failed: RuntimeError: out of memory" in " ".join(shown.split())
     assert "auto: channels_last" in shown
+
+
+def test_fp16_works_in_a_plain_cell_with_clipping(shell):
+    cell = STEP.replace(
+        "optimizer.step", "nn.utils.clip_grad_norm_(model.parameters(), 1.0); optimizer.step"
+    )
+    assert "failed" not in shell.run(bench("--compare baseline,fp16 --budget 0.3", cell))
 
 
 def test_fp16_works_where_the_cell_calls_the_scaler(shell):

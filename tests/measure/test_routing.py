@@ -1,0 +1,137 @@
+"""Plain steps under a plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, StepError
+from speedkit_jupyter.context import prepare
+from speedkit_jupyter.measure.routing import Router
+
+
+@pytest.fixture
+def parts():
+    """A model, its optimizer and a batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return model, optimizer, torch.rand(8, 8), torch.randint(4, (8,))
+
+
+def run(parts, config: SpeedConfig, step, optimizer=None) -> None:
+    """The step under a plan, three times."""
+    optimizer = optimizer or parts[1]
+    context = prepare(parts[0], config, [optimizer])
+    router = Router([context], [optimizer])
+    with context.in_force(), router.installed():
+        for _ in range(3):
+            router.run(step)
+
+
+def plain(**values) -> SpeedConfig:
+    return SpeedConfig(fused_optimizer=False, **values)
+
+
+def test_autocast_is_on_in_the_forward_pass_and_off_in_backward_and_step(parts):
+    model, optimizer, x, y = parts
+    seen = {}
+
+    class Spy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tensor):
+            seen["forward"] = torch.is_autocast_enabled("cpu")
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen["backward"] = torch.is_autocast_enabled("cpu")
+            return gradient
+
+    def note(*_):
+        seen["step"] = torch.is_autocast_enabled("cpu")
+
+    handle = optimizer.register_step_pre_hook(note)
+    run(parts, plain(precision="bf16"), lambda: (
+        nn.functional.cross_entropy(Spy.apply(model(x)), y).backward(), optimizer.step()
+    ))  # fmt: skip
+    handle.remove()
+    assert seen == {"forward": True, "backward": False, "step": False}
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_every_patch_is_taken_back_after_an_exception(parts):
+    model, optimizer, x, _ = parts
+    clip_grad = torch.nn.utils.clip_grad
+    before = (torch.autograd.backward, torch.autograd.grad,
+              clip_grad._group_tensors_by_device_and_dtype)  # fmt: skip
+
+    def step():
+        model(x).sum().backward()
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        run(parts, plain(precision="fp16"), step)
+    after = (torch.autograd.backward, torch.autograd.grad,
+             clip_grad._group_tensors_by_device_and_dtype)  # fmt: skip
+    assert before == after
+    assert "step" not in optimizer.__dict__
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_plain_fp16_step_is_the_documented_loop_with_the_scaler(parts, clip):
+    import copy
+
+    model, optimizer, x, y = parts
+    twin = copy.deepcopy(model)
+    other = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
+
+    def step():
+        nn.functional.cross_entropy(model(x), y).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run(parts, plain(precision="fp16"), step)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(twin(x), y)
+        scaler.scale(loss).backward()
+        if clip:
+            scaler.unscale_(other)
+            nn.utils.clip_grad_norm_(twin.parameters(), 0.05)
+        scaler.step(other)
+        scaler.update()
+        other.zero_grad()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_gradient_accumulation_updates_the_scaler_only_after_steps(parts):
+    model, optimizer, x, y = parts
+    context = prepare(model, plain(precision="fp16"), [optimizer])
+    router = Router([context], [optimizer])
+    loss_fn = nn.functional.cross_entropy
+    with context.in_force(), router.installed():
+        router.run(lambda: loss_fn(model(x), y).backward())
+        assert context.grad_scaler._growth_tracker == 0
+        router.run(lambda: (loss_fn(model(x), y).backward(), optimizer.step()))
+        assert context.grad_scaler._growth_tracker == 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_closure_is_declined(parts, precision):
+    model, _, x, _ = parts
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(StepError, match="closure"):
+        run(parts, plain(precision=precision), lambda: lbfgs.step(lambda: model(x).sum()), lbfgs)
+
+
+def test_a_plan_of_full_precision_patches_nothing(parts):
+    seen = []
+    before = torch.autograd.backward
+    run(parts, SpeedConfig(), lambda: seen.append(torch.autograd.backward is before))
+    assert seen == [True] * 3
