@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from io import IOBase
+from types import ModuleType
 from typing import Any
 
 from IPython.core.error import UsageError
+
+from speedkit_jupyter.measure.reach import reached
 
 
 class Cell:
@@ -57,10 +59,22 @@ class Cell:
 
     def objects(self) -> list[Any]:
         """Every object that the cell's code reaches by name, also through the user's functions."""
-        found: dict[int, Any] = {}
-        for value in _named(self.tree, self._names):
-            _reach(value, found, depth=4)
-        return list(found.values())
+        return reached(_named(self.tree, self._names))
+
+    def beyond_undo(self) -> list[str]:
+        """The names of what the cell uses and nobody can put back: open files."""
+        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        return sorted(name for name in used if isinstance(self._names.get(name), IOBase))
+
+    def iterators(self) -> list[str]:
+        """The names of iterators that the cell draws from: its next batch, say."""
+        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        return sorted(
+            name
+            for name in used
+            if isinstance(self._names.get(name), Iterator)
+            and not isinstance(self._names[name], IOBase)
+        )
 
 
 def _named(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[Any]:
@@ -85,38 +99,3 @@ def _attribute(node: ast.Attribute, names: Mapping[str, Any]) -> Any:
     if isinstance(owner, ModuleType):
         return None
     return getattr(owner, "__dict__", {}).get(node.attr)
-
-
-def _reach(value: Any, found: dict[int, Any], depth: int) -> None:
-    """Functions lead to their globals and closures, plain objects to what they hold."""
-    if id(value) in found or depth == 0 or isinstance(value, ModuleType):
-        return
-    found[id(value)] = value
-    if isinstance(value, MethodType):
-        _reach(value.__self__, found, depth)
-        value = value.__func__
-    if isinstance(value, FunctionType):
-        variables = inspect.getclosurevars(value)
-        for one in (*variables.nonlocals.values(), *variables.globals.values()):
-            _reach(one, found, depth - 1)
-    elif isinstance(value, list | tuple) and len(value) <= 32:
-        for one in value:
-            _reach(one, found, depth - 1)
-    elif isinstance(value, dict) and len(value) <= 32:
-        for one in list(value.values()):
-            _reach(one, found, depth - 1)
-    elif _is_the_users(value):
-        for one in list(vars(value).values()):
-            _reach(one, found, depth - 1)
-
-
-def _is_the_users(value: Any) -> bool:
-    """An instance of a class that was written in the notebook or in the user's own files."""
-    import torch
-
-    home = type(value).__module__.partition(".")[0]
-    return (
-        hasattr(value, "__dict__")
-        and not isinstance(value, type | torch.nn.Module | torch.Tensor)
-        and home not in ("torch", "numpy", "builtins", "IPython", "speedkit_jupyter")
-    )

@@ -13,7 +13,13 @@ from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers
 from speedkit_jupyter.magics.progress import ProgressLine
-from speedkit_jupyter.measure.benchmark import Benchmark, Step
+from speedkit_jupyter.measure.benchmark import (
+    Benchmark,
+    Step,
+    optimizers_among,
+    others_among,
+    outermost,
+)
 from speedkit_jupyter.measure.variants import parse
 from speedkit_jupyter.report.comparisons import comparison_report
 
@@ -49,20 +55,16 @@ def _drain(benchmark: Benchmark, budget_s: float, variants: int) -> None:
 
 def _step(shell: Any, cell: Cell, arguments: Any) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
-    import torch
-
     names = shell.user_ns
     reached = cell.objects()
+    models = outermost(reached)
     if arguments.model:
-        found = [find_model(names, name)[1] for name in arguments.model]
-    else:
-        found = _outermost([one for one in reached if isinstance(one, torch.nn.Module)])
-    if arguments.optimizer:
-        optimizers = list(find_optimizers(names, arguments.optimizer, found[0]).values())
-    else:
-        optimizers = [one for one in reached if isinstance(one, torch.optim.Optimizer)]
-    if not found:
+        models = [find_model(names, name)[1] for name in arguments.model]
+    if not models:
         raise UsageError("%%speedbench: the cell uses no model; name it with --model NAME")
+    optimizers = optimizers_among(reached)
+    if arguments.optimizer:
+        optimizers = list(find_optimizers(names, arguments.optimizer, models[0]).values())
     calls_context = cell.reads("ctx")
 
     def step(context: SpeedContext) -> None:
@@ -71,13 +73,15 @@ def _step(shell: Any, cell: Cell, arguments: Any) -> Step:
             names["ctx"] = context
         cell.run()
 
-    assigned = [*cell.assigned(), *(["ctx"] if calls_context else [])]
-    return Step(step, found, optimizers, calls_context, names, assigned)
-
-
-def _outermost(found: list[Any]) -> list[Any]:
-    """Models with parameters that are not part of another; a loss has none to speed up."""
-    inside = {id(part) for one in found for part in list(one.modules())[1:]}
-    return [
-        one for one in found if id(one) not in inside and next(one.parameters(), None) is not None
-    ]
+    for name in cell.beyond_undo():
+        print(f"{name} is written to for real: that can't be put back")
+    return Step(
+        step,
+        models,
+        optimizers,
+        calls_context,
+        names,
+        assigned=[*cell.assigned(), *(["ctx"] if calls_context else [])],
+        others=others_among(reached),
+        iterators=cell.iterators(),
+    )

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import random
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import SpeedContext, hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.isolation import State, isolated
+from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.reach import reached
 from speedkit_jupyter.measure.routing import Router
 from speedkit_jupyter.measure.statistics import planned_looks
+from speedkit_jupyter.measure.surroundings import replayed
 from speedkit_jupyter.measure.variants import CURRENT, Variant, variant
 from speedkit_jupyter.planning import describe
 
@@ -54,6 +58,26 @@ class Step:
     calls_context: bool = False
     names: MutableMapping[str, Any] | None = None
     assigned: Sequence[str] = ()
+    others: Sequence[Any] = ()
+    iterators: Sequence[str] = ()
+    rewind: Callable[[], None] = lambda: None
+
+    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
+        """A copy of what the step changes, as it is now."""
+        return State(self.models, self.optimizers, scalers, self.names, self.assigned, self.others)
+
+    @contextmanager
+    def isolated(self) -> Iterator[State]:
+        """Whatever the block does is undone at its end; iterators replay their first draws."""
+        state = self.state()
+        with ExitStack() as stack:
+            if self.names is not None:
+                self.rewind = stack.enter_context(replayed(self.names, self.iterators))
+            try:
+                yield state
+            finally:
+                with interrupts.held_back():
+                    state.restore()
 
 
 @dataclass
@@ -79,15 +103,15 @@ class Runner:
     def once(self) -> object:
         """One step."""
         __tracebackhide__ = True
+        self.step.rewind()
         if self._router is None:
             return self.step.run(self.contexts[0])
         return self._router.run(lambda: self.step.run(self.contexts[0]))
 
     def state(self) -> State:
-        """A copy of what the step changes, as it is now."""
+        """A copy of what the step changes, as it is now, the variant's own scalers with it."""
         scalers = [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
-        step = self.step
-        return State(step.models, step.optimizers, scalers, step.names, step.assigned)
+        return self.step.state(scalers)
 
 
 class Benchmark:
@@ -118,7 +142,7 @@ class Benchmark:
         """Measure; yields after every block. Closing the generator ends it and puts all back."""
         __tracebackhide__ = True
         step = self.step
-        with isolated(step.models, step.optimizers, (), step.names, step.assigned) as start:
+        with step.isolated() as start:
             configs = [_config(one, step) for one in self.variants]
             with ExitStack() as stack:
                 for model in step.models:
@@ -203,34 +227,64 @@ def benchmark(
     step: Callable[..., object],
     variants: str | Sequence[str] = ("baseline", "auto"),
     *,
-    model: torch.nn.Module | Sequence[torch.nn.Module],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     budget_s: float = 10.0,
 ) -> Comparison:
     """Measure `step()` under several variants for `budget_s` seconds after warm-up.
 
-    A step that takes one argument is given the variant's context: `def step(ctx)`. Raises
-    StepError where it can't be measured; models, optimizers and generators are put back.
+    Models and optimizers that are not given are those that the function's code reaches. A step
+    that takes one argument is given the variant's context: `def step(ctx)`. Raises StepError
+    where it can't be measured; whatever happens, all that it changed is put back.
     """
-    import inspect
-
-    import torch
-
     names = variants.split(",") if isinstance(variants, str) else variants
     takes_context = bool(inspect.signature(step).parameters)
-    models = [model] if isinstance(model, torch.nn.Module) else list(model)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = [optimizer]
+    found = reached([step])
     whole = Step(
-        (lambda context: step(context)) if takes_context else (lambda context: step()),
-        models,
-        list(optimizer or ()),
+        step if takes_context else (lambda context: step()),
+        outermost(found) if model is None else _listed(model),
+        optimizers_among(found) if optimizer is None else _listed(optimizer),
         calls_context=takes_context,
+        others=others_among(found),
     )
     measured = Benchmark(whole, [variant(name.strip()) for name in names], budget_s)
     for _ in measured.run():
         pass
     return measured.result()
+
+
+def outermost(found: Sequence[Any]) -> list[torch.nn.Module]:
+    """The models among objects that have parameters and are not part of another."""
+    import torch
+
+    modules = [one for one in found if isinstance(one, torch.nn.Module)]
+    inside = {id(part) for one in modules for part in list(one.modules())[1:]}
+    return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
+
+
+def optimizers_among(found: Sequence[Any]) -> list[torch.optim.Optimizer]:
+    """The optimizers among objects."""
+    import torch
+
+    return [one for one in found if isinstance(one, torch.optim.Optimizer)]
+
+
+def others_among(found: Sequence[Any]) -> list[Any]:
+    """What may change beside models (whose parameters are theirs) and optimizers."""
+    import torch
+
+    owned = {
+        id(tensor)
+        for one in found
+        if isinstance(one, torch.nn.Module)
+        for tensor in (*one.parameters(), *one.buffers())
+    }
+    kinds = (torch.nn.Module, torch.optim.Optimizer, type)
+    return [one for one in found if not isinstance(one, kinds) and id(one) not in owned]
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def too_few(comparison: Comparison) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.surroundings import states_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,6 +32,7 @@ class State:
         scalers: Sequence[torch.amp.GradScaler] = (),
         names: MutableMapping[str, Any] | None = None,
         assigned: Sequence[str] = (),
+        others: Sequence[Any] = (),
     ) -> None:
         self._restores: list[Restore] = [
             *(_model_state(model) for model in models),
@@ -39,6 +42,7 @@ class State:
         ]
         if names is not None:
             self._restores.append(_names_state(names, assigned))
+        self._restores += states_of(others)
 
     def restore(self) -> None:
         """Put everything back; what fails does not keep the rest from being put back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -42,6 +43,46 @@ def test_everything_is_as_before(shell):
     assert "noise" not in shell.names
 
 
+def test_what_else_the_cell_changes_is_as_before(shell):
+    shell.run(
+        "losses, counts, total = [], {'steps': 0}, torch.zeros(())\n"
+        "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)\n"
+        "shuffle = torch.Generator().manual_seed(3)\n"
+        "class Meter: pass\n"
+        "meter = Meter(); meter.n = 0\n"
+        "batches = iter([(x[i : i + 2], y[i : i + 2]) for i in range(4)])\n"
+        "first = next(iter([(x[:2], y[:2])]))"
+    )
+    state = shell.names["shuffle"].get_state()
+    shell.run(
+        bench(
+            "--budget 0.3",
+            "xb, yb = next(batches)\ntorch.randperm(4, generator=shuffle)\n"
+            "loss = loss_fn(model(xb), yb); loss.backward(); optimizer.step()\n"
+            "optimizer.zero_grad(); scheduler.step(); losses.append(loss.item())\n"
+            "counts['steps'] += 1; meter.n += 1; total += loss.detach()",
+        )
+    )
+    names = shell.names
+    assert names["losses"] == []
+    assert names["counts"] == {"steps": 0}
+    assert names["total"] == 0
+    assert names["meter"].n == 0
+    assert names["scheduler"].last_epoch == 0
+    assert names["optimizer"].param_groups[0]["lr"] == 1e-3
+    assert torch.equal(names["shuffle"].get_state(), state)
+    drawn = [xb for xb, _ in names["batches"]]
+    assert len(drawn) == 4
+    assert torch.equal(drawn[0], names["x"][:2])
+
+
+def test_an_open_file_is_named_since_nobody_can_unwrite_it(shell, tmp_path):
+    shell.run(f"log = open({str(tmp_path / 'log')!r}, 'w')")
+    shown = shell.run(bench("--budget 0.2", "print(model(x).sum().item(), file=log)"))
+    assert "log is written to for real" in shown
+    shell.run("log.close()")
+
+
 def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
     shell.run("%speedkit apply model --sdpa math")
     shown = shell.run(bench("--compare baseline,current --budget 0.3"))
@@ -51,17 +92,18 @@ def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
 
 
 def test_ctx_in_the_cell_is_the_variants_own(shell):
-    shell.run("seen = set()")
-    cell = "seen.add(type(ctx.autocast()).__name__)\nwith ctx.autocast(): model(x)"
+    shell.run("import sys; sys.seen = set()")  # where no benchmark looks
+    cell = "sys.seen.add(type(ctx.autocast()).__name__)\nwith ctx.autocast(): model(x)"
     shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
-    assert shell.names["seen"] == {"nullcontext", "autocast"}
+    assert sys.__dict__.pop("seen") == {"nullcontext", "autocast"}
     assert "ctx" not in shell.names
 
 
 def test_a_plain_cell_gets_autocast_without_mentioning_it(shell):
-    shell.run("seen = set()")
-    shell.run(bench("--compare baseline,bf16 --budget 0.3", "seen.add(model(x).dtype)\n" + STEP))
-    assert shell.names["seen"] == {torch.float32, torch.bfloat16}
+    shell.run("import sys; sys.seen = set()")
+    cell = "sys.seen.add(model(x).dtype)\n" + STEP
+    shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
+    assert sys.__dict__.pop("seen") == {torch.float32, torch.bfloat16}
 
 
 def test_a_function_is_as_good_as_lines(shell):
