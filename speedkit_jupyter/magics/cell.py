@@ -29,13 +29,19 @@ class Cell:
             if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
                 raise UsageError("%%speedbench: a step with top-level await can't be measured")
         # Under a name that IPython knows, so that a traceback shows the cell's own lines.
-        self._code = shell.compile(self.tree, shell.compile.cache(transformed), "exec")
+        name = shell.compile.cache(transformed)
+        body, last = list(self.tree.body), None
+        if isinstance(body[-1], ast.Expr):
+            last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
+        self._code = shell.compile(ast.Module(body, []), name, "exec")
+        self._last = shell.compile(last, name, "eval") if last else None
         self._names = shell.user_ns
 
-    def run(self) -> None:
-        """One step."""
+    def run(self) -> Any:
+        """One step; gives the value of a trailing expression."""
         __tracebackhide__ = True
         exec(self._code, self._names)
+        return None if self._last is None else eval(self._last, self._names)
 
     def assigned(self) -> list[str]:
         """The names that the cell binds or deletes."""

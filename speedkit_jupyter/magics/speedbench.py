@@ -67,11 +67,11 @@ def _step(shell: Any, cell: Cell, arguments: Any) -> Step:
         optimizers = list(find_optimizers(names, arguments.optimizer, models[0]).values())
     calls_context = cell.reads("ctx")
 
-    def step(context: SpeedContext) -> None:
+    def step(context: SpeedContext) -> Any:
         __tracebackhide__ = True
         if calls_context:
             names["ctx"] = context
-        cell.run()
+        return cell.run()
 
     for name in cell.beyond_undo():
         print(f"{name} is written to for real: that can't be put back")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import SpeedContext, hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure import accuracy, clock
+from speedkit_jupyter.measure.accuracy import Observation
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.reach import reached
@@ -108,6 +109,30 @@ class Runner:
             return self.step.run(self.contexts[0])
         return self._router.run(lambda: self.step.run(self.contexts[0]))
 
+    def observed(self, stop_at_step: bool = False) -> Observation:
+        """What one step computes."""
+        scalers = [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
+
+        def scale() -> float:
+            return float(scalers[0].get_scale()) if scalers else 1.0
+
+        calls = self.step.calls_context
+        with accuracy.observing(self.step.models, scale, calls, stop_at_step) as seen:
+            result = self.once()
+            if not seen.outputs:
+                seen.outputs = accuracy.returned(result)
+        return seen
+
+    @property
+    def precision(self) -> str:
+        """The lowest precision that the variant multiplies in."""
+        plan = self.contexts[0].plan
+        if plan["precision"].active:
+            return str(plan["precision"].value)
+        if plan["tf32"].active and plan["tf32"].value != "highest":
+            return "bf16" if self.contexts[0].device.type == "cpu" else "tf32"
+        return "fp32"
+
     def state(self) -> State:
         """A copy of what the step changes, as it is now, the variant's own scalers with it."""
         scalers = [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
@@ -150,7 +175,8 @@ class Benchmark:
                 runners = [self._runner(i, config) for i, config in enumerate(configs)]
                 self._environment = _environment(runners[0])
                 yield from self._warm_up(runners, start)
-                yield from self._rounds([one for one in runners if not one.record.failure])
+                yield from self._check(_working(runners), start)
+                yield from self._rounds(_working(runners))
 
     def _runner(self, index: int, config: Any) -> Runner:
         record = self._records[index]
@@ -188,6 +214,48 @@ class Benchmark:
         record.notes = {k: v for one in runner.contexts for k, v in one.notes.items()}
         record.times_s = []
         self._shortest_s = min(self._shortest_s, now)
+
+    def _check(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+        """One step of each variant against the same step in float64."""
+        __tracebackhide__ = True
+        models = self.step.models
+        with accuracy.without_dropout(models):
+            yield Progress(0.0, "checking what is computed")
+            reference, is_random = self._reference(runners[0], start)
+            baseline = None
+            for runner in runners:
+                start.restore()  # before the plan is applied: settings are part of the state
+                try:
+                    with runner.applied():
+                        seen = runner.observed()
+                except Exception as error:
+                    _note_failure(runner.record, error)
+                    continue
+                finally:
+                    start.restore()
+                baseline = seen if baseline is None else baseline
+                runner.record.accuracy = accuracy.judge(
+                    seen, reference or baseline, baseline, runner.precision, is_random
+                )
+                yield Progress(0.0, f"checked {runner.record.name}")
+
+    def _reference(self, runner: Runner, start: State) -> tuple[Observation | None, bool]:
+        """The step in float64 (None where the model can't), and whether it is random."""
+        import torch
+
+        seen = []
+        try:
+            for seed in (None, 1):  # another draw: only a random step answers to it
+                start.restore()
+                if seed is not None:
+                    torch.manual_seed(seed)
+                with runner.applied(), accuracy.in_float64(self.step.models):
+                    seen.append(runner.observed(stop_at_step=True))
+        except Exception:  # an operation without float64, or code that asks for float32
+            return None, False
+        finally:
+            start.restore()
+        return seen[0], accuracy.differ(*seen)
 
     def _rounds(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         length = max(1, math.ceil(BLOCK_S / self._shortest_s))
@@ -291,6 +359,10 @@ def too_few(comparison: Comparison) -> bool:
     """Whether the budget allowed fewer rounds than an interval needs."""
     ratios = [comparison.ratio(one) for one in comparison.records]
     return any(one is not None and math.isinf(one.high) for one in ratios)
+
+
+def _working(runners: Sequence[Runner]) -> list[Runner]:
+    return [one for one in runners if not one.record.failure]
 
 
 def _config(one: Variant, step: Step) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from speedkit_jupyter.measure.accuracy import Accuracy
 from speedkit_jupyter.measure.statistics import Ratio, Word, paired_ratio, pairs_needed, spread
 
 
@@ -17,6 +18,7 @@ class Record:
     times_s: list[float] = field(default_factory=list)
     first_call_s: float | None = None
     failure: str | None = None
+    accuracy: Accuracy | None = None
     applied: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -52,6 +54,8 @@ class Comparison:
         """One word for the variant."""
         if record.failure:
             return "failed"
+        if record.accuracy is not None and record.accuracy.verdict == "wrong":
+            return "wrong"
         if record is self.baseline:
             return "baseline"
         ratio = self.ratio(record)
@@ -95,7 +99,8 @@ class Comparison:
             "quartiles_s": None if times is None else [times.low_s, times.high_s],
             "first_call_s": record.first_call_s,
             "failure": record.failure,
+            "accuracy": None if record.accuracy is None else record.accuracy.to_dict(),
             "applied": record.applied,
             "notes": record.notes,
-            "times_s": asdict(record)["times_s"],
+            "times_s": list(record.times_s),
         }

@@ -10,7 +10,7 @@ from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, ratio, seconds, word
 
-TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "failed": "bad"}
+TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
 
 
 def comparison_report(comparison: Comparison) -> Document:
@@ -23,9 +23,10 @@ def comparison_report(comparison: Comparison) -> Document:
         "speed-up",
         "95 % interval",
         "first call",
+        "accuracy",
         "verdict",
     )
-    table = Table(columns, rows, numbers=columns[1:-1])
+    table = Table(columns, rows, numbers=columns[1:-2])
     sections = [Section(table), *_plot(comparison), Section(_applied(comparison))]
     return Document(_headline(comparison), tuple(sections), comparison.to_dict())
 
@@ -65,7 +66,7 @@ def _row(comparison: Comparison, record: Record) -> Row:
     verdict = comparison.verdict(record)
     tone = TONES.get(verdict, "plain")
     if record.failure or not record.times_s:
-        blank = ("–",) * 5
+        blank = ("–",) * 6
         return Row((record.name, *blank, f"{verdict}: {record.failure or 'not reached'}"), tone)
     times, found = spread(record.times_s), comparison.ratio(record)
     low_high = "–" if found is None else f"{ratio(found.low)} to {ratio(found.high)}"
@@ -77,10 +78,22 @@ def _row(comparison: Comparison, record: Record) -> Row:
             "–" if found is None else ratio(found.median),
             low_high,
             "–" if record.first_call_s is None else seconds(record.first_call_s),
+            _accuracy(record),
             _with_seconds(comparison, record, verdict),
         ),
         tone,
     )
+
+
+def _accuracy(record: Record) -> str:
+    """In a word, with the larger relative error, of outputs and gradients, where it is rounding."""
+    found = record.accuracy
+    if found is None:
+        return "–"
+    error = found.output_error
+    if found.verdict != "rounding" or error is None:
+        return "as exact" if found.verdict == "exact" else found.verdict
+    return f"rounding {max(error, found.gradient_error or 0):.1g}"
 
 
 def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
@@ -97,6 +110,8 @@ def _applied(comparison: Comparison) -> str:
         what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
         if what and not record.failure:
             lines.append(f"{record.name}: {', '.join(what)}")
+        if record.accuracy is not None and record.accuracy.reason:
+            lines.append(f"{record.name}: {record.accuracy.verdict}: {record.accuracy.reason}")
         lines += [f"{record.name}: {name}: {note}" for name, note in record.notes.items()]
     lines.append(
         "Median time of one step, device synchronized; speed-up: median of the ratios within "

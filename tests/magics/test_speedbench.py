@@ -103,7 +103,7 @@ def test_a_plain_cell_gets_autocast_without_mentioning_it(shell):
     shell.run("import sys; sys.seen = set()")
     cell = "sys.seen.add(model(x).dtype)\n" + STEP
     shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
-    assert sys.__dict__.pop("seen") == {torch.float32, torch.bfloat16}
+    assert sys.__dict__.pop("seen") >= {torch.float32, torch.bfloat16}
 
 
 def test_a_function_is_as_good_as_lines(shell):

@@ -1,0 +1,156 @@
+"""Wrong variants are caught; right ones are not accused."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
+
+
+def parts(*extra: nn.Module):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), *extra, nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x, y = torch.rand(32, 16), torch.randint(10, (32,))
+
+    def step():
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def found(step, model, optimizer, variants="baseline,fused_optimizer") -> dict:
+    """The last variant's row."""
+    comparison = benchmark(step, variants, model=model, optimizer=optimizer, budget_s=0.2)
+    return comparison.to_dict()["variants"][-1]
+
+
+def planted(monkeypatch, wrong) -> None:
+    """`fused_optimizer` does something wrong to its target while it is applied."""
+
+    @contextmanager
+    def applied(self, decision, target):
+        with wrong(target):
+            yield
+
+    monkeypatch.setattr(FusedOptimizer, "applied", applied)
+
+
+@contextmanager
+def corrupts_one_percent_of_outputs(target):
+    def hook(module, args, output):
+        flat = output.clone().flatten()
+        flat[::100] += 0.5
+        return flat.view_as(output)
+
+    handle = target.model.register_forward_hook(hook)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def returns_nan_gradients(target):
+    parameter = next(target.model.parameters())
+    handle = parameter.register_hook(lambda gradient: gradient * float("nan"))
+    yield
+    handle.remove()
+
+
+@contextmanager
+def skips_the_optimizer_step(target):
+    target.optimizers[0].step = lambda *args: None
+    yield
+    del target.optimizers[0].step
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [corrupts_one_percent_of_outputs, returns_nan_gradients, skips_the_optimizer_step],
+)
+def test_a_wrong_variant_is_caught_and_never_the_winner(monkeypatch, wrong):
+    model, optimizer, step = parts()
+    planted(monkeypatch, wrong)
+    row = found(step, model, optimizer)
+    assert row["verdict"] == "wrong"
+    assert row["accuracy"]["reason"]
+
+
+@pytest.mark.parametrize("variant", ["fused_optimizer", "bf16", "fp16", "threads:1", "sdpa:math"])
+def test_a_right_variant_is_not_accused(variant):
+    model, optimizer, step = parts(nn.LayerNorm(64), nn.Dropout(0.5))
+    row = found(step, model, optimizer, f"baseline,{variant}")
+    assert row["accuracy"]["verdict"] in ("exact", "rounding"), row["accuracy"]
+
+
+def test_channels_last_with_batch_norm_is_right():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
+                          nn.LazyLinear(10))  # fmt: skip
+    x, y = torch.rand(8, 3, 8, 8), torch.randint(10, (8,))
+    model(x)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def step():
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    row = found(step, model, optimizer, "baseline,channels_last")
+    assert row["accuracy"]["verdict"] in ("exact", "rounding")
+
+
+def test_an_inference_step_is_judged_by_what_it_returns(monkeypatch):
+    model, optimizer, _ = parts()
+    x = torch.rand(4, 16)
+
+    def infer():
+        with torch.no_grad():
+            return {"logits": model(x)}
+
+    assert found(infer, model, optimizer)["accuracy"]["verdict"] == "exact"
+    planted(monkeypatch, corrupts_one_percent_of_outputs)
+    assert found(infer, model, optimizer)["verdict"] == "wrong"
+
+
+def test_a_step_without_anything_to_compare_is_not_checked():
+    model, optimizer, _ = parts()
+    x = torch.rand(4, 16)
+
+    def step():
+        model(x)
+
+    row = found(step, model, optimizer)
+    assert row["accuracy"]["verdict"] == "not checked"
+
+
+def test_dropout_probabilities_and_dtypes_are_as_before():
+    model, optimizer, step = parts(nn.Dropout(0.3))
+    before = [p.clone() for p in model.parameters()]
+    found(step, model, optimizer)
+    assert model[2].p == 0.3
+    assert all(map(torch.equal, before, model.parameters()))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_gradient_clipping_and_accumulation_are_right_under_fp16():
+    model, optimizer, _ = parts()
+    x, y = torch.rand(32, 16), torch.randint(10, (32,))
+
+    def step():
+        for half in (slice(0, 16), slice(16, 32)):
+            nn.functional.cross_entropy(model(x[half]), y[half]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    row = found(step, model, optimizer, "baseline,fp16+fused_optimizer")
+    assert row["accuracy"]["verdict"] in ("exact", "rounding"), row["accuracy"]
