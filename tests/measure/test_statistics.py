@@ -1,0 +1,78 @@
+"""Ratios, intervals and verdicts, on made-up times: no clock is involved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from speedkit_jupyter.measure.statistics import Ratio, paired_ratio, pairs_needed, planned_looks
+
+
+def noisy(effect: float, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs under drift and heavy-tailed noise, the candidate `effect` times as fast."""
+    rng = np.random.default_rng(seed)
+    drift = np.exp(np.cumsum(rng.normal(0, 0.05, rounds)))
+    noise = np.exp(rng.standard_t(2, (2, rounds)) * 0.05)
+    return drift * noise[0], drift * noise[1] / effect
+
+
+def verdict(effect: float, seed: int, rounds: int = 320) -> str:
+    """As a benchmark looks at it: again and again, until it is settled."""
+    baseline, candidate = noisy(effect, rounds, seed)
+    looks = planned_looks(rounds)
+    for count in looks:
+        ratio = paired_ratio(baseline[:count], candidate[:count], looks=len(looks))
+        if ratio.settled:
+            break
+    return ratio.verdict
+
+
+def test_the_same_code_is_rarely_called_faster_or_slower():
+    cried = sum(verdict(1.0, seed) in ("faster", "slower") for seed in range(200))
+    assert cried <= 10  # 5 %; the seeds are fixed, so this can't flicker
+
+
+def test_five_percent_is_found_with_the_right_sign():
+    verdicts = [verdict(1.05, seed) for seed in range(100)]
+    assert verdicts.count("faster") >= 99
+    assert "slower" not in verdicts
+
+
+def test_the_interval_holds_the_true_ratio():
+    held = 0
+    for seed in range(200):
+        ratio = paired_ratio(*noisy(1.2, 60, seed))
+        held += ratio.low <= 1.2 <= ratio.high
+    assert held >= 190
+
+
+def test_too_few_pairs_bound_nothing():
+    ratio = paired_ratio([2.0] * 7, [1.0] * 7)
+    assert (ratio.low, ratio.high, ratio.verdict) == (0.0, float("inf"), "too noisy")
+
+
+def test_more_comparisons_and_looks_widen_the_interval():
+    times = noisy(1.1, 100, 0)
+    alone, shared = paired_ratio(*times), paired_ratio(*times, comparisons=8, looks=5)
+    assert shared.low < alone.low
+    assert shared.high > alone.high
+    assert shared.median == alone.median
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(1.01, 1.2, "faster"), (0.8, 0.99, "slower"), (0.995, 1.005, "same"), (0.9, 1.1, "too noisy")],
+)
+def test_the_verdict_is_what_the_interval_says(low, high, word):
+    assert Ratio((low + high) / 2, low, high, 100).verdict == word
+
+
+def test_looks_are_planned_up_to_the_budget():
+    assert planned_looks(100) == (10, 20, 40, 80, 100)
+    assert planned_looks(3) == (10, 11)
+
+
+def test_a_wide_interval_needs_more_pairs():
+    narrow, wide = Ratio(1.05, 1.0, 1.1, 50), Ratio(1.05, 0.8, 1.3, 50)
+    assert pairs_needed(wide) > pairs_needed(narrow)
+    assert pairs_needed(Ratio(1.0, 0.0, float("inf"), 5)) is None
