@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -29,6 +29,7 @@ class _Origin:
     name: str = "SpeedConfig"
     lines: Lines = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    firm: frozenset[str] = frozenset()  # fields that no environment variable changes
 
 
 _Fields: Any = create_model(
@@ -142,6 +143,8 @@ def _prepared(
             prepared[optimization.name] = value
     variables = {}
     for optimization in CATALOG:
+        if optimization.name in origin.firm:
+            continue
         if optimization.variable and os.environ.get(optimization.variable):
             variables[optimization.name] = optimization.variable
             word = os.environ[optimization.variable]
@@ -149,9 +152,12 @@ def _prepared(
     return prepared, variables
 
 
-def from_arguments(values: Mapping[str, Any], origin: str) -> SpeedConfig:
-    """Like `SpeedConfig.from_dict`; errors begin with `origin`, the command that they stand in."""
-    return SpeedConfig(_Origin(origin), **values)
+def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] = ()) -> SpeedConfig:
+    """Like `SpeedConfig.from_dict`, for values of which the `firm` ones were typed just now.
+
+    The environment does not override those. Errors begin with `origin`, the command.
+    """
+    return SpeedConfig(_Origin(origin, firm=frozenset(firm)), **values)
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:

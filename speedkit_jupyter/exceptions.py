@@ -27,8 +27,13 @@ class StepError(SpeedKitError):
     """A step that can't be measured as it is written."""
 
 
+# Words of other tools for what has another name here.
+SYNONYMS = {"gpu": "cuda", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp32"}
+
+
 def did_you_mean(word: object, known: Iterable[object]) -> str:
     """` Did you mean 'bf16'?` for the nearest known word, or nothing where none is near."""
     lowered = {str(one).lower(): str(one) for one in known}
-    near = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.5)
+    asked = SYNONYMS.get(str(word).lower(), str(word).lower())
+    near = difflib.get_close_matches(asked, lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[near[0]]!r}?" if near else ""

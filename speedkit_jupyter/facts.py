@@ -96,6 +96,17 @@ def is_convolution(module: torch.nn.Module) -> bool:
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 
+def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
+    """Whether some parameter gets its shape at the first forward pass only."""
+    import torch
+    from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+    if isinstance(holder, torch.optim.Optimizer):
+        return False
+    tensors = (*holder.parameters(), *holder.buffers())
+    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in tensors)
+
+
 def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
     """The strides of a 4-D or 5-D tensor of this shape with its channels last, in elements."""
     import torch

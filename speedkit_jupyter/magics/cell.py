@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from io import IOBase
+from contextlib import redirect_stderr, redirect_stdout
+from io import IOBase, TextIOBase
 from types import ModuleType
 from typing import Any
 
@@ -36,9 +37,18 @@ class Cell:
         self._code = shell.compile(ast.Module(body, []), name, "exec")
         self._last = shell.compile(last, name, "eval") if last else None
         self._names = shell.user_ns
+        self._has_run, self._silence = False, _Silence()
 
     def run(self) -> Any:
-        """One step; gives the value of a trailing expression."""
+        """One step; gives the value of a trailing expression. Only the first one may print."""
+        __tracebackhide__ = True
+        if not self._has_run:
+            self._has_run = True
+            return self._run()
+        with redirect_stdout(self._silence), redirect_stderr(self._silence):
+            return self._run()
+
+    def _run(self) -> Any:
         __tracebackhide__ = True
         exec(self._code, self._names)
         return None if self._last is None else eval(self._last, self._names)
@@ -81,6 +91,13 @@ class Cell:
             if isinstance(self._names.get(name), Iterator)
             and not isinstance(self._names[name], IOBase)
         )
+
+
+class _Silence(TextIOBase):
+    """Takes what is printed and keeps none of it: a step runs hundreds of times."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 def _named(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -41,7 +41,7 @@ def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.n
         raise UsageError(f"which model? {', '.join(whole)}")
     value = _looked_up(names, name, list(found), "model")
     if not isinstance(value, torch.nn.Module):
-        raise UsageError(f"{name} is a {type(value).__name__}, not a torch.nn.Module")
+        raise UsageError(f"{name} is of class {type(value).__name__}, not a torch.nn.Module")
     return name, value
 
 
@@ -49,20 +49,32 @@ def find_optimizers(
     names: Mapping[str, Any], wanted: list[str] | None, model: torch.nn.Module
 ) -> dict[str, torch.optim.Optimizer]:
     """The optimizers of those names, or all that hold a parameter of the model."""
+    parameters = {id(p) for p in model.parameters()}
+    found = optimizers(names) if wanted is None else named_optimizers(names, wanted)
+    holding = {
+        name: one
+        for name, one in found.items()
+        if any(id(p) in parameters for group in one.param_groups for p in group["params"])
+    }
+    for name in wanted or ():
+        if name not in holding:
+            raise UsageError(f"{name} holds no parameter of this model")
+    return holding
+
+
+def named_optimizers(
+    names: Mapping[str, Any], wanted: Sequence[str]
+) -> dict[str, torch.optim.Optimizer]:
+    """The optimizers of those names; raises UsageError."""
     import torch
 
-    if wanted is None:
-        parameters = {id(p) for p in model.parameters()}
-        return {
-            name: one
-            for name, one in optimizers(names).items()
-            if any(id(p) in parameters for group in one.param_groups for p in group["params"])
-        }
     found = {}
     for name in wanted:
         value = _looked_up(names, name, list(optimizers(names)), "optimizer")
         if not isinstance(value, torch.optim.Optimizer):
-            raise UsageError(f"{name} is a {type(value).__name__}, not a torch.optim.Optimizer")
+            raise UsageError(
+                f"{name} is of class {type(value).__name__}, not a torch.optim.Optimizer"
+            )
         found[name] = value
     return found
 

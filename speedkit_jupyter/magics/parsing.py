@@ -38,10 +38,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise IPython's UsageError."""
         found = re.search(r"unrecognized arguments: (\S+)", message)
-        if found:
-            message = (
-                f"unknown option {found.group(1)!r}.{did_you_mean(found.group(1), options(self))}"
-            )
+        if found and found[1].startswith("-"):
+            message = f"unknown option {found[1]!r}.{did_you_mean(found[1], options(self))}"
+        elif found:
+            message = f"{found[1]!r} is one word too many (lists take commas without spaces)"
         raise UsageError(f"{self.prog}: {message}")
 
     def parse_line(self, line: str) -> argparse.Namespace:
@@ -72,7 +72,7 @@ def apply_parser() -> Parser:
     """`%speedkit apply`; each config field is an option, each further field `--field-part`."""
     parser = Parser(prog="%speedkit apply", add_help=False, allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="the model's name in this notebook")
-    parser.add_argument("--optimizer", action="append", metavar="NAME")
+    parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
     parser.add_argument("--ctx", default="ctx", metavar="NAME")
     parser.add_argument("--config", metavar="FILE")
     for option, destination, annotation, summary in config_options():
@@ -120,6 +120,10 @@ def config_values(arguments: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
 def report_parser() -> Parser:
     """`%speedkit report`."""
     parser = Parser(prog="%speedkit report", add_help=False, allow_abbrev=False)
@@ -131,7 +135,9 @@ def report_parser() -> Parser:
 def config_parser() -> Parser:
     """`%speedkit config`."""
     parser = Parser(prog="%speedkit config", add_help=False, allow_abbrev=False)
-    parser.add_argument("action", nargs="?", choices=("show", "load", "save"), default="show")
+    parser.add_argument(
+        "action", nargs="?", choices=("show", "load", "save", "reset"), default="show"
+    )
     parser.add_argument("file", nargs="?", metavar="FILE")
     return parser
 
@@ -141,6 +147,6 @@ def speedbench_parser() -> Parser:
     parser = Parser(prog="%%speedbench", add_help=False, allow_abbrev=False)
     parser.add_argument("--compare", default="baseline,auto", metavar="NAMES")
     parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS")
-    parser.add_argument("--model", action="append", metavar="NAME")
-    parser.add_argument("--optimizer", action="append", metavar="NAME")
+    parser.add_argument("--model", type=_names, action="extend", metavar="NAMES")
+    parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
     return parser

@@ -14,9 +14,10 @@ INTERVAL_S = 0.2
 
 
 class ProgressLine:
-    """Shows `show(done, text)` while its block runs, and is empty afterwards.
+    """Shows `show(done, text)` while its block runs; `replace` puts the result in its place.
 
-    Uses display updates, which every front end has, never a widget.
+    Uses display updates, which every front end has, never a widget. Without a result it ends
+    empty.
     """
 
     def __init__(self, title: str) -> None:
@@ -27,7 +28,8 @@ class ProgressLine:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.finish()
+        if self._handle is not None:
+            self._handle.update(_Line(""))
 
     def show(self, done: float, text: str) -> None:
         """`done` from 0 to 1."""
@@ -39,10 +41,12 @@ class ProgressLine:
         bar = "█" * filled + "░" * (WIDTH - filled)
         self._handle.update(_Line(f"{bar} {self._title}: {text}"))
 
-    def finish(self) -> None:
-        """Make the line empty."""
-        if self._handle is not None:
-            self._handle.update(_Line(""))
+    def replace(self, result: Any) -> None:
+        """Show the result where the line was; in a terminal, simply show it."""
+        if self._handle is None:
+            display(result)
+        else:
+            self._handle.update(result)
             self._handle = None
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.display import display
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.cell import Cell
-from speedkit_jupyter.magics.namespace import find_model, find_optimizers
+from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.benchmark import (
     Benchmark,
     Step,
+    bystanders_among,
     optimizers_among,
     others_among,
     outermost,
@@ -47,24 +47,25 @@ def _drain(benchmark: Benchmark, budget_s: float, variants: int) -> None:
         except KeyboardInterrupt:
             steps.close()
             if any(record.times_s for record in benchmark.result().records):
-                progress.finish()
-                display(comparison_report(benchmark.result()))
+                progress.replace(comparison_report(benchmark.result()))
             raise
-    display(comparison_report(benchmark.result()))
+        progress.replace(comparison_report(benchmark.result()))
 
 
 def _step(shell: Any, cell: Cell, arguments: Any) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
     reached = cell.objects()
-    models = outermost(reached)
+    models, optimizers = outermost(reached), optimizers_among(reached)
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
     if not models:
-        raise UsageError("%%speedbench: the cell uses no model; name it with --model NAME")
-    optimizers = optimizers_among(reached)
+        raise UsageError(
+            "%%speedbench: the cell uses no model that was there before: make it in an earlier "
+            "cell, and name it with --model where the code hides it"
+        )
     if arguments.optimizer:
-        optimizers = list(find_optimizers(names, arguments.optimizer, models[0]).values())
+        optimizers = list(named_optimizers(names, arguments.optimizer).values())
     calls_context = cell.reads("ctx")
 
     def step(context: SpeedContext) -> Any:
@@ -79,6 +80,7 @@ def _step(shell: Any, cell: Cell, arguments: Any) -> Step:
         step,
         models,
         optimizers,
+        bystanders_among(reached, [*models, *optimizers]),
         calls_context,
         names,
         assigned=[*cell.assigned(), *(["ctx"] if calls_context else [])],

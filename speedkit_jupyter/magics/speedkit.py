@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
+from speedkit_jupyter.report.units import count
 
 
 @dataclass
@@ -25,10 +27,16 @@ class Session:
     config: SpeedConfig = field(default_factory=SpeedConfig)
     contexts: dict[str, SpeedContext] = field(default_factory=dict)
 
-    def applied(self) -> list[tuple[str, SpeedContext]]:
-        """The contexts that are not restored, by the name of their model."""
+    def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
+        """The contexts that are not restored, by the name of their model.
+
+        A name that means another object by now is marked.
+        """
         self.contexts = {n: one for n, one in self.contexts.items() if not one.restored}
-        return list(self.contexts.items())
+        return [
+            (n if "." in n or names.get(n) is one.model else f"{n} (an earlier model)", one)
+            for n, one in self.contexts.items()
+        ]
 
 
 def run(shell: Any, session: Session, line: str) -> None:
@@ -56,7 +64,7 @@ def status(shell: Any, session: Session, line: str) -> None:
     from speedkit_jupyter.report.plans import status_report
 
     _no_arguments("status", line)
-    applied = session.applied()
+    applied = session.applied(shell.user_ns)
     names = [] if applied else _first_models(shell.user_ns)
     planned = [(name, _planned(shell, session, name)) for name in names]
     display(status_report(Hardware.detect(), applied, planned))
@@ -67,7 +75,7 @@ def report(shell: Any, session: Session, line: str) -> None:
     from speedkit_jupyter.report.plans import context_report, plan_report
 
     arguments = parsing.report_parser().parse_line(line)
-    applied = dict(session.applied())
+    applied = dict(session.applied(shell.user_ns))
     if arguments.model is None and len(applied) == 1:
         name = next(iter(applied))
     else:
@@ -90,10 +98,11 @@ def apply(shell: Any, session: Session, line: str) -> None:
     arguments = parsing.apply_parser().parse_line(line)
     if not arguments.ctx.isidentifier():
         raise UsageError(f"%speedkit apply: --ctx {arguments.ctx!r} is no name for a variable")
+    _check_free(shell.user_ns, arguments.ctx)
     name, model = find_model(shell.user_ns, arguments.model)
     config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
-    values = config.to_dict() | parsing.config_values(arguments)
-    config = from_arguments(values, "%speedkit apply")
+    typed = parsing.config_values(arguments)
+    config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
     optimizers = find_optimizers(shell.user_ns, arguments.optimizer, model)
     _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
     session.contexts[name] = context
@@ -109,10 +118,10 @@ def apply(shell: Any, session: Session, line: str) -> None:
 def restore(shell: Any, session: Session, line: str) -> None:
     """Put everything back."""
     _no_arguments("restore", line)
-    applied = session.applied()
+    applied = session.applied(shell.user_ns)
     number = restore_all()
     kept = [flag for _, context in applied for flag in context.kept]
-    names = ", ".join(f"`{name}`" for name, _ in applied) or f"{number} models"
+    names = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
     lines = [f"{flag}: you changed it meanwhile, so it was left alone" for flag in kept]
     headline = f"Restored {names}" if number else "Nothing was applied, so nothing is to restore"
     display(Document(headline, tuple(Section(one) for one in lines), {"restored": number}))
@@ -121,10 +130,12 @@ def restore(shell: Any, session: Session, line: str) -> None:
 def config(shell: Any, session: Session, line: str) -> None:
     """Show, load or save what apply starts from."""
     arguments = parsing.config_parser().parse_line(line)
-    if arguments.action != "show" and not arguments.file:
+    if arguments.action in ("load", "save") and not arguments.file:
         raise UsageError(f"%speedkit config {arguments.action}: which FILE?")
     if arguments.action == "load":
         session.config = SpeedConfig.from_yaml(arguments.file)
+    if arguments.action == "reset":
+        session.config = SpeedConfig()
     if arguments.action == "save":
         try:
             session.config.to_yaml(arguments.file)
@@ -133,6 +144,7 @@ def config(shell: Any, session: Session, line: str) -> None:
     headline = {
         "show": "This session's config; `%speedkit apply` starts from it",
         "load": f"Loaded {arguments.file}; `%speedkit apply` starts from it",
+        "reset": "Everything is auto again",
         "save": f"Saved to {arguments.file}",
     }[arguments.action]
     body = Code(session.config.to_yaml().rstrip())
@@ -193,6 +205,14 @@ def _first_models(names: dict[str, Any]) -> list[str]:
     """Up to three models with parameters, for a first look."""
     found = [n for n, m in models(names).items() if next(m.parameters(), None) is not None]
     return found[:3]
+
+
+def _check_free(names: dict[str, Any], name: str) -> None:
+    """Refuse to overwrite anything but an earlier context."""
+    taken = names.get(name)
+    if taken is not None and not isinstance(taken, SpeedContext):
+        kind = type(taken).__name__
+        raise UsageError(f"%speedkit apply: {name} is your {kind}; name the context with --ctx")
 
 
 def _no_arguments(command: str, line: str) -> None:

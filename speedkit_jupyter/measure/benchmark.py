@@ -11,11 +11,13 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import SpeedContext, hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.facts import has_lazy_parameters
 from speedkit_jupyter.measure import accuracy, clock
 from speedkit_jupyter.measure.accuracy import Observation
 from speedkit_jupyter.measure.comparison import Comparison, Record
@@ -49,6 +51,9 @@ class Progress:
 class Step:
     """What is measured, and what it may change.
 
+    `models` and `optimizers` get the variants' plans; `bystanders` are the others of their kind
+    that the step reaches.
+
     `run` takes the context of the variant at hand; where `calls_context` is false the plan
     reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
     """
@@ -56,6 +61,7 @@ class Step:
     run: Callable[[SpeedContext], object]
     models: Sequence[torch.nn.Module]
     optimizers: Sequence[torch.optim.Optimizer] = ()
+    bystanders: Sequence[torch.nn.Module | torch.optim.Optimizer] = ()
     calls_context: bool = False
     names: MutableMapping[str, Any] | None = None
     assigned: Sequence[str] = ()
@@ -65,7 +71,16 @@ class Step:
 
     def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
         """A copy of what the step changes, as it is now."""
-        return State(self.models, self.optimizers, scalers, self.names, self.assigned, self.others)
+        import torch
+
+        every = [*self.models, *self.optimizers, *scalers, *self.bystanders, *self.others]
+        unique = list({id(one): one for one in every}.values())
+        models = [one for one in unique if isinstance(one, torch.nn.Module)]
+        optimizers = [one for one in unique if isinstance(one, torch.optim.Optimizer)]
+        all_scalers = [one for one in unique if isinstance(one, torch.amp.GradScaler)]
+        kinds = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
+        others = [one for one in unique if not isinstance(one, kinds)]
+        return State(models, optimizers, all_scalers, self.names, self.assigned, others)
 
     @contextmanager
     def isolated(self) -> Iterator[State]:
@@ -107,7 +122,7 @@ class Runner:
         self.step.rewind()
         if self._router is None:
             return self.step.run(self.contexts[0])
-        return self._router.run(lambda: self.step.run(self.contexts[0]))
+        return self._router.run(partial(self.step.run, self.contexts[0]))
 
     def observed(self, stop_at_step: bool = False) -> Observation:
         """What one step computes."""
@@ -148,6 +163,8 @@ class Benchmark:
     def __init__(self, step: Step, variants: Sequence[Variant], budget_s: float = 10.0) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
+        if any(map(has_lazy_parameters, (*step.models, *step.bystanders))):
+            raise StepError("lazy layers have no shape yet: run one forward pass before")
         if not budget_s > 0:
             raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
@@ -167,21 +184,26 @@ class Benchmark:
         """Measure; yields after every block. Closing the generator ends it and puts all back."""
         __tracebackhide__ = True
         step = self.step
-        with step.isolated() as start:
-            configs = [_config(one, step) for one in self.variants]
-            with ExitStack() as stack:
-                for model in step.models:
-                    stack.enter_context(hidden(model))
-                runners = [self._runner(i, config) for i, config in enumerate(configs)]
-                self._environment = _environment(runners[0])
-                yield from self._warm_up(runners, start)
-                yield from self._check(_working(runners), start)
-                yield from self._rounds(_working(runners))
+        configs = [_config(one, step) for one in self.variants]
+        with ExitStack() as stack:
+            # Hidden first: settings of a plan in force are no part of what to come back to.
+            for model in step.models:
+                stack.enter_context(hidden(model))
+            start = stack.enter_context(step.isolated())
+            runners = [self._runner(i, config) for i, config in enumerate(configs)]
+            self._environment = _environment(runners[0])
+            yield from self._warm_up(_working(runners), start)
+            yield from self._check(_working(runners), start)
+            yield from self._rounds(_working(runners))
 
     def _runner(self, index: int, config: Any) -> Runner:
         record = self._records[index]
         contexts = [prepare(m, config, _holders(m, self.step)) for m in self.step.models]
-        record.applied = {d.name: d.value for d in contexts[0].plan if d.active}
+        plan = contexts[0].plan
+        record.applied = {d.name: d.value for d in plan if d.active}
+        record.notes = {d.name: f"declined: {d.reason}" for d in plan if d.declined}
+        if config is not None and not record.applied and index > 0:
+            _nothing_to_measure(record)
         return Runner(self.step, contexts, record)
 
     def _warm_up(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
@@ -211,7 +233,7 @@ class Benchmark:
             if count and abs(now - last) < STABLE * last:
                 break
             last = now
-        record.notes = {k: v for one in runner.contexts for k, v in one.notes.items()}
+        record.notes.update({k: v for one in runner.contexts for k, v in one.notes.items()})
         record.times_s = []
         self._shortest_s = min(self._shortest_s, now)
 
@@ -308,10 +330,13 @@ def benchmark(
     names = variants.split(",") if isinstance(variants, str) else variants
     takes_context = bool(inspect.signature(step).parameters)
     found = reached([step])
+    models = outermost(found) if model is None else _listed(model)
+    optimizers = optimizers_among(found) if optimizer is None else _listed(optimizer)
     whole = Step(
         step if takes_context else (lambda context: step()),
-        outermost(found) if model is None else _listed(model),
-        optimizers_among(found) if optimizer is None else _listed(optimizer),
+        models,
+        optimizers,
+        bystanders_among(found, [*models, *optimizers]),
         calls_context=takes_context,
         others=others_among(found),
     )
@@ -328,6 +353,18 @@ def outermost(found: Sequence[Any]) -> list[torch.nn.Module]:
     modules = [one for one in found if isinstance(one, torch.nn.Module)]
     inside = {id(part) for one in modules for part in list(one.modules())[1:]}
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
+
+
+def bystanders_among(found: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+    """The modules and optimizers among objects that are none of the known, nor part of them."""
+    import torch
+
+    inside = {id(one) for one in known}
+    for one in (*known, *found):
+        if isinstance(one, torch.nn.Module):
+            inside.update(id(part) for part in list(one.modules())[1:])
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    return [one for one in found if isinstance(one, kinds) and id(one) not in inside]
 
 
 def optimizers_among(found: Sequence[Any]) -> list[torch.optim.Optimizer]:
@@ -362,7 +399,16 @@ def too_few(comparison: Comparison) -> bool:
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:
-    return [one for one in runners if not one.record.failure]
+    return [one for one in runners if not one.record.failure and not one.record.same_as_baseline]
+
+
+def _nothing_to_measure(record: Record) -> None:
+    """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
+    if record.notes:
+        record.failure = "; ".join(f"{name} {note}" for name, note in record.notes.items())
+        record.notes = {}
+    else:
+        record.same_as_baseline = True
 
 
 def _config(one: Variant, step: Step) -> Any:

@@ -19,6 +19,7 @@ class Record:
     first_call_s: float | None = None
     failure: str | None = None
     accuracy: Accuracy | None = None
+    same_as_baseline: bool = False
     applied: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -40,6 +41,8 @@ class Comparison:
 
     def ratio(self, record: Record) -> Ratio | None:
         """Baseline time over this variant's, round by round; None where one has no times."""
+        if record.same_as_baseline:
+            return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         pairs = min(len(self.baseline.times_s), len(record.times_s))
         if record is self.baseline or record.failure or not pairs:
             return None
@@ -60,6 +63,10 @@ class Comparison:
             return "baseline"
         ratio = self.ratio(record)
         return "too noisy" if ratio is None else ratio.verdict
+
+    def times_s(self, record: Record) -> list[float]:
+        """Its own times, or the baseline's where its plan is the baseline's."""
+        return self.baseline.times_s if record.same_as_baseline else record.times_s
 
     def seconds_needed(self, record: Record) -> float | None:
         """About how long a run would have to be for a verdict on this variant."""
@@ -88,7 +95,8 @@ class Comparison:
 
     def _row(self, record: Record) -> dict[str, Any]:
         ratio = self.ratio(record)
-        times = spread(record.times_s) if record.times_s else None
+        seconds = self.times_s(record)
+        times = spread(seconds) if seconds else None
         return {
             "name": record.name,
             "verdict": self.verdict(record),
@@ -102,5 +110,5 @@ class Comparison:
             "accuracy": None if record.accuracy is None else record.accuracy.to_dict(),
             "applied": record.applied,
             "notes": record.notes,
-            "times_s": list(record.times_s),
+            "times_s": list(seconds),
         }

@@ -85,24 +85,24 @@ def _model_state(model: torch.nn.Module) -> Restore:
     gradients = [
         (p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()
     ]
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer)
+    # Attributes, and with them training modes, replaced parameters, buffers and submodules.
+    attributes = [
+        (holder, dict(holder))
         for module in model.modules()
-        for name, buffer in module._buffers.items()
+        for holder in (module.__dict__, module._parameters, module._buffers, module._modules)
     ]
 
     def restore() -> None:
-        for module, name, buffer in buffers:  # also where the step replaced the buffer object
-            module._buffers[name] = buffer
+        for holder, saved in attributes:
+            for name in [name for name in holder if name not in saved]:
+                del holder[name]
+            holder.update(saved)
         for tensor, value in tensors:
             _write(tensor, value)
         for parameter, gradient, copied in gradients:
             parameter.grad = gradient
             if gradient is not None and copied is not None:
                 _write(gradient, copied)
-        for module, mode in modes:
-            module.training = mode
 
     return restore
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speedkit_jupyter.config import SpeedConfig, choices, from_word
+from speedkit_jupyter.config import SpeedConfig, choices, from_arguments, from_word
 from speedkit_jupyter.exceptions import StepError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Fields
@@ -45,7 +45,9 @@ def variant(name: str) -> Variant:
     values: dict[str, Any] = nothing()
     for word in name.split("+"):
         values.update(_option(word))
-    return Variant(name, SpeedConfig.from_dict(values))
+    # A variant is what its name says, whatever the environment wishes for everything else.
+    every = (optimization.name for optimization in CATALOG)
+    return Variant(name, from_arguments(values, f"variant {name}", firm=every))
 
 
 def nothing() -> dict[str, Any]:

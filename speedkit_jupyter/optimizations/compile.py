@@ -68,11 +68,11 @@ class Compile(Optimization):
             return request.leave(
                 False,
                 "on CPUs it gave 1.05x over ten models for 10 to 20 s of compiling; "
-                "compile: true turns it on",
+                "it is there on request",
             )
         if facts.device_type not in ("cuda", "xpu") or hardware.system != "Linux":
             where = f"{facts.device_type} on {hardware.system}"
-            return request.leave(False, f"young on {where}; compile: true turns it on")
+            return request.leave(False, f"young on {where}; it is there on request")
         gpu = hardware.accelerator(facts.device)
         name = facts.device if gpu is None else gpu.name
         return request.apply(True, f"{name} on Linux with Triton", details=details)

@@ -65,10 +65,11 @@ def _median(comparison: Comparison, record: Record) -> float:
 def _row(comparison: Comparison, record: Record) -> Row:
     verdict = comparison.verdict(record)
     tone = TONES.get(verdict, "plain")
-    if record.failure or not record.times_s:
+    seen = comparison.times_s(record)
+    if record.failure or not seen:
         blank = ("–",) * 6
         return Row((record.name, *blank, f"{verdict}: {record.failure or 'not reached'}"), tone)
-    times, found = spread(record.times_s), comparison.ratio(record)
+    times, found = spread(seen), comparison.ratio(record)
     low_high = "–" if found is None else f"{ratio(found.low)} to {ratio(found.high)}"
     return Row(
         (
@@ -107,6 +108,8 @@ def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
 def _applied(comparison: Comparison) -> str:
     lines = []
     for record in comparison.records:
+        if record.same_as_baseline:
+            lines.append(f"{record.name}: changes nothing here, so there is nothing to measure")
         what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
         if what and not record.failure:
             lines.append(f"{record.name}: {', '.join(what)}")

@@ -40,7 +40,10 @@ def plan_report(plan: Plan, name: str = "model") -> Document:
 def context_report(context: SpeedContext, name: str = "model") -> Document:
     """Each decision with its reason, and the flags before and after."""
     plan, changes = context.plan, context.changes()
-    sections = [Section(decisions(plan)), Section(changed(changes), "Before and after")]
+    sections = [
+        Section(decisions(plan, context.restored)),
+        Section(changed(changes), "Before and after"),
+    ]
     sections += _notes(context)
     return Document(f"{_state(context, name)} on {_machine(plan)}", tuple(sections), _data(context))
 
@@ -89,11 +92,11 @@ def status_report(
     )
 
 
-def decisions(plan: Plan) -> Table:
+def decisions(plan: Plan, restored: bool = False) -> Table:
     """One row per optimization: state, value, who decided, and why."""
     rows = []
     for decision in plan:
-        state, tone = _outcome(decision)
+        state, tone = _outcome(decision, restored)
         rows.append(
             Row(
                 (
@@ -135,7 +138,9 @@ def loop(context: SpeedContext, names: dict[str, str]) -> str:
     return "\n".join([*lines, f"{optimizer}.zero_grad()"])
 
 
-def _outcome(decision: Decision) -> tuple[str, Tone]:
+def _outcome(decision: Decision, restored: bool) -> tuple[str, Tone]:
+    if decision.active and restored:
+        return "○ was on", "quiet"
     if decision.active:
         return ("◐ replaced", "plain") if decision.declined else ("● on", "good")
     return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")

@@ -23,8 +23,10 @@ def size(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """`1.27x`, with a true multiplication sign."""
-    return "∞" if math.isinf(value) else f"{value:.2f}×"
+    """`1.27×`; near 1, where it matters on which side, `1.004×`."""
+    if math.isinf(value):
+        return "∞"
+    return f"{value:.3f}×" if abs(value - 1) < 0.02 else f"{value:.2f}×"
 
 
 def count(number: int, noun: str) -> str:

@@ -29,8 +29,8 @@ def ready(kernel):
 
 def test_the_stop_button_ends_a_benchmark_with_the_results_so_far(ready):
     ready("before = [p.clone() for p in model.parameters()]")
-    ready.start(f"%%speedbench --budget 60\n{STEP}")
-    ready.wait_for("round 2")
+    ready.start(f"%%speedbench --compare baseline,baseline --budget 60\n{STEP}")
+    ready.wait_for(": round ")
     ready.interrupt()
     reply = ready.finish()
     assert reply["ename"] == "KeyboardInterrupt"
@@ -58,7 +58,7 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
     ready.start("print('compiling', flush=True); out = model(x); print('compiled')")
     ready.wait_for("compiling")
     interrupted = _interrupt_after(ready, after_s)
-    assert interrupted["ename"] in ("KeyboardInterrupt", "")  # "": it was quicker than we were
+    assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "": it had ended
     again = ready(
         "out = model(x); print(ctx.notes, model._compiled_call_impl._compiled is not None)"
     )
