@@ -192,12 +192,14 @@ class SpeedContext:
         with interrupts.held_back():
             contexts = _contexts(self.model)
             on_top = contexts[-1] is self
-            self._deactivate()
-            self._finish()
-            while on_top and contexts and not (self._entered or contexts[-1]._entered):
-                contexts[-1]._finish()
-            if on_top and contexts:
-                contexts[-1]._activate()
+            try:
+                self._deactivate()
+            finally:  # a part that can't be undone must not keep the rest from it
+                self._finish()
+                while on_top and contexts and not (self._entered or contexts[-1]._entered):
+                    contexts[-1]._finish()
+                if on_top and contexts:
+                    contexts[-1]._activate()
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -228,22 +230,29 @@ class SpeedContext:
         """Hide the plan that is in force, plan from the original state, and apply."""
         contexts = _contexts(self.model)
         hidden = contexts[-1] if contexts else None
-        with interrupts.held_back():
-            if hidden is not None:
-                hidden._deactivate()
-            try:
+        try:
+            with interrupts.held_back():
+                if hidden is not None:
+                    hidden._deactivate()
                 self._plan()
                 self._activate()
-            except BaseException:
-                if hidden is not None:
-                    hidden._activate()
-                raise
-            for older in contexts[:-1]:  # neither can come back: a newer plain one hides it
-                if not older._entered:
-                    older._finish()
-            contexts.append(self)
-            object.__setattr__(self.model, SLOT, contexts)
-            _LIVE.add(self)
+                contexts.append(self)
+                object.__setattr__(self.model, SLOT, contexts)
+                _LIVE.add(self)
+        except BaseException:  # also an interrupt that was held back until all was applied
+            with interrupts.held_back():
+                self._withdraw(hidden)
+            raise
+        for older in contexts[:-2]:  # they can't come back: a newer plain one hides them
+            if not older._entered:
+                older._finish()
+
+    def _withdraw(self, hidden: SpeedContext | None) -> None:
+        """As if it had never been applied."""
+        self._deactivate()
+        self._finish()
+        if hidden is not None and not hidden.active:
+            hidden._activate()
 
     def _plan(self) -> None:
         facts = Facts.read(self.model, self.target.optimizers)
@@ -270,7 +279,8 @@ class SpeedContext:
         """Take this context off its model for good."""
         self.restored = True
         contexts = _contexts(self.model)
-        contexts.remove(self)
+        if self in contexts:
+            contexts.remove(self)
         self.target.memo.pop("compiled_call", None)
         if not contexts:
             self.model.__dict__.pop(SLOT, None)

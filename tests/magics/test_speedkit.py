@@ -113,7 +113,10 @@ def test_threads_takes_the_number_one(shell):
         ("apply modle", ["modle", "'model'"]),
         ("apply loss_fn2", ["loss_fn2", "model"]),
         ("apply x", ["x is of class Tensor, not a torch.nn.Module"]),
-        ("apply model --optimizer model", ["model is of class Sequential, not a torch.optim.Optimizer"]),
+        (
+            "apply model --optimizer model",
+            ["model is of class Sequential, not a torch.optim.Optimizer"],
+        ),
         ("apply model --precison bf16", ["--precison", "'--precision'"]),
         ("apply model --precision bfloat16", ["precision", "'bfloat16'", "'bf16'"]),
         ("apply model --compile-mode fast", ["compile.mode", "'fast'", "max-autotune"]),
