@@ -118,8 +118,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
         for key in [key for key in optimizer.state if key not in state]:
             del optimizer.state[key]
         for key, (value, copied) in state.items():
-            optimizer.state[key] = value
-            _fill(value, copied)
+            optimizer.state[key] = _fill(value, copied)
         for group, values in zip(optimizer.param_groups, groups, strict=False):
             for name in [name for name in group if name != "params" and name not in values]:
                 del group[name]
@@ -129,28 +128,32 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
 
 
 def _copied(value: Any) -> tuple[Any, Any]:
-    """The object itself beside a copy of what it holds (dicts one level deep)."""
+    """The object itself beside a copy of what it holds, dicts and lists element by element."""
     import torch
 
     if isinstance(value, dict):
         return value, {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return value, [_copied(one) for one in value]
     if isinstance(value, torch.Tensor):
         return value, value.detach().clone()
     return value, copy.deepcopy(value)
 
 
-def _fill(value: Any, copied: Any) -> None:
-    """Make an object hold again what `_copied` saw in it."""
+def _fill(value: Any, copied: Any) -> Any:
+    """Make an object hold again what `_copied` saw in it; gives the object."""
     import torch
 
     if isinstance(value, dict):
         value.clear()
-        for key, (inner, inner_copied) in copied.items():
-            immutable = not isinstance(inner, dict | torch.Tensor)
-            value[key] = copy.deepcopy(inner_copied) if immutable else inner
-            _fill(value[key], inner_copied)
+        value.update({key: _fill(*pair) for key, pair in copied.items()})
+    elif isinstance(value, list):
+        value[:] = [_fill(*pair) for pair in copied]
     elif isinstance(value, torch.Tensor):
         _write(value, copied)
+    else:
+        return copy.deepcopy(copied)
+    return value
 
 
 def _scaler_state(scaler: torch.amp.GradScaler) -> Restore:

@@ -1,0 +1,173 @@
+"""What a step changes is put back byte for byte."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from speedkit_jupyter.measure.isolation import State, isolated
+
+OPTIMIZERS = {
+    "adam": lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True),
+    "fused": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=2),
+}
+
+
+class Network(nn.Module):
+    """Dropout, batch norm, an embedding, and a buffer that each pass replaces."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, 4, sparse=sparse)
+        self.norm, self.drop, self.out = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, index):
+        """(N,) to (N, 2)."""
+        self.seen = self.seen + 1
+        self.passes = getattr(self, "passes", 0) + 1
+        return self.out(self.drop(self.norm(self.table(index))))
+
+
+def train(network: Network, optimizer: Any, scaler: Any, steps: int) -> None:
+    """Steps with everything that steps do."""
+    for _ in range(steps):
+        index = torch.randint(6, (5,))
+
+        def closure(index=index):
+            optimizer.zero_grad()
+            loss = network(index).pow(2).mean()
+            (scaler.scale(loss) if scaler else loss).backward()
+            return loss
+
+        if isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step(closure)
+        else:
+            closure()
+            scaler.step(optimizer) if scaler else optimizer.step()
+            if scaler:
+                scaler.update()
+        optimizer.param_groups[0]["lr"] *= 0.9
+    np.random.rand(2)
+    random.random()
+
+
+def everything(network: Network, optimizer: Any, scaler: Any) -> dict[str, Any]:
+    """Values, and the identity of what must stay the same object."""
+
+    def held(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            dense = value.detach().to_dense() if value.is_sparse else value.detach()
+            return (id(value), dense.tolist())
+        if isinstance(value, dict):
+            return {str(key): held(one) for key, one in value.items()}
+        return [held(one) for one in value] if isinstance(value, list | tuple) else value
+
+    return {
+        "parameters": held(dict(network.named_parameters())),
+        "buffers": held(dict(network.named_buffers())),
+        "gradients": [held(p.grad) for p in network.parameters()],
+        "attributes": sorted(network.__dict__),
+        "passes": network.__dict__.get("passes"),
+        "training": [part.training for part in network.modules()],
+        "state": [held(optimizer.state.get(p, {})) for p in network.parameters()],
+        "groups": [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
+        "scaler": scaler.state_dict() if scaler else None,
+        "random": (
+            random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        ),
+    }  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(OPTIMIZERS)),
+    sparse=st.booleans(),
+    scaled=st.booleans(),
+    before=st.integers(0, 2),
+    during=st.integers(1, 3),
+    ends=st.sampled_from([None, ValueError, KeyboardInterrupt]),
+)
+def test_training_inside_leaves_no_trace(kind, sparse, scaled, before, during, ends):
+    sparse = sparse and kind in ("momentum", "adagrad")
+    torch.manual_seed(0)
+    network = Network(sparse and kind == "adagrad")
+    optimizer = OPTIMIZERS[kind](list(network.parameters()))
+    scaler = torch.amp.GradScaler("cpu") if scaled and kind not in ("lbfgs", "fused") else None
+    scaler = None if network.table.sparse else scaler
+    train(network, optimizer, scaler, before)
+    found = everything(network, optimizer, scaler)
+    try:
+        with isolated([network], [optimizer], [scaler] if scaler else []):
+            network.eval()
+            network.train()
+            train(network, optimizer, scaler, during)
+            network.drop.eval()
+            if ends is not None:
+                raise ends
+    except (ValueError, KeyboardInterrupt):
+        pass
+    assert everything(network, optimizer, scaler) == found
+
+
+def test_replaced_parameters_and_new_submodules_are_gone():
+    network = nn.Sequential(nn.Linear(2, 2))
+    weight = network[0].weight
+    with isolated([network]):
+        network[0].weight = nn.Parameter(torch.ones(2, 2))
+        network.extra = nn.Linear(2, 2)
+        network.count = 3
+    assert network[0].weight is weight
+    assert not hasattr(network, "extra")
+    assert not hasattr(network, "count")
+
+
+def test_assigned_names_are_as_before():
+    names = {"loss": 1, "kept": 2}
+    with isolated(names=names, assigned=["loss", "new"]):
+        names.update(loss=5, new=6)
+    assert names == {"loss": 1, "kept": 2}
+
+
+def test_a_state_can_be_restored_again_and_again():
+    network = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(network.parameters())
+    network(torch.ones(1, 2)).sum().backward()
+    optimizer.step(lambda: network(torch.ones(1, 2)).sum())
+    found = copy.deepcopy((network.state_dict(), optimizer.state_dict()))
+    state = State([network], [optimizer])
+    for _ in range(3):
+        optimizer.step(lambda: network(torch.ones(1, 2)).sum())
+        state.restore()
+        assert torch.equal(network.weight, found[0]["weight"])
+        assert str(optimizer.state_dict()) == str(found[1])
+
+
+@pytest.mark.parametrize("made", ["before", "inside"])
+def test_a_scaler_in_the_middle_of_a_step_is_put_back(made):
+    network = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    if made == "before":
+        scaler.scale(network(torch.ones(1, 2)).sum()).backward()
+    state = State([network], [optimizer], [scaler])
+    before = (scaler.state_dict(), len(scaler._per_optimizer_states))
+    scaler.scale(network(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    state.restore()
+    assert (scaler.state_dict(), len(scaler._per_optimizer_states)) == before
+    scaler.scale(network(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)  # would raise after an unscale_ that was not undone
+    scaler.update()

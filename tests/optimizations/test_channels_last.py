@@ -1,0 +1,83 @@
+"""channels_last: the layout of convolution weights and of what must lie like them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.Flatten())
+
+
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_optimizer_state_follows_the_layout_there_and_back(make, fused, handed_over):
+    more = {"momentum": 0.9} if make is torch.optim.SGD else {"eps": 1e-3}
+    runs = []
+    for layout in (False, True):
+        model = network()
+        optimizer = make(model.parameters(), lr=0.05, fused=fused, **more)
+        x = torch.rand(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+
+        def step(model=model, optimizer=optimizer, x=x):
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+
+        step()
+        config = SpeedConfig(channels_last=layout, fused_optimizer=False, precision="fp32")
+        given = optimizer if handed_over else None
+        with apply_speedups(model, config, optimizer=given)[1]:
+            step()
+            if layout:
+                assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+                assert model[0].weight.grad.stride() == model[0].weight.stride()
+                for value in optimizer.state[model[0].weight].values():
+                    assert value.dim() < 4 or value.stride() == model[0].weight.stride()
+        step()
+        runs.append(model)
+        for parameter, state in optimizer.state.items():
+            assert parameter.is_contiguous()
+            assert parameter.grad.is_contiguous()
+            assert all(v.is_contiguous() for v in state.values() if v is not None)
+    for plain, other in zip(runs[0].parameters(), runs[1].parameters(), strict=True):
+        assert torch.allclose(plain, other, atol=1e-6)
+
+
+def test_a_weight_inside_a_shared_buffer_is_left_alone():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    flat = torch.zeros(200)
+    model[0].weight.data = flat[:108].view(4, 3, 3, 3)
+    with apply_speedups(model, SpeedConfig(channels_last=True))[1]:
+        assert model[0].weight.stride() == (27, 9, 3, 1)
+        assert model[0].weight.data_ptr() == flat.data_ptr()
+
+
+def test_weights_that_lay_channels_last_stay_so():
+    model = network().to(memory_format=torch.channels_last)
+    stride = model[0].weight.stride()
+    with apply_speedups(model, SpeedConfig(channels_last=True))[1] as context:
+        assert not context.plan["channels_last"].active
+    assert model[0].weight.stride() == stride
+
+
+@pytest.mark.parametrize("value", [True, "auto"])
+def test_without_convolutions_there_is_nothing_to_lay_out(value):
+    with apply_speedups(nn.Linear(2, 2), SpeedConfig(channels_last=value))[1] as context:
+        assert not context.plan["channels_last"].active
+        assert context.plan["channels_last"].declined == (value is True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "on"), [("t4", True), ("a100", True), ("p100", False), ("cpu", True)]
+)
+def test_auto_is_on_with_tensor_cores_and_as_a_guess_on_cpus(hardware, machine, on):
+    decision = plan(SpeedConfig(), hardware(machine), Facts(convolutions=3))["channels_last"]
+    assert decision.active == on
+    assert decision.guess == (machine == "cpu")

@@ -1,0 +1,184 @@
+"""compile: torch.compile in place."""
+
+from __future__ import annotations
+
+import copy
+import pickle  # noqa: TID251  (that users' models pickle is what is tested)
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
+
+pytestmark = pytest.mark.compile
+
+
+class Own(nn.Module):
+    """A class of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        """(N, 4) to (N, 4)."""
+        return torch.relu(self.layer(x))
+
+
+class Broken(Own):
+    """Breaks its graph, which fullgraph=True forbids."""
+
+    def forward(self, x):
+        """(N, 4) to (N, 4)."""
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No compiled code of another test."""
+    yield
+    torch._dynamo.reset()
+
+
+def compiled_frames(call) -> int:
+    """How many frames Dynamo compiles while this runs."""
+    from torch._dynamo.utils import counters
+
+    before = counters["frames"]["ok"]
+    call()
+    return counters["frames"]["ok"] - before
+
+
+def applied(model, **values):
+    return apply_speedups(model, SpeedConfig(**{"compile": True, **values}))[1]
+
+
+@pytest.mark.parametrize("make", [Own, lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
+def test_the_same_object_runs_compiled_code_and_keeps_its_keys(make):
+    model, x = make(), torch.rand(2, 4)
+    keys, plain = list(model.state_dict()), model(x)
+    with applied(model) as context:
+        assert compiled_frames(lambda: model(x)) >= 1
+        assert torch.allclose(model(x), plain, atol=1e-6)
+        assert list(model.state_dict()) == keys
+        assert not context.notes
+        assert compiled_frames(lambda: model(x)) == 0
+    assert "_compiled_call_impl" not in model.__dict__
+    assert compiled_frames(lambda: model(x)) == 0
+
+
+def test_copies_and_pickles_carry_neither_code_nor_context():
+    model, x = Own(), torch.rand(2, 4)
+    with applied(model):
+        model(x)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert twin._compiled_call_impl is None
+            assert not twin.__dict__.get("_speedkit_contexts")
+            assert torch.allclose(twin(x), model(x), atol=1e-6)
+
+
+def test_a_hook_that_is_registered_after_compiling_fires():
+    model, x, calls = Own(), torch.rand(2, 4), []
+    with applied(model):
+        model(x)
+        model.layer.register_forward_hook(lambda *_: calls.append(1))
+        model(x)
+    assert calls
+
+
+def test_a_failing_compiler_warns_once_and_the_model_runs_on():
+    model, x = Broken(), torch.rand(2, 4)
+    plain = model(x)
+    with applied(model, compile={"enabled": True, "fullgraph": True}) as context:
+        with pytest.warns(UserWarning, match="the model runs as before"):
+            assert torch.equal(model(x), plain)
+        assert "torch.compile failed" in context.notes["compile"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(model(x), plain)
+
+
+def test_the_users_own_error_is_the_plain_one_and_compiling_goes_on():
+    model = Own()
+    with applied(model) as context:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.rand(2, 5))
+        assert not context.notes
+        assert compiled_frames(lambda: model(torch.rand(2, 4))) >= 1
+
+
+def test_each_plan_on_one_model_compiles_code_of_its_own():
+    model, x = Own(), torch.rand(2, 4)
+    first = applied(model)
+    assert compiled_frames(lambda: model(x)) >= 1
+    with applied(model, precision="bf16") as second, second.autocast():
+        assert model(x).dtype is torch.bfloat16
+    assert first.active
+    assert model(x).dtype is torch.float32
+    first.restore()
+
+
+def test_a_model_that_the_user_compiled_stays_so():
+    model = Own()
+    model.compile(backend="eager")
+    found = model._compiled_call_impl
+    with applied(model) as context:
+        assert "already" in context.plan["compile"].reason
+        assert model._compiled_call_impl is found
+    assert model._compiled_call_impl is found
+
+
+def test_wrappers_and_scripts_are_declined():
+    for model in (torch.compile(Own()), torch.jit.script(Own())):
+        with applied(model) as context:
+            assert context.plan["compile"].declined
+
+
+@pytest.mark.parametrize(
+    ("machine", "value", "words"),
+    [("a100", True, "Linux with Triton"), ("p100", False, "7.0"), ("cpu", False, "on request"),
+     ("rtx4050_laptop_windows", False, "triton-windows"), ("apple_m2_mps", False, "young")],
+)  # fmt: skip
+def test_auto_is_on_for_gpus_on_linux(hardware, machine, value, words):
+    decision = plan(SpeedConfig(), hardware(machine), Facts(parameters=1))["compile"]
+    assert decision.value is value
+    assert words in decision.reason
+
+
+def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
+    machine = hardware("cpu").model_copy(update={"cxx": None})
+    decision = plan(SpeedConfig(compile=True), machine, Facts(parameters=1))["compile"]
+    assert decision.declined
+    assert "g++" in decision.reason
+
+
+ATTENTION = """
+import sys, torch
+from torch import nn
+from speedkit_jupyter import SpeedConfig, apply_speedups
+class Attention(nn.Module):
+    def forward(self, q):
+        return nn.functional.scaled_dot_product_attention(q, q, q)
+model, q = Attention(), torch.rand(1, 2, 8, 16)
+apply_speedups(model, SpeedConfig(compile=True, sdpa=sys.argv[1]))
+model(q)
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    model(q)
+print("flash" in " ".join(event.key for event in profile.key_averages()))
+"""
+
+
+def test_a_kernel_choice_is_not_served_from_another_choices_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    shown = [
+        subprocess.run(
+            [sys.executable, "-c", ATTENTION, backend], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for backend in ("auto", "math")
+    ]
+    assert shown == ["True", "False"]

@@ -1,0 +1,122 @@
+"""fused_optimizer: existing optimizers switched in place."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups
+
+
+def applied(model, optimizer, **values):
+    return apply_speedups(model, SpeedConfig(**values), optimizer=optimizer)[1]
+
+
+def stepped(make, **more):
+    """A model and an optimizer that has state."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = make(model.parameters(), lr=0.01, **more)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [(torch.optim.Adam, {}), (torch.optim.AdamW, {"amsgrad": True}),
+     (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adagrad, {})],
+)  # fmt: skip
+def test_state_is_kept_and_settings_come_back(make, more):
+    model, optimizer = stepped(make, **more)
+    state = copy.deepcopy(optimizer.state_dict())
+    objects = {id(v) for s in optimizer.state.values() for v in s.values()}
+    attributes = dict(optimizer.__dict__)
+    with applied(model, optimizer):
+        assert optimizer.param_groups[0]["fused"] is True
+        assert optimizer._step_supports_amp_scaling
+        optimizer.step()
+    assert {id(v) for s in optimizer.state.values() for v in s.values()} == objects
+    assert optimizer.state_dict()["param_groups"] == state["param_groups"]
+    assert optimizer.__dict__.keys() == attributes.keys()
+    optimizer.step()
+
+
+def test_an_optimizer_that_was_fused_stays_so():
+    model, optimizer = stepped(torch.optim.AdamW, fused=True)
+    with applied(model, optimizer) as context:
+        assert "is fused already" in context.plan["fused_optimizer"].reason
+    assert optimizer._step_supports_amp_scaling
+    assert optimizer.param_groups[0]["fused"] is True
+
+
+def test_without_an_optimizer_it_says_how_to_give_one():
+    with applied(nn.Linear(2, 2), None, fused_optimizer=True) as context:
+        assert context.plan["fused_optimizer"].declined
+        assert "optimizer=" in context.plan["fused_optimizer"].reason
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: torch.optim.RMSprop(p), "no fused kernel"),
+        (lambda p: torch.optim.LBFGS(p), "no fused kernel"),
+        (lambda p: torch.optim.Adam(p, differentiable=True), "not differentiable"),
+        (lambda p: torch.optim.Adam(p, fused=False), "you set fused=False"),
+        (lambda p: torch.optim.Adam(p, foreach=True), "you set foreach=True"),
+    ],
+)
+def test_what_can_not_or_should_not_be_fused_is_left_with_the_reason(make, words):
+    model = nn.Linear(2, 2)
+    optimizer = make(list(model.parameters()))
+    groups = copy.deepcopy(optimizer.state_dict()["param_groups"])
+    with applied(model, optimizer) as context:
+        assert words in context.plan["fused_optimizer"].reason
+        assert optimizer.state_dict()["param_groups"] == groups
+
+
+def test_an_explicit_wish_wins_over_the_users_foreach_and_gives_it_back():
+    model, optimizer = stepped(torch.optim.AdamW, foreach=True)
+    with applied(model, optimizer, fused_optimizer=True):
+        optimizer.step()
+        assert optimizer.param_groups[0]["foreach"] is False
+    assert optimizer.param_groups[0]["foreach"] is True
+    assert optimizer.defaults["foreach"] is True
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Embedding(5, 2, sparse=True), nn.Linear(2, 2, dtype=torch.complex64)]
+)
+def test_sparse_gradients_and_complex_parameters_are_declined(model):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with applied(model, optimizer, fused_optimizer=True) as context:
+        assert context.plan["fused_optimizer"].declined
+
+
+def test_a_name_limits_which_are_switched():
+    model = nn.Linear(2, 2)
+    adam, sgd = torch.optim.Adam([model.weight]), torch.optim.SGD([model.bias], 0.1)
+    config = SpeedConfig.from_dict({"optimizer": {"name": "adam", "fused": True}})
+    with apply_speedups(model, config, optimizer=[adam, sgd])[1]:
+        assert adam.param_groups[0]["fused"] is True
+        assert sgd.param_groups[0]["fused"] is None
+
+
+def test_two_optimizers_of_one_class_are_both_switched():
+    model = nn.Linear(2, 2)
+    both = [torch.optim.Adam([model.weight]), torch.optim.Adam([model.bias])]
+    with applied(model, both):
+        assert [one.param_groups[0]["fused"] for one in both] == [True, True]
+    assert [one.param_groups[0]["fused"] for one in both] == [None, None]
+
+
+def test_a_group_that_was_added_meanwhile_gets_the_users_setting():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam([model.weight])
+    with applied(model, optimizer):
+        optimizer.add_param_group({"params": [model.bias]})
+        assert optimizer.param_groups[1]["fused"] is True
+    assert optimizer.param_groups[1]["fused"] is None

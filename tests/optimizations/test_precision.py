@@ -1,0 +1,75 @@
+"""precision: autocast around the forward pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, autocast_context
+
+
+def applied(model: nn.Module, **values):
+    return apply_speedups(model, SpeedConfig(**values))[1]
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_the_forward_pass_runs_in_the_dtype_inside_autocast_only(word, dtype):
+    model, x = nn.Linear(4, 4), torch.rand(2, 4)
+    with applied(model, precision=word) as context:
+        assert model(x).dtype is torch.float32
+        with context.autocast():
+            assert model(x).dtype is dtype
+        with autocast_context(context):
+            assert model(x).dtype is dtype
+    with context.autocast():
+        assert model(x).dtype is torch.float32
+
+
+def test_fp32_by_request_switches_an_outer_autocast_off():
+    model, x = nn.Linear(4, 4), torch.rand(2, 4)
+    with (
+        applied(model, precision="fp32") as context,
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        context.autocast(),
+    ):
+        assert model(x).dtype is torch.float32
+
+
+def test_fp32_by_auto_leaves_an_outer_autocast_alone(monkeypatch, hardware):
+    from speedkit_jupyter import Hardware
+
+    monkeypatch.setattr(Hardware, "detect", lambda: hardware("cpu"))
+    model, x = nn.Linear(4, 4), torch.rand(2, 4)
+    with (
+        applied(model, threads=1) as context,
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        context.autocast(),
+    ):
+        assert model(x).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_a_model_without_float32_parameters_is_declined(dtype):
+    with applied(nn.Linear(4, 4, dtype=dtype), precision="bf16") as context:
+        assert context.plan["precision"].declined
+        assert "autocast only lowers float32" in context.plan["precision"].reason
+
+
+@pytest.mark.parametrize("word", ["bf16", "fp16"])
+def test_an_lstm_never_crashes_on_a_cpu(word):
+    model = nn.LSTM(4, 4)
+    with applied(model, precision=word) as context, context.autocast():
+        output, _ = model(torch.rand(2, 3, 4))
+        output.sum().backward()
+
+
+def test_copies_of_weights_do_not_outlive_the_block():
+    model, x = nn.Linear(4, 4), torch.rand(2, 4)
+    with applied(model, precision="bf16") as context:
+        with context.autocast():
+            first = model(x)
+        with torch.no_grad():
+            model.weight.mul_(2)
+        with context.autocast():
+            assert not torch.equal(model(x), first)

@@ -1,0 +1,64 @@
+"""sdpa: which attention kernel is tried first."""
+
+from __future__ import annotations
+
+import torch
+import torch.compiler.config
+from torch.nn.functional import scaled_dot_product_attention
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan, sdp_context
+
+ON_GPU = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
+
+
+def kernels() -> str:
+    """The names of the attention operations that run."""
+    q = torch.rand(1, 2, 8, 16)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        scaled_dot_product_attention(q, q, q)
+    return " ".join(e.key for e in profile.key_averages() if "attention" in e.key)
+
+
+def test_math_runs_the_math_kernel_while_applied():
+    assert "flash" in kernels()
+    with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="math"))[1]:
+        assert "flash" not in kernels()
+        assert "math" in kernels()
+    assert "flash" in kernels()
+
+
+def test_the_context_holds_where_another_plan_is_in_force():
+    _, first = apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="math"))
+    first_tag = torch.compiler.config.cache_key_tag
+    assert "sdpa:math" in first_tag
+    torch.backends.cuda.enable_flash_sdp(True)  # somebody else's wish
+    with sdp_context(first):
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+    first.restore()
+    assert first.kept == ("sdp.flash",)
+    assert torch.compiler.config.cache_key_tag == ""
+
+
+def test_auto_leaves_torchs_order(hardware):
+    assert not plan(SpeedConfig(), hardware("h200"), ON_GPU)["sdpa"].active
+
+
+def test_flash_on_a_cpu_is_declined_with_the_reason():
+    with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="flash"))[1] as context:
+        assert context.plan["sdpa"].declined
+        assert "CUDA kernel" in context.plan["sdpa"].reason
+
+
+def test_flash_on_a_t4_becomes_efficient(hardware):
+    decision = plan(SpeedConfig(sdpa="flash"), hardware("t4"), ON_GPU)["sdpa"]
+    assert (decision.value, decision.active, decision.declined) == ("efficient", True, True)
+
+
+def test_an_input_that_the_chosen_kernel_can_not_take_goes_to_another(hardware, monkeypatch):
+    from speedkit_jupyter import Hardware
+
+    monkeypatch.setattr(Hardware, "detect", lambda: hardware("cpu"))
+    q = torch.rand(1, 2, 8, 16, dtype=torch.float64)
+    with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="math"))[1]:
+        assert scaled_dot_product_attention(q, q, q).isfinite().all()

@@ -1,0 +1,133 @@
+"""The contract of every optimization in the catalog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, flags
+from speedkit_jupyter.config import words_of
+from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Effect
+
+ROOT = Path(__file__).parents[1]
+MACHINES = sorted((ROOT / "configs" / "hardware").glob("*.json"))
+# A value that this CPU can do, for each entry that does anything on a CPU at all.
+HERE = {
+    "threads": 1,
+    "precision": "bf16",
+    "grad_scaler": True,
+    "sdpa": "math",
+    "channels_last": True,
+    "fused_optimizer": True,
+    "compile": True,
+}
+every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.name)
+
+
+def network() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A convolution, batch norm and a linear layer, with a stepped optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(2, 2, 5, 5)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def values(optimization) -> list:
+    """Every bare value of the config field."""
+    found = [{"true": True, "false": False}.get(word, word) for word in words_of(optimization)]
+    extra = {"threads": [1, 64], "device": ["auto", "cpu", "cuda", "cuda:3", "mps", "xpu"]}
+    return found + extra.get(optimization.name, [])
+
+
+@every
+def test_decide_gives_a_reason_on_every_machine_for_every_request_and_touches_nothing(optimization):
+    before = flags.snapshot()
+    facts = (
+        Facts(),
+        Facts(device="cuda:0", parameters=10, convolutions=2, attentions=1, lstms=1,
+              precision="fp16", optimizers=(OptimizerFacts(),)),
+        Facts(dtypes=("float16",), parameters=10, sparse_gradients=True, compiled="script"),
+    )  # fmt: skip
+    for machine in MACHINES:
+        hardware = Hardware.from_json(machine)
+        for value in values(optimization):
+            request = SpeedConfig(**{optimization.name: value}).request(optimization.name)
+            for one in facts:
+                decision = optimization.decide(request, hardware, one)
+                assert decision.reason.strip()
+                assert decision.name == optimization.name
+                assert not (decision.declined and request.source == "auto")
+    assert flags.diff(before, flags.snapshot()) == ()
+
+
+@every
+def test_candidates_are_values_that_the_config_accepts(optimization):
+    facts = Facts(device="cuda:0", parameters=10, convolutions=1, optimizers=(OptimizerFacts(),))
+    for machine in MACHINES:
+        for one in (facts, Facts(convolutions=1, optimizers=(OptimizerFacts(),))):
+            for candidate in optimization.candidates(Hardware.from_json(machine), one):
+                SpeedConfig(**{optimization.name: candidate})
+
+
+def state(model, optimizer) -> tuple:
+    """Everything that undo promises, values included."""
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [v for s in optimizer.state.values() for v in s.values()]
+    tensors += [p.grad for p in model.parameters()]
+    return (
+        dict(flags.snapshot()),
+        type(model),
+        [sorted(part.__dict__) for part in model.modules()],
+        list(model.state_dict()),
+        [part.training for part in model.modules()],
+        [(t.stride(), t.dtype, str(t.device), t.tolist()) for t in tensors],
+        [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
+        dict(optimizer.defaults),
+        sorted(optimizer.__dict__),
+        torch.get_rng_state().tolist(),
+    )
+
+
+@pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", HERE)
+def test_what_was_applied_is_taken_back_exactly(name, ending):
+    import torch._dynamo  # noqa: F401  (its switches are part of the snapshot once it is loaded)
+
+    model, optimizer = network()
+    before = state(model, optimizer)
+    config = SpeedConfig(**{name: HERE[name]})
+    try:
+        with apply_speedups(model, config, optimizer=optimizer)[1] as context:
+            assert context.plan[name].active
+            assert context.changes()
+            if ending is not None:
+                raise ending
+    except (ValueError, KeyboardInterrupt):
+        pass
+    assert state(model, optimizer) == before
+
+
+@every
+def test_exact_means_bit_equal_outputs(optimization):
+    if optimization.effect is not Effect.EXACT:
+        assert optimization.effect in (Effect.ROUNDING, Effect.CHANGES_MODEL)
+        return
+    model, optimizer = network()
+    model.eval()
+    x = torch.rand(2, 2, 5, 5)
+    plain = model(x)
+    config = SpeedConfig(**{optimization.name: HERE[optimization.name]})
+    with apply_speedups(model, config, optimizer=optimizer)[1] as context, context.autocast():
+        assert torch.equal(model(x), plain)
+
+
+@every
+def test_every_optimization_has_its_test_file(optimization):
+    assert (ROOT / "tests" / "optimizations" / f"test_{optimization.name}.py").exists()

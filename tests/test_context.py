@@ -1,0 +1,183 @@
+"""apply_speedups and the context that it returns."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import (
+    SpeedConfig,
+    SpeedKitError,
+    apply_speedups,
+    autocast_context,
+    flags,
+    restore_all,
+)
+from speedkit_jupyter.context import hidden, prepare
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    """A small convolution."""
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten())
+
+
+def test_the_model_comes_back_as_the_same_object(model):
+    same, context = apply_speedups(model)
+    assert same is model
+    assert context.model is model
+    context.restore()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": "model"}, "needs a torch.nn.Module, not str"),
+        ({"config": {"precision": "bf16"}}, "SpeedConfig.from_dict"),
+        ({"optimizer": 3}, "not int"),
+        ({"optimizer": ["adam"]}, "not str"),
+    ],
+)
+def test_a_wrong_argument_is_a_type_error_that_says_what_is_needed(model, arguments, words):
+    more = {"model": model, "config": None, "optimizer": None, **arguments}
+    with pytest.raises(TypeError, match=words):
+        apply_speedups(more["model"], more["config"], optimizer=more["optimizer"])
+    assert flags.snapshot() is not None
+
+
+def test_applying_again_plans_from_the_original_and_one_restore_is_enough(model):
+    before = flags.snapshot()
+    stride = model[0].weight.stride()
+    _, first = apply_speedups(model, SpeedConfig(threads=1, sdpa="math"))
+    _, second = apply_speedups(model, SpeedConfig(channels_last=True))
+    assert not first.active
+    assert torch.backends.cuda.flash_sdp_enabled()
+    second.restore()
+    assert first.restored
+    assert flags.diff(before, flags.snapshot()) == ()
+    assert model[0].weight.stride() == stride
+
+
+def test_the_inner_with_wins_and_the_outer_returns(model):
+    with apply_speedups(model, SpeedConfig(sdpa="math"))[1] as outer:
+        with apply_speedups(model, SpeedConfig(threads=1))[1] as inner:
+            assert inner.active
+            assert torch.backends.cuda.flash_sdp_enabled()
+        assert outer.active
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_plan_applied_inside_a_with_outlives_it(model):
+    with apply_speedups(model, SpeedConfig(sdpa="math"))[1]:
+        _, inner = apply_speedups(model, SpeedConfig(threads=1))
+    assert inner.active
+    inner.restore()
+
+
+def test_flags_of_two_models_come_back_in_any_order():
+    before = flags.snapshot()
+    _, first = apply_speedups(nn.Linear(2, 2), SpeedConfig(threads=1))
+    _, second = apply_speedups(nn.Linear(2, 2), SpeedConfig(threads=3, sdpa="math"))
+    first.restore()
+    assert torch.get_num_threads() == 3
+    second.restore()
+    assert flags.diff(before, flags.snapshot()) == ()
+
+
+def test_changes_are_what_differs_from_before(model):
+    _, context = apply_speedups(model, SpeedConfig(sdpa="math", channels_last=True))
+    changed = {change.name: change for change in context.changes()}
+    assert changed["sdp.flash"][1:] == (True, False)
+    assert changed["model.channels_last"].after == "1 of 1 convolutions"
+    context.restore()
+    assert context.changes() == ()
+
+
+def test_a_flag_that_the_user_changed_meanwhile_is_kept_and_named(model, changing_flags):
+    _, context = apply_speedups(model, SpeedConfig(threads=1))
+    torch.set_num_threads(2)
+    context.restore()
+    assert torch.get_num_threads() == 2
+    assert context.kept == ("num_threads",)
+
+
+def test_restoring_twice_is_harmless_and_entering_afterwards_is_an_error(model):
+    _, context = apply_speedups(model, SpeedConfig(threads=1))
+    context.restore()
+    context.restore()
+    with pytest.raises(SpeedKitError, match="was restored"):
+        context.__enter__()
+    with context.autocast(), context.sdpa(), autocast_context(context):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_disabled_grad_scaler_passes_everything_through(model):
+    with apply_speedups(model)[1] as context:
+        loss = torch.ones((), requires_grad=True)
+        assert context.grad_scaler.scale(loss) is loss
+
+
+def test_model_and_context_are_collected_together():
+    model = nn.Linear(2, 2)
+    context = apply_speedups(model, SpeedConfig(precision="bf16"))[1]
+    gone = weakref.ref(model), weakref.ref(context)
+    del model, context
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def test_a_copy_of_an_applied_model_carries_no_context(model):
+    with apply_speedups(model, SpeedConfig(channels_last=True))[1]:
+        twin = copy.deepcopy(model)
+    with apply_speedups(twin, SpeedConfig(channels_last=False))[1] as context:
+        assert context.active
+    assert not twin.__dict__.get("_speedkit_contexts")
+
+
+def test_an_earlier_plan_is_in_force_again_if_a_later_one_fails(model, monkeypatch):
+    from speedkit_jupyter.optimizations.channels_last import ChannelsLast
+
+    _, first = apply_speedups(model, SpeedConfig(threads=1, channels_last=False))
+
+    def applied(self, decision, target):
+        raise OSError("planted")
+
+    monkeypatch.setattr(ChannelsLast, "applied", applied)
+    with pytest.raises(OSError, match="planted"):
+        apply_speedups(model, SpeedConfig(sdpa="math", channels_last=True))
+    assert first.active
+    assert torch.get_num_threads() == 1
+    assert torch.backends.cuda.flash_sdp_enabled()
+    monkeypatch.undo()
+    first.restore()
+
+
+def test_restore_all_takes_back_every_plan():
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    contexts = [apply_speedups(one, SpeedConfig(sdpa="math"))[1] for one in models]
+    assert restore_all() >= 2
+    assert all(context.restored for context in contexts)
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_prepared_context_changes_nothing_until_it_is_in_force(model):
+    context = prepare(model, SpeedConfig(sdpa="math"))
+    assert torch.backends.cuda.flash_sdp_enabled()
+    with context.in_force():
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert not any(decision.active for decision in prepare(model, None).plan)
+
+
+def test_hidden_gives_the_original_for_the_block(model):
+    _, context = apply_speedups(model, SpeedConfig(sdpa="math"))
+    with hidden(model):
+        assert torch.backends.cuda.flash_sdp_enabled()
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    context.restore()
