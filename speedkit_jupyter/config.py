@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +142,7 @@ def _prepared(
         else:
             spelled[optimization.name] = key
             prepared[optimization.name] = value
+    _warn_of_unknown_variables()
     variables = {}
     for optimization in CATALOG:
         if optimization.name in origin.firm:
@@ -150,6 +152,14 @@ def _prepared(
             word = os.environ[optimization.variable]
             prepared[optimization.name] = from_word(word, words_of(optimization))
     return prepared, variables
+
+
+def _warn_of_unknown_variables() -> None:
+    known = {optimization.variable for optimization in CATALOG if optimization.variable}
+    for name in os.environ:
+        if name.startswith("SPEEDKIT_") and name not in known:
+            hint = did_you_mean(name, known)
+            warnings.warn(f"{name}: no such environment variable.{hint}", stacklevel=4)
 
 
 def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] = ()) -> SpeedConfig:

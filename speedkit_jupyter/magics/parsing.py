@@ -38,7 +38,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise IPython's UsageError."""
         found = re.search(r"unrecognized arguments: (\S+)", message)
-        if found and found[1].startswith("-"):
+        if found and found[1] in ("-h", "--help"):
+            message = f"its options are {', '.join(options(self))}; see %speedkit help"
+        elif found and found[1].startswith("-"):
             message = f"unknown option {found[1]!r}.{did_you_mean(found[1], options(self))}"
         elif found:
             message = f"{found[1]!r} is one word too many (lists take commas without spaces)"

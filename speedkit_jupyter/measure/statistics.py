@@ -16,7 +16,7 @@ LEAST_PAIRS = 8
 ERROR = 0.05
 FIRST_LOOK = 10
 # A run ends early once every verdict is clear and every interval is as narrow as this.
-PRECISE = 0.05
+PRECISE = 0.03
 
 
 @dataclass(frozen=True)

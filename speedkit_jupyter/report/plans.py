@@ -52,7 +52,11 @@ def applied_report(context: SpeedContext, names: dict[str, str]) -> Document:
     """What applying did, and the loop to paste. `names` gives the user's words for
     model, optimizer and ctx."""
     plan = context.plan
-    sections = [Section(decisions(plan)), Section(changed(context.changes()), "Before and after")]
+    shown = [d for d in plan if d.active or d.declined]
+    rest = ", ".join(d.name for d in plan if d not in shown)
+    sections = [Section(decisions(shown))] if shown else []
+    sections.append(Section(f"As is: {rest}. `%speedkit report` has every reason."))
+    sections.append(Section(changed(context.changes()), "Before and after"))
     sections += _notes(context)
     sections.append(Section(Code(loop(context, names)), "Your training loop"))
     return Document(
@@ -92,7 +96,7 @@ def status_report(
     )
 
 
-def decisions(plan: Plan, restored: bool = False) -> Table:
+def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
     """One row per optimization: state, value, who decided, and why."""
     rows = []
     for decision in plan:
