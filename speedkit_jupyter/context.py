@@ -84,10 +84,10 @@ def hidden(model: torch.nn.Module) -> Iterator[None]:
     """The model in its original state for the block; the plan in force returns after it."""
     contexts = _contexts(model)
     top = contexts[-1] if contexts else None
-    with interrupts.held_back():
-        if top is not None:
-            top._deactivate()
-    try:
+    try:  # around the first part too: an interrupt that was held back there arrives here
+        with interrupts.held_back():
+            if top is not None:
+                top._deactivate()
         yield
     finally:
         with interrupts.held_back():
@@ -196,17 +196,17 @@ class SpeedContext:
                 self._deactivate()
             finally:  # a part that can't be undone must not keep the rest from it
                 self._finish()
-                while on_top and contexts and not (self._entered or contexts[-1]._entered):
-                    contexts[-1]._finish()
+                if on_top and not self._entered:
+                    _finish_plain(contexts)
                 if on_top and contexts:
                     contexts[-1]._activate()
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """A prepared context, applied for the block."""
-        with interrupts.held_back():
-            self._activate()
         try:
+            with interrupts.held_back():
+                self._activate()
             yield
         finally:
             with interrupts.held_back():
@@ -243,9 +243,8 @@ class SpeedContext:
             with interrupts.held_back():
                 self._withdraw(hidden)
             raise
-        for older in contexts[:-2]:  # they can't come back: a newer plain one hides them
-            if not older._entered:
-                older._finish()
+        if hidden is not None and not hidden._entered:
+            _finish_plain(contexts[:-2])  # they can't come back: `hidden` does not return to them
 
     def _withdraw(self, hidden: SpeedContext | None) -> None:
         """As if it had never been applied."""
@@ -284,6 +283,14 @@ class SpeedContext:
         self.target.memo.pop("compiled_call", None)
         if not contexts:
             self.model.__dict__.pop(SLOT, None)
+
+
+def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
+    """End the newest plans, down to the first that a `with` block returns to."""
+    for context in [*contexts][::-1]:
+        if context._entered:
+            break
+        context._finish()
 
 
 class _Slot(list["SpeedContext"]):

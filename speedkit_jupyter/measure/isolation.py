@@ -94,8 +94,8 @@ def _model_state(model: torch.nn.Module) -> Restore:
 
     def restore() -> None:
         for holder, saved in attributes:
-            for name in [name for name in holder if name not in saved]:
-                del holder[name]
+            if [*holder] != [*saved]:  # the order is that of `state_dict` too
+                holder.clear()
             holder.update(saved)
         for tensor, value in tensors:
             _write(tensor, value)
@@ -108,21 +108,25 @@ def _model_state(model: torch.nn.Module) -> Restore:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
-    state: dict[Any, Any] = {key: _copied(value) for key, value in optimizer.state.items()}
-    groups = [
-        {key: copy.copy(value) for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
+    state, groups = optimizer.state, optimizer.param_groups
+    copied = {key: _copied(value) for key, value in state.items()}
+    found = [
+        (group, list(group["params"]), _copied({k: v for k, v in group.items() if k != "params"}))
+        for group in groups
     ]
 
     def restore() -> None:
-        for key in [key for key in optimizer.state if key not in state]:
-            del optimizer.state[key]
-        for key, (value, copied) in state.items():
-            optimizer.state[key] = _fill(value, copied)
-        for group, values in zip(optimizer.param_groups, groups, strict=False):
-            for name in [name for name in group if name != "params" and name not in values]:
+        if optimizer.state is not state:  # `load_state_dict` replaces the containers
+            optimizer.state = state
+        if optimizer.param_groups is not groups:
+            optimizer.param_groups = groups
+        _fill(state, copied)
+        groups[:] = [group for group, _, _ in found]
+        for group, parameters, options in found:
+            group["params"][:] = parameters
+            for name in [name for name in group if name != "params" and name not in options[0]]:
                 del group[name]
-            group.update(values)
+            group.update(_fill(*options))
 
     return restore
 
@@ -157,22 +161,11 @@ def _fill(value: Any, copied: Any) -> Any:
 
 
 def _scaler_state(scaler: torch.amp.GradScaler) -> Restore:
-    attributes = dict(scaler.__dict__)
-    scale, growth = (
-        None if one is None else one.clone() for one in (scaler._scale, scaler._growth_tracker)
-    )
-    per_optimizer = {key: dict(value) for key, value in scaler._per_optimizer_states.items()}
+    """Scale, growth tracker and the stage of each optimizer are attributes, nested dicts too."""
+    attributes, copied = _copied(vars(scaler))
 
     def restore() -> None:
-        scaler.__dict__.update(attributes)
-        if scale is not None and scaler._scale is not None:
-            _write(scaler._scale, scale)
-        if growth is not None and scaler._growth_tracker is not None:
-            _write(scaler._growth_tracker, growth)
-        scaler._per_optimizer_states.clear()
-        scaler._per_optimizer_states.update(
-            {key: dict(value) for key, value in per_optimizer.items()}
-        )
+        _fill(attributes, copied)
 
     return restore
 

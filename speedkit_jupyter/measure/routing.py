@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.context import SpeedContext
@@ -66,10 +67,18 @@ class Router:
         import torch
 
         backward, grad = torch.autograd.backward, torch.autograd.grad
+        inside = False
 
         def routed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            with torch.autocast(device_type, enabled=False):
-                backward(self._scaled(tensors, grad_tensors), grad_tensors, *args, **kwargs)
+            nonlocal inside
+            if inside:  # reentrant checkpoints run a backward pass inside the backward pass
+                return backward(tensors, grad_tensors, *args, **kwargs)
+            inside = True
+            try:
+                with torch.autocast(device_type, enabled=False):
+                    backward(self._scaled(tensors, grad_tensors), grad_tensors, *args, **kwargs)
+            finally:
+                inside = False
 
         def plain(*args: Any, **kwargs: Any) -> Any:
             with torch.autocast(device_type, enabled=False):
@@ -95,6 +104,7 @@ class Router:
         step, scaler = optimizer.step, self._scaler
         inside = False
 
+        @wraps(step)  # learning rate schedulers look for their mark on it
         def routed(closure: Any = None) -> Any:
             nonlocal inside
             if inside:

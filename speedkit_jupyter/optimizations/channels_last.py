@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -60,7 +61,7 @@ class ChannelsLast(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Lay the weights out anew, and whatever must lie like them."""
-        weights = [weight for weight in _weights(target.model) if owns_its_storage(weight)]
+        weights = _weights(target.model)
         found: list[tuple[torch.Tensor, tuple[int, ...]]] = []
         optimizers = target.live_optimizers()
 
@@ -72,7 +73,8 @@ class ChannelsLast(Optimization):
             for weight in weights:
                 for tensor in (weight, *followers(weight, optimizers)):
                     lay_out(tensor)
-            yield
+            with _following_when_loaded(weights, optimizers):
+                yield
         finally:
             for tensor, stride in found:
                 restride(tensor, stride)
@@ -97,5 +99,28 @@ class ChannelsLast(Optimization):
 
 
 def _weights(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The convolutions' weights, save those whose memory other tensors or processes use too."""
     weights = (m._parameters["weight"] for m in model.modules() if is_convolution(m))
-    return list({id(w): w for w in weights if w is not None}.values())
+    users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    return [
+        weight
+        for weight in {id(w): w for w in weights if w is not None}.values()
+        if users[weight.data_ptr()] == 1 and owns_its_storage(weight)
+    ]
+
+
+@contextmanager
+def _following_when_loaded(
+    weights: Sequence[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[None]:
+    """A loaded state lies as it was saved: a fused optimizer would take it for other weights'."""
+
+    def hook(optimizer: torch.optim.Optimizer) -> None:
+        for weight in weights:
+            for tensor in followers(weight, [optimizer]):
+                restride(tensor, weight.stride())
+
+    with ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.callback(optimizer.register_load_state_dict_post_hook(hook).remove)
+        yield

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
+MISSING = object()
+
+
 class Compile(Optimization):
     """Compiles at the first forward pass; if that fails the model runs on as before."""
 
@@ -89,13 +92,13 @@ class Compile(Optimization):
         if call is None:
             call = target.memo["compiled_call"] = CompiledCall(target, decision.details)
         attributes = target.model.__dict__
-        found = attributes.get("_compiled_call_impl")
+        found = attributes.get("_compiled_call_impl", MISSING)
         with overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change):
             attributes["_compiled_call_impl"] = call
             try:
                 yield
             finally:
-                if found is None:
+                if found is MISSING:
                     attributes.pop("_compiled_call_impl", None)
                 else:
                     attributes["_compiled_call_impl"] = found

@@ -72,8 +72,10 @@ class Device(Optimization):
             origin = next(iter(where.values()), "cpu")
             target.model.to(origin)
             for module, name, buffer in objects:  # the user's own buffer objects, with new values
-                buffer.data = module._buffers[name].data  # type: ignore[union-attr]
-                module._buffers[name] = buffer
+                moved = module._buffers.get(name)
+                if moved is not None:  # not taken away meanwhile
+                    buffer.data = moved.data
+                    module._buffers[name] = buffer
             _move_followers(target, where, origin)
 
     def observe(self, target: Target) -> Mapping[str, Any]:

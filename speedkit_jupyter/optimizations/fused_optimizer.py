@@ -105,6 +105,11 @@ def _obstacle(optimizer: OptimizerFacts, options: Any, facts: Facts) -> str | No
         ),
         (not optimizer.has_fused, "has no fused kernel in torch"),
         (all(optimizer.fused), "is fused already"),
+        (
+            optimizer.name == "Adagrad"
+            and not {one.partition(":")[0] for one in optimizer.devices} <= {"cpu", "cuda"},
+            f"has no fused kernel on {', '.join(optimizer.devices)}",
+        ),
         (facts.sparse_gradients, "fused kernels take no sparse gradients"),
         (optimizer.differentiable, "fused kernels are not differentiable"),
         (
@@ -140,21 +145,28 @@ def _switched(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         for name in ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
     }
     steps = _steps(optimizer)
-    try:
-        for holder in holders:
+
+    def switch(optimizer: Any) -> None:
+        for holder in (optimizer.defaults, *optimizer.param_groups):
             holder["fused"] = True
             if holder.get("foreach"):
                 holder["foreach"] = False
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-        for parameter in steps:
+        optimizer._step_supports_amp_scaling = True
+        for parameter in _steps(optimizer):
             _move_step(optimizer, parameter, parameter.device, torch.float32)
+
+    # `load_state_dict` brings the saved groups with it, which are not fused.
+    loaded = optimizer.register_load_state_dict_post_hook(switch)
+    try:
+        switch(optimizer)
         yield
     finally:
+        loaded.remove()
         for holder, values in settings:
             _put_back(holder, values)
         for group in optimizer.param_groups:
-            if not any(group is holder for holder in holders):  # added meanwhile
-                group.update(fused=optimizer.defaults.get("fused"))
+            if not any(group is holder for holder in holders):  # added or loaded meanwhile
+                _put_back(group, settings[0][1])
         _put_back(optimizer.__dict__, attributes)
         for parameter in _steps(optimizer):
             found = steps.get(parameter)

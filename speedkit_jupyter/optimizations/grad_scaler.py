@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -81,21 +82,23 @@ def _watch_steps(target: Target) -> list[Any]:
     """Hooks that warn once, at the first step of the model's optimizer outside a GradScaler."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    settled = False
+    reference = weakref.ref(target)  # the hook is torch's: it must not keep the model alive
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal settled
-        if settled or not target.memo.get("autocast_entered"):
+        target = reference()
+        if target is None or "steps_watched" in target.memo:
+            return
+        if not target.memo.get("autocast_entered"):
             return
         parameters = {id(p) for p in target.model.parameters()}
         if not any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
             return
-        settled = True
+        target.memo["steps_watched"] = True
         if not _called_by_a_scaler():
             warnings.warn(
                 "fp16 without the GradScaler: small gradients become zero. Replace "
                 f"loss.backward() and optimizer.step() by {LOOP}",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     return [register_optimizer_step_pre_hook(hook)]

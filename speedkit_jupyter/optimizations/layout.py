@@ -22,7 +22,9 @@ def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
 
 
 def owns_its_storage(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor is a view of the same memory (a flat buffer, a bucket)."""
+    """Whether the memory is this tensor's alone: no flat buffer, and no other process's too."""
+    if tensor.device.type == "cpu" and tensor.is_shared():  # model.share_memory()
+        return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 

@@ -37,12 +37,12 @@ class Precision(Optimization):
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """What the hardware multiplies natively: bf16 before fp16 before fp32."""
+        if request.value == "fp32":
+            return request.leave("fp32", "as asked")
         if facts.parameters and not {"float32"} & set(facts.dtypes):
             own = ", ".join(facts.dtypes)
             return request.decline("fp32", f"parameters are {own}: autocast only lowers float32")
         gpu = hardware.accelerator(facts.device)
-        if request.value == "fp32":
-            return request.leave("fp32", "as asked")
         if facts.device_type != "cpu" and gpu is None:
             return request.decline("fp32", f"this machine has no {facts.device}")
         if request.value != "auto":
