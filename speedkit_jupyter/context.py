@@ -91,7 +91,7 @@ def hidden(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         with interrupts.held_back():
-            if top is not None:
+            if top is not None and not top.active:
                 top._activate()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import signal
 import weakref
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -80,6 +82,25 @@ def test_a_plan_applied_inside_a_with_outlives_it(model):
     inner.restore()
 
 
+def test_a_plan_taken_back_inside_a_with_does_not_end_the_outermost(model):
+    _, outermost = apply_speedups(model, SpeedConfig(sdpa="math"))
+    with apply_speedups(model, SpeedConfig(threads=1))[1] as inner:
+        apply_speedups(model, SpeedConfig(channels_last=True))[1].restore()
+        assert inner.active
+    assert outermost.active
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    outermost.restore()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize("times", [2, 4])
+def test_cells_that_run_again_leave_no_older_plans_behind(model, times):
+    contexts = [apply_speedups(model, SpeedConfig(threads=1))[1] for _ in range(times)]
+    assert [one.restored for one in contexts] == [True] * (times - 2) + [False, False]
+    contexts[-1].restore()
+    assert all(one.restored for one in contexts)
+
+
 def test_flags_of_two_models_come_back_in_any_order():
     before = flags.snapshot()
     _, first = apply_speedups(nn.Linear(2, 2), SpeedConfig(threads=1))
@@ -123,13 +144,19 @@ def test_a_disabled_grad_scaler_passes_everything_through(model):
         assert context.grad_scaler.scale(loss) is loss
 
 
-def test_model_and_context_are_collected_together():
-    model = nn.Linear(2, 2)
-    context = apply_speedups(model, SpeedConfig(precision="bf16"))[1]
+@pytest.mark.parametrize(
+    "values", [{"precision": "bf16"}, {"precision": "fp16"}, {"channels_last": True, "threads": 1}]
+)
+def test_model_and_context_are_collected_together_and_flags_come_back(values):
+    before = flags.snapshot()
+    model = nn.Sequential(nn.Conv2d(2, 3, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    context = apply_speedups(model, SpeedConfig(**values), optimizer=optimizer)[1]
     gone = weakref.ref(model), weakref.ref(context)
-    del model, context
+    del model, optimizer, context
     gc.collect()
     assert [one() for one in gone] == [None, None]
+    assert flags.diff(before, flags.snapshot()) == ()
 
 
 def test_a_copy_of_an_applied_model_carries_no_context(model):
@@ -180,4 +207,34 @@ def test_hidden_gives_the_original_for_the_block(model):
     with hidden(model):
         assert torch.backends.cuda.flash_sdp_enabled()
     assert not torch.backends.cuda.flash_sdp_enabled()
+    context.restore()
+
+
+@pytest.mark.parametrize("block", ["in_force", "hidden"])
+def test_an_interrupt_while_a_plan_is_switched_leaves_it_as_it_was(model, monkeypatch, block):
+    from speedkit_jupyter.optimizations.sdpa import Sdpa
+
+    _, context = apply_speedups(model, SpeedConfig(sdpa="math"))
+    before = flags.snapshot()
+    real, ready = Sdpa.applied, []
+
+    @contextmanager
+    def interrupted(self, decision, target):
+        with real(self, decision, target):
+            if block == "in_force" and not ready:
+                ready.append(signal.raise_signal(signal.SIGINT))
+            yield
+
+    monkeypatch.setattr(Sdpa, "applied", interrupted)
+    if block == "hidden":  # interrupted by the end of what was applied before the patch
+        context.target.memo["end"] = context._stack.callback(signal.raise_signal, signal.SIGINT)
+        switched = hidden(model)
+    else:
+        other = nn.Linear(2, 2)
+        switched = prepare(other, SpeedConfig(sdpa="math")).in_force()
+    with pytest.raises(KeyboardInterrupt), switched:
+        pass
+    assert flags.diff(before, flags.snapshot()) == ()
+    assert context.active
+    monkeypatch.undo()
     context.restore()

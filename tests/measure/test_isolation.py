@@ -171,3 +171,55 @@ def test_a_scaler_in_the_middle_of_a_step_is_put_back(made):
     scaler.scale(network(torch.ones(1, 2)).sum()).backward()
     scaler.step(optimizer)  # would raise after an unscale_ that was not undone
     scaler.update()
+
+
+def test_the_order_of_replaced_parts_comes_back():
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    keys = list(network.state_dict())
+    with isolated([network]):
+        first = network[0]
+        del network._modules["0"]
+        network.add_module("0", first)
+        assert list(network.state_dict()) != keys
+    assert list(network.state_dict()) == keys
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_groups_and_containers_of_an_optimizer_are_the_same_objects_again(stepped):
+    network = nn.Linear(2, 2)
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.Adam([network.weight], lr=rate)
+    network(torch.ones(1, 2)).sum().backward()
+    if stepped:
+        optimizer.step()
+    state, groups, group = optimizer.state, optimizer.param_groups, optimizer.param_groups[0]
+    found = str(optimizer.state_dict())
+    with isolated([network], [optimizer]):
+        optimizer.add_param_group({"params": [network.bias]})
+        optimizer.step()
+        rate.mul_(0.5)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.param_groups[0]["params"].append(torch.zeros(1))
+    assert optimizer.state is state
+    assert optimizer.param_groups is groups
+    assert optimizer.param_groups[0] is group
+    assert group["lr"] is rate
+    assert str(optimizer.state_dict()) == found
+    assert [len(one["params"]) for one in groups] == [1]
+
+
+def test_lists_in_an_optimizers_state_hold_what_they_held():
+    network = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    history, inner = [torch.ones(2)], {"seen": [1]}
+    optimizer.state[network.weight] = {"history": history, "inner": inner}
+    optimizer.state["all"] = history  # type: ignore[index]
+    tensor = history[0]
+    with isolated([network], [optimizer]):
+        history[0].add_(1)
+        history.append(torch.zeros(2))
+        inner["seen"].append(2)
+    assert optimizer.state[network.weight]["history"] is history
+    assert history[0] is tensor
+    assert [one.tolist() for one in history] == [[1, 1]]
+    assert inner == {"seen": [1]}

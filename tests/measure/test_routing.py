@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import SpeedConfig, StepError
 from speedkit_jupyter.context import prepare
@@ -135,3 +138,48 @@ def test_a_plan_of_full_precision_patches_nothing(parts):
     before = torch.autograd.backward
     run(parts, SpeedConfig(), lambda: seen.append(torch.autograd.backward is before))
     assert seen == [True] * 3
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_may_run_backward_inside_backward(parts, precision, reentrant):
+    model, optimizer, x, y = parts
+    x.requires_grad_()
+
+    def step():
+        output = checkpoint(model, x, use_reentrant=reentrant)
+        nn.functional.cross_entropy(output, y).backward()
+        optimizer.step()
+
+    before = model[0].weight.clone()
+    run(parts, plain(precision=precision), step)
+    assert model[0].weight.isfinite().all()
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_a_scheduler_finds_its_mark_on_the_routed_step(parts):
+    model, optimizer, x, y = parts
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def step():
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(parts, plain(precision="fp16"), step)
+
+
+def test_a_step_that_raises_leaves_autocast_off(parts):
+    model, optimizer, x, y = parts
+
+    def fail(*_):
+        raise ValueError("planted")
+
+    optimizer.register_step_pre_hook(fail)
+    with pytest.raises(ValueError, match="planted"):
+        run(parts, plain(precision="bf16"), lambda: (
+            nn.functional.cross_entropy(model(x), y).backward(), optimizer.step()
+        ))  # fmt: skip
+    assert not torch.is_autocast_enabled("cpu")

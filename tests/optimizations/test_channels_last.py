@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -81,3 +83,42 @@ def test_auto_is_on_with_tensor_cores_and_as_a_guess_on_cpus(hardware, machine, 
     decision = plan(SpeedConfig(), hardware(machine), Facts(convolutions=3))["channels_last"]
     assert decision.active == on
     assert decision.guess == (machine == "cpu")
+
+
+def test_memory_that_is_shared_stays_shared():
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+    model[1].weight = nn.Parameter(model[0].weight.detach())  # one memory, two parameters
+    model[2].share_memory()  # as for training in several processes
+    places = [part.weight.data_ptr() for part in model]
+    with apply_speedups(model, SpeedConfig(channels_last=True))[1]:
+        assert [part.weight.data_ptr() for part in model] == places
+        assert all(part.weight.is_contiguous() for part in model)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_state_that_is_loaded_meanwhile_follows_the_layout(make):
+    more = {"momentum": 0.9} if make is torch.optim.SGD else {"eps": 1e-3}
+    x = torch.rand(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+
+    def built():
+        model = network()
+        return model, make(model.parameters(), lr=0.05, fused=True, **more)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+    plain, plain_optimizer = built()
+    step(plain, plain_optimizer)
+    saved = copy.deepcopy((plain.state_dict(), plain_optimizer.state_dict()))
+    step(plain, plain_optimizer)
+
+    model, optimizer = built()
+    with apply_speedups(model, SpeedConfig(channels_last=True, precision="fp32"))[1]:
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        step(model, optimizer)
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert not optimizer._optimizer_load_state_dict_post_hooks

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle  # noqa: TID251  (that users' models pickle is what is tested)
 import subprocess
 import sys
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -182,3 +184,13 @@ def test_a_kernel_choice_is_not_served_from_another_choices_cache(tmp_path, monk
         for backend in ("auto", "math")
     ]
     assert shown == ["True", "False"]
+
+
+def test_a_compiled_model_is_collected_with_its_context():
+    model = Own()
+    context = applied(model)
+    model(torch.rand(2, 4))
+    gone = weakref.ref(model)
+    del model, context
+    gc.collect()
+    assert gone() is None

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
+from speedkit_jupyter.facts import OptimizerFacts
 
 
 def applied(model, optimizer, **values):
@@ -120,3 +121,40 @@ def test_a_group_that_was_added_meanwhile_gets_the_users_setting():
         optimizer.add_param_group({"params": [model.bias]})
         assert optimizer.param_groups[1]["fused"] is True
     assert optimizer.param_groups[1]["fused"] is None
+
+
+def test_an_optimizer_stays_fused_when_a_state_is_loaded():
+    model, optimizer = stepped(torch.optim.AdamW)
+    saved = copy.deepcopy(optimizer.state_dict())
+    with applied(model, optimizer):
+        optimizer.load_state_dict(saved)
+        assert optimizer.param_groups[0]["fused"] is True
+        optimizer.step()
+    assert optimizer.param_groups[0]["fused"] is None
+    assert not optimizer._optimizer_load_state_dict_post_hooks
+    optimizer.step()
+
+
+@pytest.mark.parametrize("value", ["auto", True])
+def test_adagrad_has_no_fused_kernel_on_apples_gpu(hardware, value):
+    facts = Facts(parameters=1, device="mps", devices=("mps",),
+                  optimizers=(OptimizerFacts("Adagrad", devices=("mps",)),))  # fmt: skip
+    config = SpeedConfig(fused_optimizer=value)
+    assert not plan(config, hardware("apple_m2_mps"), facts)["fused_optimizer"].active
+
+
+def test_a_scaler_works_before_between_and_after():
+    model, optimizer = stepped(torch.optim.AdamW)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def step():
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    step()
+    with applied(model, optimizer):
+        step()
+    step()
+    assert "_step_supports_amp_scaling" not in optimizer.__dict__

@@ -73,3 +73,10 @@ def test_copies_of_weights_do_not_outlive_the_block():
             model.weight.mul_(2)
         with context.autocast():
             assert not torch.equal(model(x), first)
+
+
+def test_fp32_is_granted_to_a_model_of_any_dtype():
+    with applied(nn.Linear(4, 4, dtype=torch.float64), precision="fp32") as context:
+        assert not context.plan["precision"].declined
+        with torch.autocast("cpu"), context.autocast():
+            assert not torch.is_autocast_enabled("cpu")
