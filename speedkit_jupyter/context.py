@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -101,6 +102,12 @@ def restore_all() -> int:
     for context in contexts:
         context.restore()
     return len(contexts)
+
+
+def _restore_all_at_exit() -> None:
+    """Before Python shuts down: what is undone while it does can import nothing any more."""
+    atexit.unregister(restore_all)
+    atexit.register(restore_all)
 
 
 class SpeedContext:
@@ -239,6 +246,7 @@ class SpeedContext:
                 contexts.append(self)
                 object.__setattr__(self.model, SLOT, contexts)
                 _LIVE.add(self)
+                _restore_all_at_exit()
         except BaseException:  # also an interrupt that was held back until all was applied
             with interrupts.held_back():
                 self._withdraw(hidden)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import signal
+import subprocess
+import sys
 import weakref
 from contextlib import contextmanager
 
@@ -230,11 +232,28 @@ def test_an_interrupt_while_a_plan_is_switched_leaves_it_as_it_was(model, monkey
         context.target.memo["end"] = context._stack.callback(signal.raise_signal, signal.SIGINT)
         switched = hidden(model)
     else:
-        other = nn.Linear(2, 2)
-        switched = prepare(other, SpeedConfig(sdpa="math")).in_force()
+        prepared = prepare(nn.Linear(2, 2), SpeedConfig(sdpa="math"))  # alive, so not collected
+        switched = prepared.in_force()
     with pytest.raises(KeyboardInterrupt), switched:
         pass
     assert flags.diff(before, flags.snapshot()) == ()
     assert context.active
     monkeypatch.undo()
     context.restore()
+
+
+SCRIPT = """
+import torch
+from speedkit_jupyter import SpeedConfig, apply_speedups
+class Network(torch.nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x)
+model = Network(2, 2, 3)
+config = SpeedConfig(channels_last=True, sdpa="math", threads=1)
+_, context = apply_speedups(model, config, optimizer=torch.optim.Adam(model.parameters()))
+"""
+
+
+def test_a_script_that_ends_with_a_plan_in_force_ends_quietly():
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -12,14 +12,14 @@ from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.progress import ProgressLine
-from speedkit_jupyter.measure.benchmark import (
-    Benchmark,
-    Step,
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.reach import (
     bystanders_among,
     optimizers_among,
     others_among,
     outermost,
 )
+from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import parse
 from speedkit_jupyter.report.comparisons import comparison_report
 

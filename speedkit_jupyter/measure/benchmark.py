@@ -8,24 +8,28 @@ import math
 import random
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import interrupts
-from speedkit_jupyter.context import SpeedContext, hidden, prepare
+from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import has_lazy_parameters
 from speedkit_jupyter.measure import accuracy, clock
 from speedkit_jupyter.measure.accuracy import Observation
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.isolation import State
-from speedkit_jupyter.measure.reach import reached
-from speedkit_jupyter.measure.routing import Router
+from speedkit_jupyter.measure.reach import (
+    bystanders_among,
+    optimizers_among,
+    others_among,
+    outermost,
+    reached,
+)
+from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.statistics import planned_looks
-from speedkit_jupyter.measure.surroundings import replayed
+from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import CURRENT, Variant, variant
 from speedkit_jupyter.planning import describe
 
@@ -45,113 +49,6 @@ class Progress:
 
     done: float
     text: str
-
-
-@dataclass
-class Step:
-    """What is measured, and what it may change.
-
-    `models` and `optimizers` get the variants' plans; `bystanders` are the others of their kind
-    that the step reaches.
-
-    `run` takes the context of the variant at hand; where `calls_context` is false the plan
-    reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
-    """
-
-    run: Callable[[SpeedContext], object]
-    models: Sequence[torch.nn.Module]
-    optimizers: Sequence[torch.optim.Optimizer] = ()
-    bystanders: Sequence[torch.nn.Module | torch.optim.Optimizer] = ()
-    calls_context: bool = False
-    names: MutableMapping[str, Any] | None = None
-    assigned: Sequence[str] = ()
-    others: Sequence[Any] = ()
-    iterators: Sequence[str] = ()
-    rewind: Callable[[], None] = lambda: None
-
-    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
-        """A copy of what the step changes, as it is now."""
-        import torch
-
-        every = [*self.models, *self.optimizers, *scalers, *self.bystanders, *self.others]
-        unique = list({id(one): one for one in every}.values())
-        models = [one for one in unique if isinstance(one, torch.nn.Module)]
-        optimizers = [one for one in unique if isinstance(one, torch.optim.Optimizer)]
-        all_scalers = [one for one in unique if isinstance(one, torch.amp.GradScaler)]
-        kinds = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
-        others = [one for one in unique if not isinstance(one, kinds)]
-        return State(models, optimizers, all_scalers, self.names, self.assigned, others)
-
-    @contextmanager
-    def isolated(self) -> Iterator[State]:
-        """Whatever the block does is undone at its end; iterators replay their first draws."""
-        state = self.state()
-        with ExitStack() as stack:
-            if self.names is not None:
-                self.rewind = stack.enter_context(replayed(self.names, self.iterators))
-            try:
-                yield state
-            finally:
-                with interrupts.held_back():
-                    state.restore()
-
-
-@dataclass
-class Runner:
-    """One variant at work: a context for each model, and the state that its rounds start from."""
-
-    step: Step
-    contexts: list[SpeedContext]
-    record: Record
-    warm: State | None = field(default=None, repr=False)
-    _router: Router | None = None
-
-    def applied(self) -> ExitStack:
-        """The variant in force; a step that doesn't call the context is routed."""
-        stack = ExitStack()
-        for context in self.contexts:
-            stack.enter_context(context.in_force())
-        if not self.step.calls_context:
-            self._router = Router(self.contexts, self.step.optimizers)
-            stack.enter_context(self._router.installed())
-        return stack
-
-    def once(self) -> object:
-        """One step."""
-        __tracebackhide__ = True
-        self.step.rewind()
-        if self._router is None:
-            return self.step.run(self.contexts[0])
-        return self._router.run(partial(self.step.run, self.contexts[0]))
-
-    def observed(self, stop_at_step: bool = False) -> Observation:
-        """What one step computes."""
-        scalers = [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
-
-        def scale() -> float:
-            return float(scalers[0].get_scale()) if scalers else 1.0
-
-        calls = self.step.calls_context
-        with accuracy.observing(self.step.models, scale, calls, stop_at_step) as seen:
-            result = self.once()
-            if not seen.outputs:
-                seen.outputs = accuracy.returned(result)
-        return seen
-
-    @property
-    def precision(self) -> str:
-        """The lowest precision that the variant multiplies in."""
-        plan = self.contexts[0].plan
-        if plan["precision"].active:
-            return str(plan["precision"].value)
-        if plan["tf32"].active and plan["tf32"].value != "highest":
-            return "bf16" if self.contexts[0].device.type == "cpu" else "tf32"
-        return "fp32"
-
-    def state(self) -> State:
-        """A copy of what the step changes, as it is now, the variant's own scalers with it."""
-        scalers = [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
-        return self.step.state(scalers)
 
 
 class Benchmark:
@@ -198,7 +95,7 @@ class Benchmark:
 
     def _runner(self, index: int, config: Any) -> Runner:
         record = self._records[index]
-        contexts = [prepare(m, config, _holders(m, self.step)) for m in self.step.models]
+        contexts = [prepare(m, config, self.step.holders(m)) for m in self.step.models]
         plan = contexts[0].plan
         record.applied = {d.name: d.value for d in plan if d.active}
         record.notes = {d.name: f"declined: {d.reason}" for d in plan if d.declined}
@@ -313,6 +210,48 @@ class Benchmark:
             return sum(clock.timed(runner.once, device) for _ in range(length)) / length
 
 
+def _working(runners: Sequence[Runner]) -> list[Runner]:
+    return [one for one in runners if not one.record.failure and not one.record.same_as_baseline]
+
+
+def _nothing_to_measure(record: Record) -> None:
+    """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
+    if record.notes:
+        record.failure = "; ".join(f"{name} {note}" for name, note in record.notes.items())
+        record.notes = {}
+    else:
+        record.same_as_baseline = True
+
+
+def _config(one: Variant, step: Step) -> Any:
+    """The variant's config; `current` asks for what is applied to the model now."""
+    if one.name != CURRENT:
+        return one.config
+    slot = step.models[0].__dict__.get("_speedkit_contexts")
+    return slot[-1].plan.to_config() if slot else None
+
+
+def _environment(runner: Runner) -> dict[str, Any]:
+    hardware = runner.contexts[0].plan.hardware
+    return {
+        "device": describe(hardware, str(runner.contexts[0].device)),
+        "torch": hardware.torch,
+        "python": hardware.python,
+        "system": hardware.system,
+    }
+
+
+def _note_failure(record: Record, error: Exception) -> None:
+    """One line, and nothing of the failed step kept alive by its traceback."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    ours = isinstance(error, SpeedKitError)
+    record.failure = first if ours else f"{type(error).__name__}: {first}"
+    record.times_s = []
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
+    gc.collect()
+
+
 def benchmark(
     step: Callable[..., object],
     variants: str | Sequence[str] = ("baseline", "auto"),
@@ -346,104 +285,5 @@ def benchmark(
     return measured.result()
 
 
-def outermost(found: Sequence[Any]) -> list[torch.nn.Module]:
-    """The models among objects that have parameters and are not part of another."""
-    import torch
-
-    modules = [one for one in found if isinstance(one, torch.nn.Module)]
-    inside = {id(part) for one in modules for part in list(one.modules())[1:]}
-    return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
-
-
-def bystanders_among(found: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """The modules and optimizers among objects that are none of the known, nor part of them."""
-    import torch
-
-    inside = {id(one) for one in known}
-    for one in (*known, *found):
-        if isinstance(one, torch.nn.Module):
-            inside.update(id(part) for part in list(one.modules())[1:])
-    kinds = (torch.nn.Module, torch.optim.Optimizer)
-    return [one for one in found if isinstance(one, kinds) and id(one) not in inside]
-
-
-def optimizers_among(found: Sequence[Any]) -> list[torch.optim.Optimizer]:
-    """The optimizers among objects."""
-    import torch
-
-    return [one for one in found if isinstance(one, torch.optim.Optimizer)]
-
-
-def others_among(found: Sequence[Any]) -> list[Any]:
-    """What may change beside models (whose parameters are theirs) and optimizers."""
-    import torch
-
-    owned = {
-        id(tensor)
-        for one in found
-        if isinstance(one, torch.nn.Module)
-        for tensor in (*one.parameters(), *one.buffers())
-    }
-    kinds = (torch.nn.Module, torch.optim.Optimizer, type)
-    return [one for one in found if not isinstance(one, kinds) and id(one) not in owned]
-
-
 def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
-
-
-def too_few(comparison: Comparison) -> bool:
-    """Whether the budget allowed fewer rounds than an interval needs."""
-    ratios = [comparison.ratio(one) for one in comparison.records]
-    return any(one is not None and math.isinf(one.high) for one in ratios)
-
-
-def _working(runners: Sequence[Runner]) -> list[Runner]:
-    return [one for one in runners if not one.record.failure and not one.record.same_as_baseline]
-
-
-def _nothing_to_measure(record: Record) -> None:
-    """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
-    if record.notes:
-        record.failure = "; ".join(f"{name} {note}" for name, note in record.notes.items())
-        record.notes = {}
-    else:
-        record.same_as_baseline = True
-
-
-def _config(one: Variant, step: Step) -> Any:
-    """The variant's config; `current` asks for what is applied to the model now."""
-    if one.name != CURRENT:
-        return one.config
-    slot = step.models[0].__dict__.get("_speedkit_contexts")
-    return slot[-1].plan.to_config() if slot else None
-
-
-def _holders(model: torch.nn.Module, step: Step) -> list[torch.optim.Optimizer]:
-    parameters = {id(p) for p in model.parameters()}
-    return [
-        one
-        for one in step.optimizers
-        if any(id(p) in parameters for group in one.param_groups for p in group["params"])
-    ]
-
-
-def _environment(runner: Runner) -> dict[str, Any]:
-    hardware = runner.contexts[0].plan.hardware
-    return {
-        "device": describe(hardware, str(runner.contexts[0].device)),
-        "torch": hardware.torch,
-        "python": hardware.python,
-        "system": hardware.system,
-    }
-
-
-def _note_failure(record: Record, error: Exception) -> None:
-    """One line, and nothing of the failed step kept alive by its traceback."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    ours = isinstance(error, SpeedKitError)
-    record.failure = first if ours else f"{type(error).__name__}: {first}"
-    record.times_s = []
-    traceback.clear_frames(error.__traceback__)
-    error.__traceback__ = None
-    gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,11 @@ class Comparison:
         ratio = self.ratio(record)
         pairs = None if ratio is None else pairs_needed(ratio)
         return None if pairs is None or self.round_s is None else pairs * self.round_s
+
+    def too_few_rounds(self) -> bool:
+        """Whether the budget allowed fewer rounds than an interval needs."""
+        ratios = [self.ratio(one) for one in self.records]
+        return any(one is not None and math.isinf(one.high) for one in ratios)
 
     def settled(self) -> bool:
         """Whether every variant has a clear verdict and a narrow interval."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 def reached(values: Iterable[Any], depth: int = 4) -> list[Any]:
@@ -52,3 +55,45 @@ def _is_the_users(value: Any) -> bool:
         and not isinstance(value, type | torch.nn.Module | torch.Tensor)
         and home not in ("torch", "numpy", "builtins", "IPython", "speedkit_jupyter")
     )
+
+
+def outermost(found: Sequence[Any]) -> list[torch.nn.Module]:
+    """The models among objects that have parameters and are not part of another."""
+    import torch
+
+    modules = [one for one in found if isinstance(one, torch.nn.Module)]
+    inside = {id(part) for one in modules for part in list(one.modules())[1:]}
+    return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
+
+
+def bystanders_among(found: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+    """The modules and optimizers among objects that are none of the known, nor part of them."""
+    import torch
+
+    inside = {id(one) for one in known}
+    for one in (*known, *found):
+        if isinstance(one, torch.nn.Module):
+            inside.update(id(part) for part in list(one.modules())[1:])
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    return [one for one in found if isinstance(one, kinds) and id(one) not in inside]
+
+
+def optimizers_among(found: Sequence[Any]) -> list[torch.optim.Optimizer]:
+    """The optimizers among objects."""
+    import torch
+
+    return [one for one in found if isinstance(one, torch.optim.Optimizer)]
+
+
+def others_among(found: Sequence[Any]) -> list[Any]:
+    """What may change beside models (whose parameters are theirs) and optimizers."""
+    import torch
+
+    owned = {
+        id(tensor)
+        for one in found
+        if isinstance(one, torch.nn.Module)
+        for tensor in (*one.parameters(), *one.buffers())
+    }
+    kinds = (torch.nn.Module, torch.optim.Optimizer, type)
+    return [one for one in found if not isinstance(one, kinds) and id(one) not in owned]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from speedkit_jupyter.measure.benchmark import too_few
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
@@ -120,6 +119,6 @@ def _applied(comparison: Comparison) -> str:
         "Median time of one step, device synchronized; speed-up: median of the ratios within "
         "each round; first call and warm-up apart. Model, optimizer and random state are as before."
     )
-    if too_few(comparison):
+    if comparison.too_few_rounds():
         lines.append("Too few rounds for an interval: give a larger --budget.")
     return "\n".join(lines)

@@ -1,0 +1,74 @@
+"""A step: what is measured, and everything that it may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter import interrupts
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.surroundings import replayed
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Step:
+    """What is measured, and what it may change.
+
+    `models` and `optimizers` get the variants' plans; `bystanders` are the others of their kind
+    that the step reaches.
+
+    `run` takes the context of the variant at hand; where `calls_context` is false the plan
+    reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
+    """
+
+    run: Callable[[SpeedContext], object]
+    models: Sequence[torch.nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    bystanders: Sequence[torch.nn.Module | torch.optim.Optimizer] = ()
+    calls_context: bool = False
+    names: MutableMapping[str, Any] | None = None
+    assigned: Sequence[str] = ()
+    others: Sequence[Any] = ()
+    iterators: Sequence[str] = ()
+    rewind: Callable[[], None] = lambda: None
+
+    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
+        """A copy of what the step changes, as it is now."""
+        import torch
+
+        every = [*self.models, *self.optimizers, *scalers, *self.bystanders, *self.others]
+        unique = list({id(one): one for one in every}.values())
+        models = [one for one in unique if isinstance(one, torch.nn.Module)]
+        optimizers = [one for one in unique if isinstance(one, torch.optim.Optimizer)]
+        all_scalers = [one for one in unique if isinstance(one, torch.amp.GradScaler)]
+        kinds = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
+        others = [one for one in unique if not isinstance(one, kinds)]
+        return State(models, optimizers, all_scalers, self.names, self.assigned, others)
+
+    def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """The optimizers that hold a parameter of the model."""
+        parameters = {id(p) for p in model.parameters()}
+        return [
+            one
+            for one in self.optimizers
+            if any(id(p) in parameters for group in one.param_groups for p in group["params"])
+        ]
+
+    @contextmanager
+    def isolated(self) -> Iterator[State]:
+        """Whatever the block does is undone at its end; iterators replay their first draws."""
+        state = self.state()
+        with ExitStack() as stack:
+            if self.names is not None:
+                self.rewind = stack.enter_context(replayed(self.names, self.iterators))
+            try:
+                yield state
+            finally:
+                with interrupts.held_back():
+                    state.restore()
