@@ -73,7 +73,8 @@ def test_candidates_are_values_that_the_config_accepts(optimization):
     for machine in MACHINES:
         for one in (facts, Facts(convolutions=1, optimizers=(OptimizerFacts(),))):
             for candidate in optimization.candidates(Hardware.from_json(machine), one):
-                SpeedConfig(**{optimization.name: candidate})
+                request = SpeedConfig(**{optimization.name: candidate}).request(optimization.name)
+                assert request.explicit
 
 
 def state(model, optimizer) -> tuple:

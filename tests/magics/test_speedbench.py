@@ -187,3 +187,55 @@ def test_the_users_own_error_goes_up_and_everything_is_as_before(shell):
     assert isinstance(error, ZeroDivisionError)
     assert not shell.names["optimizer"].state
     assert shell.names["optimizer"].param_groups[0]["fused"] is None
+
+
+@pytest.mark.parametrize("names", ["auto,baseline", "current,bf16", "baseline,bf16"])
+def test_settings_of_a_plan_in_force_do_not_leak_into_baseline_or_out(shell, names):
+    shell.run("%speedkit apply model --optimizer optimizer")
+    shell.run("import sys; sys.seen = set()")
+    cell = STEP + "; sys.seen.add(optimizer.param_groups[0]['fused'])"
+    shell.run(bench(f"--compare {names} --budget 0.3", cell))
+    assert None in sys.__dict__.pop("seen") or names == "current,bf16"
+    assert shell.names["optimizer"].param_groups[0]["fused"] is True
+    shell.run("%speedkit restore")
+    assert shell.names["optimizer"].param_groups[0]["fused"] is None
+
+
+def test_what_else_is_trained_beside_the_named_model_comes_back_too(shell):
+    shell.run("critic = nn.Linear(10, 1)\nother = torch.optim.SGD(critic.parameters(), 0.1)")
+    before = shell.names["critic"].weight.clone()
+    cell = STEP + "; critic(model(x).detach()).sum().backward(); other.step()"
+    shell.run(bench("--model model --budget 0.3", cell))
+    assert torch.equal(shell.names["critic"].weight, before)
+    assert shell.names["critic"].weight.grad is None
+    assert "auto" in shell.run(bench("--model model,critic --budget 0.3", cell))
+
+
+def test_a_variant_is_what_its_name_says_whatever_the_environment(shell, monkeypatch):
+    monkeypatch.setenv("SPEEDKIT_PRECISION", "fp32")
+    assert "bf16: precision bf16" in shell.run(bench("--compare baseline,bf16 --budget 0.3"))
+
+
+def test_a_declined_wish_is_no_variant(shell):
+    shown = " ".join(shell.run(bench("--compare baseline,sdpa:flash --budget 0.3")).split())
+    assert "failed: sdpa declined: 'flash' is a CUDA kernel" in shown
+
+
+def test_a_plan_that_changes_nothing_is_the_same_as_baseline(shell):
+    cell = "with torch.no_grad(): lin(z)"
+    shell.run("lin, z = nn.Linear(4, 4), torch.rand(2, 4)")
+    shown = shell.run(bench("--budget 0.3", cell))
+    if "changes nothing here" in shown:  # a CPU without bf16 units
+        assert "1.000×" in shown
+        assert " same" in shown
+
+
+def test_the_step_prints_once_not_hundreds_of_times(shell):
+    assert shell.run(bench("--budget 0.3", STEP + "\nprint('hello')")).count("hello") == 1
+
+
+def test_lazy_layers_ask_for_a_forward_pass_first(shell):
+    shell.run("lazy = nn.Sequential(nn.LazyLinear(4))")
+    error = shell.fails(bench("--budget 0.3", "lazy(x)"))
+    assert isinstance(error, UsageError)
+    assert "one forward pass" in str(error)

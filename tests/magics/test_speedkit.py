@@ -122,6 +122,10 @@ def test_threads_takes_the_number_one(shell):
         ("apply model --compile-mode fast", ["compile.mode", "'fast'", "max-autotune"]),
         ("apply model --config nowhere.yaml", ["nowhere.yaml", "no such file"]),
         ("apply model --ctx 1x", ["1x"]),
+        ("apply model --ctx model", ["model is your Sequential", "--ctx"]),
+        ("apply model --optimizer other", ["other holds no parameter of this model"]),
+        ("apply model optimizer", ["'optimizer' is one word too many"]),
+        ("apply model --help", ["its options are --optimizer"]),
         ("apply 'model", ["quotation"]),
         ("config lod x.yaml", ["lod"]),
         ("config load", ["which FILE"]),
@@ -129,6 +133,7 @@ def test_threads_takes_the_number_one(shell):
     ],
 )
 def test_a_wrong_line_is_one_usage_error_with_the_nearest_right_word(shell, line, words):
+    shell.run("other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)")
     error = shell.fails(f"%speedkit {line}")
     assert isinstance(error, UsageError)
     assert len(str(error).splitlines()) == 1
@@ -152,6 +157,25 @@ def test_options_win_over_the_sessions_config(shell, tmp_path: Path):
     shell.run(f"%speedkit config load {tmp_path / 'a.yaml'}")
     shell.run("%speedkit apply model --sdpa auto")
     assert not shell.names["ctx"].plan["sdpa"].active
+
+
+def test_what_is_typed_wins_over_the_environment_which_wins_over_the_session(shell, monkeypatch):
+    monkeypatch.setenv("SPEEDKIT_PRECISION", "bf16")
+    shell.run("%speedkit apply model")
+    assert shell.names["ctx"].plan["precision"].source == "env"
+    shell.run("%speedkit apply model --precision fp16")
+    assert shell.names["ctx"].plan["precision"].value == "fp16"
+
+
+def test_status_marks_a_model_whose_name_means_another_by_now(shell):
+    shell.run("%speedkit apply model\nmodel = nn.Linear(2, 2)")
+    assert "model (an earlier model)" in shell.run("%speedkit")
+
+
+def test_config_reset_makes_everything_auto_again(shell, tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("sdpa: math\n")
+    shell.run(f"%speedkit config load {tmp_path / 'a.yaml'}")
+    assert "math" not in shell.run("%speedkit config reset")
 
 
 def test_a_wrong_config_file_is_one_error_with_every_mistake(shell, tmp_path: Path):
@@ -244,7 +268,8 @@ def test_tab_completes(shell, line, expected):
 
 def test_completion_survives_a_broken_line(shell):
     for line in ("%speedkit 'x ", "%speedkit nonsense --", "%%speedbench --compare ,+"):
-        shell.ip.complete(None, line, len(line))
+        _, matches = shell.ip.complete(None, line, len(line))
+        assert isinstance(matches, list)
 
 
 def test_loading_imports_neither_torch_nor_pydantic():
