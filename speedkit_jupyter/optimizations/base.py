@@ -127,9 +127,11 @@ class Target:
         if not self.search:
             return candidates
         # By type: isinstance would ask proxies and lazy modules for their __class__.
-        candidates += [
-            one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)
-        ]
+        objects = gc.get_objects()
+        kinds = {
+            kind for kind in set(map(type, objects)) if issubclass(kind, torch.optim.Optimizer)
+        }
+        candidates += [one for one in objects if type(one) in kinds]
         return [
             one
             for one in {id(one): one for one in candidates}.values()

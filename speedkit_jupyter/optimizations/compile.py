@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -151,19 +154,22 @@ class CompiledCall:
         """One forward pass. A failing compiler never stops it; the user's own errors do."""
         if self._compiled is None:
             return self._model._call_impl(*args, **kwargs)
+        start = time.time()
         try:
             if self._checked:
                 return self._compiled(*args, **kwargs)
             return self._first_call(*args, **kwargs)
         except KeyboardInterrupt:
-            _forget_broken_builds()
+            _forget_broken_builds(start)
             raise
         except Exception as error:
             if not _is_compiler_error(error):
                 raise
             if _was_interrupted(error):
-                _forget_broken_builds()
+                _forget_broken_builds(start)
                 raise KeyboardInterrupt from error
+            if _removed_half_written_build(error):
+                return self(*args, **kwargs)
             return self._run_plainly(error, args, kwargs)
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
@@ -225,14 +231,45 @@ def _was_interrupted(error: BaseException | None) -> bool:
     return False
 
 
-def _forget_broken_builds() -> None:
-    """Inductor remembers a build that was killed as failed for the life of the process."""
+def _forget_broken_builds(since: float | None = None) -> None:
+    """Inductor remembers a build that was killed as failed for the life of the process.
+
+    What was written `since` then (seconds of the epoch) may be half a library, and is deleted:
+    Inductor takes any file of that name for a finished one, also in later processes.
+    """
+    from torch._inductor import cpu_vec_isa
     from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     for cache in (CppCodeCache, CppPythonBindingsCodeCache):
         cache.cache_clear()
+    # A killed probe of the vector instructions is remembered as "there are none".
+    for holder in (cpu_vec_isa, cpu_vec_isa.VecISA):
+        for remembered in list(vars(holder).values()):
+            if hasattr(remembered, "cache_clear"):
+                remembered.cache_clear()
+    if since is not None:
+        for library in Path(cache_dir()).rglob("*.so"):
+            with suppress(OSError):
+                if library.stat().st_mtime >= since - 1:
+                    library.unlink()
+
+
+def _removed_half_written_build(error: BaseException) -> bool:
+    """Delete the library that a killed linker left half written, so that it is built anew.
+
+    Inductor takes any file of that name for a finished one, also in later processes.
+    """
+    found = re.search(
+        r"(\S+\.so): (file too short|invalid ELF header|file is truncated)", str(error)
+    )
+    if found is None or not Path(found[1]).is_file():
+        return False
+    Path(found[1]).unlink()
+    _forget_broken_builds()
+    return True
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -57,19 +57,23 @@ class Shell:
 @pytest.fixture
 def shell(_shell: Any) -> Iterator[Shell]:
     """A shell with the extension loaded; the session's model, optimizer, loss and batch."""
+    found = set(_shell.user_ns)
     _shell.run_line_magic("load_ext", "speedkit_jupyter")
     one = Shell(_shell)
     one.run(SETUP)
     yield one
     _shell.run_line_magic("unload_ext", "speedkit_jupyter")
-    _shell.reset(new_session=False)
+    for name in set(_shell.user_ns) - found:
+        del _shell.user_ns[name]
 
 
 @pytest.fixture
 def plain_shell(_shell: Any) -> Iterator[Shell]:
     """A shell without the extension."""
+    found = set(_shell.user_ns)
     yield Shell(_shell)
-    _shell.reset(new_session=False)
+    for name in set(_shell.user_ns) - found:
+        del _shell.user_ns[name]
 
 
 @pytest.fixture(scope="module")

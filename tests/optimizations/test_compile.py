@@ -159,6 +159,27 @@ def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
     assert "g++" in decision.reason
 
 
+def test_a_library_that_a_killed_linker_left_half_written_is_built_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    program = (
+        "import torch; from speedkit_jupyter import SpeedConfig, apply_speedups;"
+        "model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU());"
+        "context = apply_speedups(model, SpeedConfig(compile=True))[1];"
+        "model(torch.rand(2, 3)); print(context.notes, context.active)"
+    )
+
+    def run() -> str:
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert run() == "{} True\n"
+    built = list(tmp_path.rglob("*.main.so"))
+    assert built
+    for library in built:
+        library.write_bytes(library.read_bytes()[:20])
+    assert run() == "{} True\n"
+
+
 ATTENTION = """
 import sys, torch
 from torch import nn
