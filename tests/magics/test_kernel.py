@@ -48,7 +48,7 @@ def test_an_interrupt_inside_the_benchmarked_step_puts_everything_back(ready):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("after_s", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("after_s", [0.3, 2.5])
 def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready, after_s):
     ready(
         "import torch._dynamo; torch._dynamo.reset(); from torch._inductor.utils import fresh_cache"

@@ -161,6 +161,7 @@ def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
 
 def test_a_library_that_a_killed_linker_left_half_written_is_built_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # spares each process some probing
     program = (
         "import torch; from speedkit_jupyter import SpeedConfig, apply_speedups;"
         "model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU());"
@@ -198,6 +199,7 @@ print("flash" in " ".join(event.key for event in profile.key_averages()))
 
 def test_a_kernel_choice_is_not_served_from_another_choices_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # spares each process some probing
     shown = [
         subprocess.run(
             [sys.executable, "-c", ATTENTION, backend], capture_output=True, text=True, check=True
