@@ -28,7 +28,7 @@ notebooks: .venv/installed
 
 # The magics under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed
-	$(COLAB)/pytest tests/magics
+	$(COLAB)/pytest tests/magics -m "not compile"
 
 gpu: .venv/installed
 	$(BIN)/pytest -m gpu

@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from speedkit_jupyter import flags
 from speedkit_jupyter.hardware import Hardware
+
+# A loaded machine makes examples slow, never wrong.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
