@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -69,21 +70,54 @@ def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
             state.restore()
 
 
-def _write(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Values into the same object; where the layout changed meanwhile, the old one returns."""
+def _tensor_state(tensor: torch.Tensor) -> Restore:
+    """Values into the same object and the same memory; strides, dtype and device return with it.
+
+    They change when a plan is taken back and applied again. State that does not lie like its
+    parameter belongs to other weights in a fused kernel, and recorded CUDA graphs know addresses.
+    """
     import torch
 
-    with torch.no_grad():
-        if tensor.shape == value.shape and tensor.dtype == value.dtype:
-            tensor.detach().copy_(value)
-        else:
-            tensor.data = value.to(tensor.device).clone()
+    home, saved, layout = tensor.data, tensor.detach().clone(), _layout(tensor)
+    is_leaf, requires_grad = tensor.is_leaf, tensor.requires_grad
+    strides = tensor.stride() if tensor.layout == torch.strided else None
+
+    def restore() -> None:
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+            if _layout(tensor) != layout:
+                tensor.data = home
+            # Not through detach(): for a sparse tensor that is another one.
+            _once(tensor, strides).copy_(_once(saved, strides))
+        if is_leaf and not tensor.is_leaf:  # a graph was written into it
+            tensor.detach_()
+        if tensor.requires_grad != requires_grad:
+            tensor.requires_grad_(requires_grad)
+
+    return restore
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    import torch
+
+    if tensor.layout != torch.strided:
+        return tensor.shape, tensor.dtype, tensor.device
+    address = None if tensor.is_meta else tensor.data_ptr()
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
+
+
+def _once(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """Each element in memory once: an expanded dimension (stride 0) can't be written whole."""
+    if strides is None or 0 not in strides:
+        return tensor
+    return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
 
 
 def _model_state(model: torch.nn.Module) -> Restore:
-    tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+    import torch
+
+    tensors = [_tensor_state(one) for one in (*model.parameters(), *model.buffers())]
     gradients = [
-        (p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()
+        (p, p.grad, None if p.grad is None else _tensor_state(p.grad)) for p in model.parameters()
     ]
     # Attributes, and with them training modes, replaced parameters, buffers and submodules.
     attributes = [
@@ -91,24 +125,34 @@ def _model_state(model: torch.nn.Module) -> Restore:
         for module in model.modules()
         for holder in (module.__dict__, module._parameters, module._buffers, module._modules)
     ]
+    torchs = vars(torch.nn.Module())  # hooks: those of a plan may be others when it returns
+    own = states_of(
+        [
+            value
+            for module in model.modules()
+            for name, value in vars(module).items()
+            if name not in torchs and isinstance(value, list | dict | set | deque | torch.Tensor)
+        ]
+    )
 
     def restore() -> None:
         for holder, saved in attributes:
             if [*holder] != [*saved]:  # the order is that of `state_dict` too
                 holder.clear()
             holder.update(saved)
-        for tensor, value in tensors:
-            _write(tensor, value)
-        for parameter, gradient, copied in gradients:
+        for write in (*tensors, *own):
+            write()
+        for parameter, gradient, write_gradient in gradients:
+            if write_gradient is not None:  # first, for it must fit the parameter
+                write_gradient()
             parameter.grad = gradient
-            if gradient is not None and copied is not None:
-                _write(gradient, copied)
 
     return restore
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
     state, groups = optimizer.state, optimizer.param_groups
+    attributes = _plain_attributes(optimizer)
     copied = {key: _copied(value) for key, value in state.items()}
     found = [
         (group, list(group["params"]), _copied({k: v for k, v in group.items() if k != "params"}))
@@ -116,10 +160,9 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
     ]
 
     def restore() -> None:
-        if optimizer.state is not state:  # `load_state_dict` replaces the containers
-            optimizer.state = state
-        if optimizer.param_groups is not groups:
-            optimizer.param_groups = groups
+        for name in _plain_attributes(optimizer).keys() - attributes.keys():
+            del optimizer.__dict__[name]
+        optimizer.__dict__.update(attributes)  # `load_state_dict` replaces containers
         _fill(state, copied)
         groups[:] = [group for group, _, _ in found]
         for group, parameters, options in found:
@@ -131,6 +174,11 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
     return restore
 
 
+def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Counters and containers; not `step`, on which schedulers and plans put their own."""
+    return {name: value for name, value in vars(optimizer).items() if not callable(value)}
+
+
 def _copied(value: Any) -> tuple[Any, Any]:
     """The object itself beside a copy of what it holds, dicts and lists element by element."""
     import torch
@@ -140,7 +188,7 @@ def _copied(value: Any) -> tuple[Any, Any]:
     if isinstance(value, list):
         return value, [_copied(one) for one in value]
     if isinstance(value, torch.Tensor):
-        return value, value.detach().clone()
+        return value, _tensor_state(value)
     return value, copy.deepcopy(value)
 
 
@@ -154,7 +202,7 @@ def _fill(value: Any, copied: Any) -> Any:
     elif isinstance(value, list):
         value[:] = [_fill(*pair) for pair in copied]
     elif isinstance(value, torch.Tensor):
-        _write(value, copied)
+        copied()
     else:
         return copy.deepcopy(copied)
     return value

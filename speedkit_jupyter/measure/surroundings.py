@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,7 @@ def _state_of(found: Any) -> Restore | None:
     import numpy as np
     import torch
 
-    if isinstance(found, list | dict | set):
+    if isinstance(found, list | dict | set | deque):
         return _container_state(found)
     if isinstance(found, torch.Tensor):
         return _tensor_state(found)
@@ -57,7 +58,7 @@ def _container_state(found: Any) -> Restore:
             found[:] = saved
         else:
             found.clear()
-            found.update(saved)
+            found.extend(saved) if isinstance(found, deque) else found.update(saved)
 
     return restore
 

@@ -45,7 +45,9 @@ def test_everything_is_as_before(shell):
 
 def test_what_else_the_cell_changes_is_as_before(shell):
     shell.run(
+        "from collections import deque\n"
         "losses, counts, total = [], {'steps': 0}, torch.zeros(())\n"
+        "recent = deque([1, 2], maxlen=2)\n"
         "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)\n"
         "shuffle = torch.Generator().manual_seed(3)\n"
         "class Meter: pass\n"
@@ -60,13 +62,14 @@ def test_what_else_the_cell_changes_is_as_before(shell):
             "xb, yb = next(batches)\ntorch.randperm(4, generator=shuffle)\n"
             "loss = loss_fn(model(xb), yb); loss.backward(); optimizer.step()\n"
             "optimizer.zero_grad(); scheduler.step(); losses.append(loss.item())\n"
-            "counts['steps'] += 1; meter.n += 1; total += loss.detach()",
+            "counts['steps'] += 1; meter.n += 1; recent.append(3); total += loss.detach()",
         )
     )
     names = shell.names
     assert names["losses"] == []
     assert names["counts"] == {"steps": 0}
     assert names["total"] == 0
+    assert list(names["recent"]) == [1, 2]
     assert names["meter"].n == 0
     assert names["scheduler"].last_epoch == 0
     assert names["optimizer"].param_groups[0]["lr"] == 1e-3
