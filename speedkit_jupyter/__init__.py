@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.exceptions import StepError as StepError
     from speedkit_jupyter.facts import Facts as Facts
     from speedkit_jupyter.hardware import Hardware as Hardware
-    from speedkit_jupyter.measure.benchmark import benchmark as benchmark
+    from speedkit_jupyter.measure.functions import benchmark as benchmark
     from speedkit_jupyter.optimizations.base import Decision as Decision
     from speedkit_jupyter.planning import Plan as Plan
     from speedkit_jupyter.planning import plan as plan
@@ -37,7 +37,7 @@ _HOMES = {  # where each public name lives
     "SpeedContext": "context",
     "SpeedKitError": "exceptions",
     "StepError": "exceptions",
-    "benchmark": "measure.benchmark",
+    "benchmark": "measure.functions",
     "apply_speedups": "context",
     "autocast_context": "context",
     "plan": "planning",

@@ -41,10 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SPEEDKIT_* variables of the one who runs the tests decide nothing here."""
+def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SPEEDKIT_* variables and saved results of the one who runs the tests decide nothing here."""
     for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "data"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import IOBase, TextIOBase
 from types import ModuleType
 from typing import Any
 
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.measure.clock import Stopwatch
 from speedkit_jupyter.measure.reach import reached
+
+LOOP = """
+def _speedbench(_steps, _begin, _end):
+    _begin()
+    for _step in _steps:
+        pass
+    _end()
+"""
 
 
 class Cell:
@@ -22,15 +33,14 @@ class Cell:
 
     def __init__(self, shell: Any, source: str) -> None:
         __tracebackhide__ = True
+        self._shell = shell
         transformed = shell.transform_cell(source)
         self.tree: ast.Module = shell.transform_ast(shell.compile.ast_parse(transformed))
         if not self.tree.body:
             raise UsageError("%%speedbench: the cell is empty: write the step to measure in it")
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
-                raise UsageError("%%speedbench: a step with top-level await can't be measured")
+        _refuse_await(self.tree)
         # Under a name that IPython knows, so that a traceback shows the cell's own lines.
-        name = shell.compile.cache(transformed)
+        self._file = name = shell.compile.cache(transformed)
         body, last = list(self.tree.body), None
         if isinstance(body[-1], ast.Expr):
             last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
@@ -42,24 +52,69 @@ class Cell:
     def run(self) -> Any:
         """One step; gives the value of a trailing expression. Only the first one may print."""
         __tracebackhide__ = True
+        with self._quiet():
+            return self._run()
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
         if not self._has_run:
             self._has_run = True
-            return self._run()
+            yield
+            return
         with redirect_stdout(self._silence), redirect_stderr(self._silence):
-            return self._run()
+            yield
 
     def _run(self) -> Any:
         __tracebackhide__ = True
         exec(self._code, self._names)
         return None if self._last is None else eval(self._last, self._names)
 
+    def loop(self, setup: str = "") -> tuple[Callable[[int, Stopwatch], None], float]:
+        """A loop over the cell with `setup` before it, as `%%timeit` has it, and how long Python
+        took to compile it in seconds.
+
+        The cell's lines stand in the loop itself, so that a step of nanoseconds can be timed. What
+        they assign is local to it, but for what they also read of the notebook's names (`total +=
+        loss`, which `%%timeit` refuses). Raises SyntaxError.
+        """
+        __tracebackhide__ = True
+        shell = self._shell
+        before = shell.transform_ast(shell.compile.ast_parse(shell.transform_cell(setup)))
+        _refuse_await(before)
+        tree = ast.parse(LOOP)
+        inner = tree.body[0]
+        assert isinstance(inner, ast.FunctionDef)
+        inner.body[0:0] = [*self._of_the_notebook(before), *before.body]
+        loop = next(node for node in inner.body if isinstance(node, ast.For))
+        loop.body = self.tree.body
+        start = time.perf_counter()
+        code = shell.compile(ast.fix_missing_locations(tree), self._file, "exec")
+        took_s = time.perf_counter() - start
+        found: dict[str, Any] = {}
+        exec(code, self._names, found)
+        inner_loop = found["_speedbench"]
+
+        def run(loops: int, watch: Stopwatch) -> None:
+            __tracebackhide__ = True
+            with self._quiet():
+                inner_loop(itertools.repeat(None, loops), watch.begin, watch.end)
+
+        return run, took_s
+
+    def _of_the_notebook(self, setup: ast.AST) -> list[ast.Global]:
+        changed = {
+            node.target.id
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+        }
+        read = changed | _ids(self.tree, ast.Load)
+        names = (read & _ids(self.tree, ast.Store)) - _ids(setup, ast.Store)
+        kept = sorted(name for name in names if name in self._names)
+        return [ast.Global(kept)] if kept else []
+
     def assigned(self) -> list[str]:
         """The names that the cell binds or deletes."""
-        bound = {
-            node.id
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del)
-        }
+        bound = _ids(self.tree, ast.Store) | _ids(self.tree, ast.Del)
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 bound.add(node.name)
@@ -98,6 +153,26 @@ class _Silence(TextIOBase):
 
     def write(self, text: str) -> int:
         return len(text)
+
+
+def _refuse_await(tree: ast.AST) -> None:
+    """A thread of its own, which `await` would need, has no autocast and outlives Ctrl-C."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
+            raise UsageError("%%speedbench: a step with top-level await can't be measured")
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _ids(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """The plain names that the code loads, stores or deletes."""
+    return {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, context)
+    }
 
 
 def _named(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[Any]:

@@ -20,6 +20,8 @@ def complete(shell: Any, event: Any) -> list[str]:
         return _of_apply(shell, words)
     if words[1] == "report":
         return [*_models(shell), "--json"]
+    if words[1] == "history":
+        return [*_saved(), "--forget"]
     if words[1] == "config":
         return ["show", "load", "save"] if len(words) == 2 else _files()
     return []
@@ -48,12 +50,18 @@ def _of_benchmark(shell: Any, words: list[str], symbol: str) -> list[str]:
 
     last = words[-1]
     if last == "--compare" or (words[-2:-1] == ["--compare"] and last.endswith((",", "+"))):
-        return [BASELINE, CURRENT, AUTO, *plan_words()]
+        return [BASELINE, CURRENT, AUTO, *plan_words(), *_saved()]
     if last == "--model":
         return _models(shell)
     if last == "--optimizer":
         return _optimizers(shell)
     return list(parsing.options(parsing.speedbench_parser()))
+
+
+def _saved() -> list[str]:
+    from speedkit_jupyter import store
+
+    return sorted({one.name for one in store.saved()})
 
 
 def _models(shell: Any) -> list[str]:

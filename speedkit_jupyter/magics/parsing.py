@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "report": "each decision with its reason, and the flags before and after",
     "apply": "plan for a model and apply the plan",
     "restore": "put everything back",
+    "history": "saved benchmarks, and how the newest compares with those before it",
     "config": "show, load or save the session's config",
     "repair": "make torch's two TF32 APIs agree again after they were mixed",
     "help": "this page",
@@ -30,6 +31,12 @@ PLAIN_OPTIONS = {
     "ctx": "the name that the context gets (ctx)",
     "config": "a YAML file to start from",
 }
+
+
+# An option word (`--budget`, `--budget=3`, `-n10`), and a value that follows it, quoted or not.
+OPTION = re.compile(r"\s*(--?[A-Za-z][^\s=]*)(=\S*)?")
+VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
+END_OF_OPTIONS = re.compile(r"\s*--(?=\s|$)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,11 +151,55 @@ def config_parser() -> Parser:
     return parser
 
 
+def history_parser() -> Parser:
+    """`%speedkit history`."""
+    parser = Parser(prog="%speedkit history", add_help=False, allow_abbrev=False)
+    parser.add_argument("name", nargs="?", help="a name given to %%speedbench --save")
+    parser.add_argument("--forget", action="store_true", help="delete what has this name")
+    return parser
+
+
+@lru_cache(maxsize=1)
 def speedbench_parser() -> Parser:
-    """`%%speedbench`."""
+    """`%%speedbench`: options of `%%timeit`, and those of a comparison."""
     parser = Parser(prog="%%speedbench", add_help=False, allow_abbrev=False)
-    parser.add_argument("--compare", default="baseline,auto", metavar="NAMES")
-    parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS")
+    parser.add_argument("--compare", metavar="NAMES")
+    parser.add_argument("--budget", type=float, metavar="SECONDS")
     parser.add_argument("--model", type=_names, action="extend", metavar="NAMES")
     parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
+    parser.add_argument("--check", type=_names, action="extend", metavar="NAMES")
+    parser.add_argument("--save", metavar="NAME")
+    parser.add_argument("--paranoid", action="store_true")
+    parser.add_argument("--throughput", action="store_true")
+    for option, metavar in (("-n", "LOOPS"), ("-r", "RUNS"), ("-p", "DIGITS")):
+        parser.add_argument(option, type=_count, metavar=metavar)
+    parser.add_argument("-v", metavar="NAME")
+    for option in ("-q", "-o", "-t", "-c"):
+        parser.add_argument(option, action="store_true")
     return parser
+
+
+def split_setup(line: str) -> tuple[str, str]:
+    """The options at the beginning of a `%%speedbench` line, and the setup code after them.
+
+    The setup is left as it was typed, quotes and all.
+    """
+    takes_value = {
+        name: action.nargs != 0
+        for action in speedbench_parser()._actions
+        for name in action.option_strings
+    }
+    end = 0
+    while match := OPTION.match(line, end):
+        end = match.end()
+        if takes_value.get(match[1]) and not match[2] and (value := VALUE.match(line, end)):
+            end = value.end()
+    begin = marker.end() if (marker := END_OF_OPTIONS.match(line, end)) else end
+    return line[:end], line[begin:].strip()
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of times: give 1 or more")
+    return number

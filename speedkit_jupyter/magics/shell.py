@@ -26,12 +26,12 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
 
     @cell_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
-    def speedbench(self, line: str, cell: str) -> None:
-        """Measure this cell under several plans, fairly. `%speedkit help`"""
+    def speedbench(self, line: str, cell: str) -> Any:
+        """Time this cell, or compare plans for it, fairly. `%speedkit help`"""
         __tracebackhide__ = True
         from speedkit_jupyter.magics.speedbench import run
 
         try:
-            run(self.shell, line, cell)
+            return run(self.shell, line, cell)
         except SyntaxError as error:  # IPython shows every frame of these: leave only this one
             raise error.with_traceback(None) from None

@@ -2,71 +2,145 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator
 from typing import Any
 
 from IPython.core.error import UsageError
 
+from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.progress import ProgressLine
-from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.benchmark import Benchmark, environment
+from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.reach import (
     bystanders_among,
     optimizers_among,
     others_among,
     outermost,
 )
+from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.variants import parse
-from speedkit_jupyter.report.comparisons import comparison_report
+from speedkit_jupyter.measure.timing import Timer, Timing, device_of
+from speedkit_jupyter.measure.variants import check_free, parse, variant_names
+from speedkit_jupyter.report.histories import since
+
+BUDGET_S = 10.0
 
 
-def run(shell: Any, line: str, source: str) -> None:
+def run(shell: Any, line: str, source: str) -> Comparison | Timing | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
-    arguments = parsing.speedbench_parser().parse_line(line)
+    typed, setup = parsing.split_setup(line)
+    arguments = parsing.speedbench_parser().parse_line(typed)
     cell = Cell(shell, source)
+    command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     try:
-        variants = parse(arguments.compare)
-        benchmark = Benchmark(_step(shell, cell, arguments), variants, arguments.budget)
-        _drain(benchmark, arguments.budget, len(variants))
+        if arguments.save:
+            check_free(arguments.save)
+        if arguments.compare is None:
+            work: Any = _timer(shell, cell, arguments, setup, command)
+        else:
+            work = _benchmark(shell, cell, arguments, setup, command)
+        earlier = store.saved(arguments.save)[-1:] if arguments.save else []
+        result = _drain(work, arguments, earlier)
+        if arguments.save:
+            store.save(arguments.save, result.to_dict())
     except SpeedKitError as error:
         raise UsageError(f"%%speedbench: {error}") from None
+    if arguments.v:
+        shell.user_ns[arguments.v] = result
+    return result if arguments.o else None
 
 
-def _drain(benchmark: Benchmark, budget_s: float, variants: int) -> None:
+def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Benchmark:
+    for option in ("n", "r", "p", "t", "c"):
+        if getattr(arguments, option):
+            raise UsageError(f"%%speedbench: -{option} belongs to timing without --compare")
+    if setup:
+        raise UsageError(
+            f"%%speedbench: {setup.split()[0]!r} is one word too many "
+            "(lists take commas without spaces)"
+        )
+    if arguments.paranoid and arguments.throughput:
+        raise UsageError("%%speedbench: --paranoid or --throughput, not both")
+    return Benchmark(
+        _step(shell, cell, arguments, calls_context=cell.reads("ctx")),
+        parse(arguments.compare),
+        BUDGET_S if arguments.budget is None else arguments.budget,
+        throughput=arguments.throughput,
+        check=arguments.check or (),
+        command=command,
+    )
+
+
+def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Timer:
+    """Without --compare: the cell as it stands, with a plan in force if there is one."""
+    for option in ("check", "paranoid", "throughput"):
+        if getattr(arguments, option):
+            raise UsageError(f"%%speedbench: --{option} belongs to a comparison: add --compare")
+    if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
+        raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
+    step = _step(shell, cell, arguments, calls_context=False)
+    loop, compile_s = cell.loop(setup)
+    where = environment(device_of(step))
+    timing = Timing(
+        compile_time=compile_s, precision=arguments.p or 3, environment=where, command=command
+    )
+    timer = _cpu_seconds if arguments.c else time.time if arguments.t else time.perf_counter
+    return Timer(
+        step, loop, device_of(step), timing, arguments.n, arguments.r, arguments.budget, timer
+    )
+
+
+def _cpu_seconds() -> float:
+    """What `%timeit -c` counts: IPython's own clock of CPU time."""
+    from IPython.utils.timing import clock
+
+    return float(clock())
+
+
+def _drain(work: Benchmark | Timer, arguments: Any, earlier: list[store.Saved]) -> Any:
+    """Run to the end; the result takes the place of the progress line."""
     __tracebackhide__ = True
-    with ProgressLine(f"{variants} variants, {budget_s:g} s after warm-up") as progress:
-        steps = benchmark.run()
+    title = f"{len(work.variants)} variants" if isinstance(work, Benchmark) else "timing"
+    quiet = arguments.q or arguments.o  # with -o the cell's own output shows it
+    with ProgressLine(title) as progress:
+        steps: Generator[Progress, None, None] = work.run()
         try:
             for one in steps:
                 progress.show(one.done, one.text)
         except KeyboardInterrupt:
             steps.close()
-            if any(record.times_s for record in benchmark.result().records):
-                progress.replace(comparison_report(benchmark.result()))
+            if work.has_results():
+                progress.replace(work.result().report())
             raise
-        progress.replace(comparison_report(benchmark.result()))
+        result = work.result()
+        if not quiet:
+            progress.replace(result.report())
+    for kept in earlier if not arguments.q else ():
+        print("\n".join(since(kept, result.to_dict())))
+    return result
 
 
-def _step(shell: Any, cell: Cell, arguments: Any) -> Step:
+def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
     reached = cell.objects()
     models, optimizers = outermost(reached), optimizers_among(reached)
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
-    if not models:
+    if not models and arguments.compare:
         raise UsageError(
             "%%speedbench: the cell uses no model that was there before: make it in an earlier "
             "cell, and name it with --model where the code hides it"
         )
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
-    calls_context = cell.reads("ctx")
 
     def step(context: SpeedContext) -> Any:
         __tracebackhide__ = True

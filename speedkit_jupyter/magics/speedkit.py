@@ -151,6 +151,29 @@ def config(shell: Any, session: Session, line: str) -> None:
     display(Document(headline, (Section(body),), session.config.to_dict()))
 
 
+def history(shell: Any, session: Session, line: str) -> None:
+    """Saved benchmarks."""
+    from speedkit_jupyter import store
+    from speedkit_jupyter.report.histories import history_list, history_report
+
+    arguments = parsing.history_parser().parse_line(line)
+    if arguments.name is None:
+        if arguments.forget:
+            raise UsageError("%speedkit history --forget: which NAME?")
+        display(history_list(store.saved()))
+        return
+    kept = store.saved(arguments.name)
+    if not kept:
+        names = list(dict.fromkeys(one.name for one in store.saved()))
+        hint = did_you_mean(arguments.name, names)
+        raise UsageError(f"%speedkit history: nothing is saved as {arguments.name!r}.{hint}")
+    if arguments.forget:
+        number = store.forget(arguments.name)
+        display(Document(f"Deleted {count(number, 'result')} of {arguments.name}"))
+        return
+    display(history_report(kept))
+
+
 def repair(shell: Any, session: Session, line: str) -> None:
     """Make torch's two TF32 APIs agree."""
     from speedkit_jupyter import flags
@@ -164,7 +187,8 @@ def repair(shell: Any, session: Session, line: str) -> None:
 def help_(shell: Any, session: Session, line: str) -> None:
     """Subcommands, and the options of apply."""
     commands = [Row((f"%speedkit {name}", text)) for name, text in parsing.SUBCOMMANDS.items()]
-    commands.append(Row(("%%speedbench", "measure a cell: --compare baseline,auto --budget 10")))
+    commands.append(Row(("%%speedbench", "time a cell, with the options of %%timeit")))
+    commands.append(Row(("%%speedbench --compare baseline,auto", "compare plans for a cell")))
     options = [Row((f"--{n}", what)) for n, what in parsing.PLAIN_OPTIONS.items()]
     for option, _, annotation, _ in parsing.config_options():
         words = choices(annotation)
@@ -189,6 +213,7 @@ COMMANDS = {
     "apply": apply,
     "restore": restore,
     "config": config,
+    "history": history,
     "repair": repair,
     "help": help_,
 }

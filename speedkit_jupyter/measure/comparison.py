@@ -2,43 +2,103 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.accuracy import Accuracy
-from speedkit_jupyter.measure.statistics import Ratio, Word, paired_ratio, pairs_needed, spread
+from speedkit_jupyter.measure.compilations import Compilations
+from speedkit_jupyter.measure.memory import Memory
+from speedkit_jupyter.measure.shown import Shown
+from speedkit_jupyter.measure.statistics import (
+    Ratio,
+    Word,
+    least_pairs,
+    paired_ratio,
+    pairs_needed,
+    spread,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass
 class Record:
-    """One variant. Times are seconds of one step, in the order of the rounds."""
+    """One variant. Times are seconds of one step, in the order of the rounds.
+
+    `first_call_s` holds compilation; `settling_s` is what all warm-up steps together took beyond
+    ordinary ones. `limit_s` is the machine's own limit for this step in this precision.
+    """
 
     name: str
     times_s: list[float] = field(default_factory=list)
     first_call_s: float | None = None
+    settling_s: float = 0.0
     failure: str | None = None
     accuracy: Accuracy | None = None
     same_as_baseline: bool = False
     applied: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] | None = None
+    memory: Memory | None = None
+    compilations: Compilations = field(default_factory=Compilations)
+    limit_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The result of a benchmark. The first record is what the others are compared with."""
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """The result of a benchmark. The first record is what the others are compared with.
+
+    `flops` are the floating-point operations of one step, by torch's counter. `command` repeats
+    the benchmark.
+    """
 
     records: tuple[Record, ...]
     environment: dict[str, Any]
     budget_s: float
     looks: int = 1
     round_s: float | None = None
+    flops: int | None = None
+    command: str = ""
+    skipped_rounds: int = 0
 
     @property
     def baseline(self) -> Record:
         """The variant that the ratios refer to."""
         return self.records[0]
+
+    @property
+    def best(self) -> Record | None:
+        """The fastest variant that is proven faster and right; None where none is."""
+        ahead = [one for one in self.records if self.verdict(one) == "faster"]
+        return max(ahead, key=self._median, default=None)
+
+    def runner_up(self) -> tuple[Record, Ratio] | None:
+        """The next best after `best`, and how much faster `best` is: a comparison of its own.
+
+        Both were chosen by their times, so the interval allows for every pair of candidates.
+        """
+        best = self.best
+        others = [
+            one
+            for one in self.records
+            if one is not best and self.verdict(one) in ("faster", "same", "too noisy")
+        ]
+        if best is None or not others:
+            return None
+        second = max(others, key=self._median)
+        pairs = min(len(best.times_s), len(self.times_s(second)))
+        candidates = len(self.records) - 1
+        found = paired_ratio(
+            self.times_s(second)[:pairs],
+            best.times_s[:pairs],
+            comparisons=candidates * (candidates - 1) // 2,
+            looks=self.looks,
+        )
+        return second, found
 
     def ratio(self, record: Record) -> Ratio | None:
         """Baseline time over this variant's, round by round; None where one has no times."""
@@ -69,16 +129,33 @@ class Comparison:
         """Its own times, or the baseline's where its plan is the baseline's."""
         return self.baseline.times_s if record.same_as_baseline else record.times_s
 
+    def break_even_steps(self, record: Record) -> int | None:
+        """After how many steps the time to compile is paid back; None where there is none."""
+        ratio = self.ratio(record)
+        if not record.applied.get("compile") or ratio is None or ratio.median <= 1:
+            return None
+        saved_s = spread(self.baseline.times_s).median_s * (1 - 1 / ratio.median)
+        return math.ceil(record.settling_s / saved_s)
+
+    def share_of_limit(self, record: Record) -> float | None:
+        """The limit of this machine over the median time: 1 is as fast as it can get."""
+        times = self.times_s(record)
+        if record.limit_s is None or not times or record.failure:
+            return None
+        return record.limit_s / spread(times).median_s
+
     def seconds_needed(self, record: Record) -> float | None:
         """About how long a run would have to be for a verdict on this variant."""
         ratio = self.ratio(record)
         pairs = None if ratio is None else pairs_needed(ratio)
         return None if pairs is None or self.round_s is None else pairs * self.round_s
 
-    def too_few_rounds(self) -> bool:
-        """Whether the budget allowed fewer rounds than an interval needs."""
+    def seconds_for_an_interval(self) -> float | None:
+        """About how long a run would have to be for any interval at all; None once there is one."""
         ratios = [self.ratio(one) for one in self.records]
-        return any(one is not None and math.isinf(one.high) for one in ratios)
+        if self.round_s is None or not any(r is not None and math.isinf(r.high) for r in ratios):
+            return None
+        return self.round_s * least_pairs(len(self.records) - 1, self.looks + 2)
 
     def settled(self) -> bool:
         """Whether every variant has a clear verdict and a narrow interval."""
@@ -90,14 +167,48 @@ class Comparison:
         return {
             "variants": [self._row(record) for record in self.records],
             "environment": self.environment,
+            "command": self.command,
             "budget_s": self.budget_s,
             "looks": self.looks,
             "round_s": self.round_s,
+            "skipped_rounds": self.skipped_rounds,
+            "flops": self.flops,
         }
 
-    def to_json(self) -> str:
-        """The same as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
+    def to_frame(self) -> pd.DataFrame:
+        """One row per variant, as a pandas table. Raises SpeedKitError where pandas is missing."""
+        try:
+            import pandas as pd
+        except ImportError:
+            hint = "pip install pandas; to_dict() has the same"
+            raise SpeedKitError(f"to_frame() needs pandas: {hint}") from None
+
+        hidden = ("times_s", "applied", "notes", "config", "accuracy", "memory", "compilations")
+        rows = []
+        for row in self.to_dict()["variants"]:
+            flat = {name: value for name, value in row.items() if name not in hidden}
+            flat["accuracy"] = (row["accuracy"] or {}).get("verdict")
+            flat["peak_bytes"] = (row["memory"] or {}).get("peak_bytes")
+            rows.append(flat)
+        return pd.DataFrame(rows).set_index("name")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Comparison:
+        """The comparison that `to_dict` described."""
+        return cls(
+            tuple(_record(row) for row in values["variants"]),
+            dict(values["environment"]),
+            values["budget_s"],
+            values["looks"],
+            values["round_s"],
+            values.get("flops"),
+            values.get("command", ""),
+            values.get("skipped_rounds", 0),
+        )
+
+    def _median(self, record: Record) -> float:
+        found = self.ratio(record)
+        return 0.0 if found is None else found.median
 
     def _row(self, record: Record) -> dict[str, Any]:
         ratio = self.ratio(record)
@@ -112,9 +223,35 @@ class Comparison:
             "median_s": None if times is None else times.median_s,
             "quartiles_s": None if times is None else [times.low_s, times.high_s],
             "first_call_s": record.first_call_s,
+            "settling_s": record.settling_s,
+            "break_even_steps": self.break_even_steps(record),
+            "limit_s": record.limit_s,
+            "share_of_limit": self.share_of_limit(record),
             "failure": record.failure,
-            "accuracy": None if record.accuracy is None else record.accuracy.to_dict(),
+            "same_as_baseline": record.same_as_baseline,
+            "accuracy": None if record.accuracy is None else asdict(record.accuracy),
+            "memory": None if record.memory is None else asdict(record.memory),
+            "compilations": asdict(record.compilations),
             "applied": record.applied,
             "notes": record.notes,
+            "config": record.config,
             "times_s": list(seconds),
         }
+
+
+def _record(row: Mapping[str, Any]) -> Record:
+    return Record(
+        name=row["name"],
+        times_s=[] if row["same_as_baseline"] else list(row["times_s"]),
+        first_call_s=row["first_call_s"],
+        settling_s=row["settling_s"],
+        failure=row["failure"],
+        accuracy=None if row["accuracy"] is None else Accuracy(**row["accuracy"]),
+        same_as_baseline=row["same_as_baseline"],
+        applied=dict(row["applied"]),
+        notes=dict(row["notes"]),
+        config=row["config"],
+        memory=None if row["memory"] is None else Memory(**row["memory"]),
+        compilations=Compilations(**row["compilations"]),
+        limit_s=row["limit_s"],
+    )

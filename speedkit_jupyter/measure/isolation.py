@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Restore = Callable[[], None]
+Copy = Callable[["torch.Tensor"], "torch.Tensor"]
 MISSING = object()
 
 
@@ -23,7 +24,8 @@ class State:
     """A copy of models, optimizers, scalers, random generators and names at one moment.
 
     `restore` writes the copied values into the objects that were found then: parameters,
-    gradients and optimizer states stay the same objects.
+    gradients and optimizer states stay the same objects. The copies lie beside the originals, or
+    in main memory where `off_device` is set.
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class State:
         names: MutableMapping[str, Any] | None = None,
         assigned: Sequence[str] = (),
         others: Sequence[Any] = (),
+        off_device: bool = False,
     ) -> None:
+        copied = _off_device if off_device else _beside
         self._restores: list[Restore] = [
-            *(_model_state(model) for model in models),
-            *(_optimizer_state(optimizer) for optimizer in optimizers),
+            *(_model_state(model, copied) for model in models),
+            *(_optimizer_state(optimizer, copied) for optimizer in optimizers),
             *(_scaler_state(scaler) for scaler in scalers),
             _random_state(),
         ]
@@ -70,7 +74,15 @@ def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
             state.restore()
 
 
-def _tensor_state(tensor: torch.Tensor) -> Restore:
+def _beside(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _off_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _tensor_state(tensor: torch.Tensor, copied: Copy = _beside) -> Restore:
     """Values into the same object and the same memory; strides, dtype and device return with it.
 
     They change when a plan is taken back and applied again. State that does not lie like its
@@ -78,7 +90,7 @@ def _tensor_state(tensor: torch.Tensor) -> Restore:
     """
     import torch
 
-    home, saved, layout = tensor.data, tensor.detach().clone(), _layout(tensor)
+    home, saved, layout = tensor.data, copied(tensor), _layout(tensor)
     is_leaf, requires_grad = tensor.is_leaf, tensor.requires_grad
     strides = tensor.stride() if tensor.layout == torch.strided else None
 
@@ -112,12 +124,13 @@ def _once(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
     return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
 
 
-def _model_state(model: torch.nn.Module) -> Restore:
+def _model_state(model: torch.nn.Module, copied: Copy) -> Restore:
     import torch
 
-    tensors = [_tensor_state(one) for one in (*model.parameters(), *model.buffers())]
+    tensors = [_tensor_state(one, copied) for one in (*model.parameters(), *model.buffers())]
     gradients = [
-        (p, p.grad, None if p.grad is None else _tensor_state(p.grad)) for p in model.parameters()
+        (p, p.grad, None if p.grad is None else _tensor_state(p.grad, copied))
+        for p in model.parameters()
     ]
     # Attributes, and with them training modes, replaced parameters, buffers and submodules.
     attributes = [
@@ -150,10 +163,10 @@ def _model_state(model: torch.nn.Module) -> Restore:
     return restore
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> Restore:
+def _optimizer_state(optimizer: torch.optim.Optimizer, copy_of: Copy) -> Restore:
     state, groups = optimizer.state, optimizer.param_groups
     attributes = _plain_attributes(optimizer)
-    copied = {key: _copied(value) for key, value in state.items()}
+    copied = {key: _copied(value, copy_of) for key, value in state.items()}
     found = [
         (group, list(group["params"]), _copied({k: v for k, v in group.items() if k != "params"}))
         for group in groups
@@ -179,16 +192,16 @@ def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in vars(optimizer).items() if not callable(value)}
 
 
-def _copied(value: Any) -> tuple[Any, Any]:
+def _copied(value: Any, copy_of: Copy = _beside) -> tuple[Any, Any]:
     """The object itself beside a copy of what it holds, dicts and lists element by element."""
     import torch
 
     if isinstance(value, dict):
-        return value, {key: _copied(one) for key, one in value.items()}
+        return value, {key: _copied(one, copy_of) for key, one in value.items()}
     if isinstance(value, list):
-        return value, [_copied(one) for one in value]
+        return value, [_copied(one, copy_of) for one in value]
     if isinstance(value, torch.Tensor):
-        return value, _tensor_state(value)
+        return value, _tensor_state(value, copy_of)
     return value, copy.deepcopy(value)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.measure import accuracy
@@ -14,16 +16,29 @@ from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.routing import Router
 from speedkit_jupyter.measure.step import Step
 
+if TYPE_CHECKING:
+    import torch
+
 
 @dataclass
 class Runner:
-    """One variant at work: a context for each model, and the state that its rounds start from."""
+    """One variant at work: a context for each model, and the state that its rounds start from.
+
+    `step_s` is about how long its step takes, known after warm-up.
+    """
 
     step: Step
     contexts: list[SpeedContext]
     record: Record
     warm: State | None = field(default=None, repr=False)
+    step_s: float = 0.0
+    skipped_in_a_row: int = 0
     _router: Router | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first model lies under this plan."""
+        return self.contexts[0].device
 
     def applied(self) -> ExitStack:
         """The variant in force; a step that doesn't call the context is routed."""
@@ -43,18 +58,20 @@ class Runner:
             return self.step.run(self.contexts[0])
         return self._router.run(partial(self.step.run, self.contexts[0]))
 
-    def observed(self, stop_at_step: bool = False) -> Observation:
-        """What one step computes."""
-        scalers = [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
+    def scale(self) -> float:
+        """The GradScaler's factor, which falls where a step was skipped; 1 without one."""
+        scalers = self._scalers()
+        return float(scalers[0].get_scale()) if scalers else 1.0
 
-        def scale() -> float:
-            return float(scalers[0].get_scale()) if scalers else 1.0
-
+    def observed(self, check: Sequence[str] = (), stop_at_step: bool = False) -> Observation:
+        """What one step computes; the values of the names `check` in place of its outputs."""
         calls = self.step.calls_context
-        with accuracy.observing(self.step.models, scale, calls, stop_at_step) as seen:
+        with accuracy.observing(self.step.models, self.scale, calls, stop_at_step) as seen:
             result = self.once()
             if not seen.outputs:
                 seen.outputs = accuracy.returned(result)
+        if check:
+            seen.outputs = accuracy.returned(self.step.values(check))
         return seen
 
     @property
@@ -69,5 +86,7 @@ class Runner:
 
     def state(self) -> State:
         """A copy of what the step changes, as it is now, the variant's own scalers with it."""
-        scalers = [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
-        return self.step.state(scalers)
+        return self.step.state(self._scalers())
+
+    def _scalers(self) -> list[torch.amp.GradScaler]:
+        return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]

@@ -94,6 +94,40 @@ def pairs_needed(ratio: Ratio) -> int | None:
     return math.ceil(ratio.pairs * (half_width / target) ** 2)
 
 
+def least_pairs(comparisons: int = 1, looks: int = 1) -> int:
+    """The fewest pairs whose order statistics can bound a median at the shared level."""
+    level = ERROR / (max(comparisons, 1) * max(looks, 1))
+    return max(LEAST_PAIRS, math.ceil(math.log2(2 / level)))
+
+
+def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[float, float, float]:
+    """Median with its distribution-free interval; the widest one where the times are too few."""
+    import numpy as np
+    from scipy import stats
+
+    test = stats.quantile_test(np.asarray(seconds), q=0, p=0.5)
+    low, high = test.confidence_interval(confidence_level=1 - error)
+    low = min(seconds) if np.isnan(low) else low
+    high = max(seconds) if np.isnan(high) else high
+    return float(np.median(seconds)), float(low), float(high)
+
+
+def change(then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1) -> Ratio:
+    """Time now over time then, of two runs: above 1 is slower.
+
+    The runs have no rounds in common, so each median gets an interval of half the error
+    (Bonferroni), and the ratio's reaches from the one's low to the other's high.
+    """
+    error = ERROR / 2 / max(comparisons, 1)
+    if min(len(then_s), len(now_s)) < least_pairs(2 * comparisons):
+        then, now = spread(then_s).median_s, spread(now_s).median_s
+        return Ratio(now / then, 0.0, float("inf"), min(len(then_s), len(now_s)))
+    then, then_low, then_high = median_interval(then_s, error)
+    now, now_low, now_high = median_interval(now_s, error)
+    pairs = min(len(then_s), len(now_s))
+    return Ratio(now / then, now_low / then_high, now_high / then_low, pairs)
+
+
 @dataclass(frozen=True)
 class Spread:
     """Seconds of one step: median and quartiles."""

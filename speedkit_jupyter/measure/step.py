@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.surroundings import replayed
 
@@ -25,6 +26,7 @@ class Step:
 
     `run` takes the context of the variant at hand; where `calls_context` is false the plan
     reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
+    Copies of the state are kept in main memory where `off_device` is set.
     """
 
     run: Callable[[SpeedContext], object]
@@ -37,6 +39,7 @@ class Step:
     others: Sequence[Any] = ()
     iterators: Sequence[str] = ()
     rewind: Callable[[], None] = lambda: None
+    off_device: bool = False
 
     def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
         """A copy of what the step changes, as it is now."""
@@ -49,7 +52,17 @@ class Step:
         all_scalers = [one for one in unique if isinstance(one, torch.amp.GradScaler)]
         kinds = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
         others = [one for one in unique if not isinstance(one, kinds)]
-        return State(models, optimizers, all_scalers, self.names, self.assigned, others)
+        return State(
+            models, optimizers, all_scalers, self.names, self.assigned, others, self.off_device
+        )
+
+    def values(self, names: Sequence[str]) -> list[Any]:
+        """What the step left in these names; raises StepError where there is no such name."""
+        space = self.names or {}
+        for name in names:
+            if name not in space:
+                raise StepError(f"--check {name}: the step leaves no such name")
+        return [space[name] for name in names]
 
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """The optimizers that hold a parameter of the model."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from speedkit_jupyter import store
 from speedkit_jupyter.config import SpeedConfig, choices, from_arguments, from_word
 from speedkit_jupyter.exceptions import StepError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
@@ -35,19 +37,51 @@ def parse(text: str) -> list[Variant]:
 
 
 def variant(name: str) -> Variant:
-    """One variant by name; raises StepError or ConfigError."""
+    """One variant by name; raises StepError or ConfigError.
+
+    A name that a benchmark was saved under stands for the plan of its fastest right variant.
+    """
     if name in (BASELINE, CURRENT):
         return Variant(name)
     if name == AUTO:
         return Variant(name, SpeedConfig())
     if name.endswith((".yaml", ".yml")):
         return Variant(Path(name).stem, SpeedConfig.from_yaml(name))
+    if name not in words() and (kept := store.saved(name)):
+        return Variant(name, _saved(name, kept[-1]))
     values: dict[str, Any] = nothing()
     for word in name.split("+"):
         values.update(_option(word))
-    # A variant is what its name says, whatever the environment wishes for everything else.
+    return Variant(name, _firm(values, name))
+
+
+def _saved(name: str, kept: store.Saved) -> SpeedConfig | None:
+    """The plan of the fastest variant that was proven faster; the baseline where none was."""
+    ahead = [row for row in kept.result["variants"] if row.get("verdict") == "faster"]
+    best = max(ahead, key=lambda row: row["speedup"], default=None)
+    if best is None or best["config"] is None:
+        return None
+    return _firm(best["config"], name)
+
+
+def _firm(values: Mapping[str, Any], name: str) -> SpeedConfig:
+    """A variant is what its name says, whatever the environment wishes for everything else."""
     every = (optimization.name for optimization in CATALOG)
-    return Variant(name, from_arguments(values, f"variant {name}", firm=every))
+    return from_arguments(values, f"variant {name}", firm=every)
+
+
+def check_free(name: str) -> None:
+    """Raise StepError for a name that no result can be saved under."""
+    if not re.fullmatch(r"[\w.-]+", name) or name.endswith((".yaml", ".yml")):
+        raise StepError(f"--save {name!r}: a name takes letters, digits, '_', '-' and '.'")
+    if name in (BASELINE, CURRENT, AUTO, *words()):
+        raise StepError(f"--save {name}: this is a variant's name already")
+
+
+def variant_names(text: str) -> bool:
+    """Whether this is a list of variants, all of them known words."""
+    known = {BASELINE, CURRENT, AUTO, *words()}
+    return all(word in known for name in text.split(",") for word in name.split("+"))
 
 
 def nothing() -> dict[str, Any]:
@@ -101,5 +135,5 @@ def _option(word: str) -> dict[str, Any]:
     names = [BASELINE, CURRENT, AUTO, *known]
     raise StepError(
         f"unknown variant {word!r}.{did_you_mean(word, names)} Names are {', '.join(names[:3])}, "
-        f"a YAML file, or words joined by +: {', '.join(known)}"
+        f"a YAML file, a saved name, or words joined by +: {', '.join(known)}"
     )

@@ -7,7 +7,7 @@ import math
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
-from speedkit_jupyter.report.units import count, ratio, seconds, word
+from speedkit_jupyter.report.units import count, operations, ratio, seconds, share, size, word
 
 TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
 
@@ -18,15 +18,16 @@ def comparison_report(comparison: Comparison) -> Document:
     columns = (
         "variant",
         "median",
-        "middle half",
         "speed-up",
         "95 % interval",
         "first call",
+        "memory",
+        "of limit",
         "accuracy",
         "verdict",
     )
     table = Table(columns, rows, numbers=columns[1:-2])
-    sections = [Section(table), *_plot(comparison), Section(_applied(comparison))]
+    sections = [Section(table), *_plot(comparison), Section(_remarks(comparison))]
     return Document(_headline(comparison), tuple(sections), comparison.to_dict())
 
 
@@ -44,21 +45,14 @@ def _headline(comparison: Comparison) -> str:
     environment = comparison.environment
     rounds = count(len(comparison.baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
-    ahead = [r for r in comparison.records if comparison.verdict(r) == "faster"]
-    if not ahead:
+    best = comparison.best
+    found = None if best is None else comparison.ratio(best)
+    if best is None or found is None:
         return f"Nothing is proven faster than {comparison.baseline.name} ({where})"
-    best = max(ahead, key=lambda record: _median(comparison, record))
-    low_high = comparison.ratio(best)
-    assert low_high is not None
     return (
-        f"{best.name} is {ratio(low_high.median)} as fast as {comparison.baseline.name}, "
-        f"95 % interval {ratio(low_high.low)} to {ratio(low_high.high)} ({where})"
+        f"{best.name} is {ratio(found.median)} as fast as {comparison.baseline.name}, "
+        f"95 % interval {ratio(found.low)} to {ratio(found.high)} ({where})"
     )
-
-
-def _median(comparison: Comparison, record: Record) -> float:
-    found = comparison.ratio(record)
-    return 0.0 if found is None else found.median
 
 
 def _row(comparison: Comparison, record: Record) -> Row:
@@ -66,18 +60,19 @@ def _row(comparison: Comparison, record: Record) -> Row:
     tone = TONES.get(verdict, "plain")
     seen = comparison.times_s(record)
     if record.failure or not seen:
-        blank = ("–",) * 6
+        blank = ("–",) * 7
         return Row((record.name, *blank, f"{verdict}: {record.failure or 'not reached'}"), tone)
-    times, found = spread(seen), comparison.ratio(record)
+    found, limit = comparison.ratio(record), comparison.share_of_limit(record)
     low_high = "–" if found is None else f"{ratio(found.low)} to {ratio(found.high)}"
     return Row(
         (
             record.name,
-            seconds(times.median_s),
-            f"{seconds(times.low_s)} to {seconds(times.high_s)}",
+            seconds(spread(seen).median_s),
             "–" if found is None else ratio(found.median),
             low_high,
             "–" if record.first_call_s is None else seconds(record.first_call_s),
+            "–" if record.memory is None else size(record.memory.peak_bytes),
+            "–" if limit is None else share(limit),
             _accuracy(record),
             _with_seconds(comparison, record, verdict),
         ),
@@ -104,21 +99,71 @@ def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
     return f"{verdict}: --budget {math.ceil(1.5 * needed)} may settle it"
 
 
-def _applied(comparison: Comparison) -> str:
+def _remarks(comparison: Comparison) -> str:
+    lines = [line for one in comparison.records for line in _about(comparison, one)]
+    return "\n".join([*_runner_up(comparison), *lines, *_legend(comparison)])
+
+
+def _about(comparison: Comparison, record: Record) -> list[str]:
     lines = []
-    for record in comparison.records:
-        if record.same_as_baseline:
-            lines.append(f"{record.name}: changes nothing here, so there is nothing to measure")
-        what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
-        if what and not record.failure:
-            lines.append(f"{record.name}: {', '.join(what)}")
-        if record.accuracy is not None and record.accuracy.reason:
-            lines.append(f"{record.name}: {record.accuracy.verdict}: {record.accuracy.reason}")
-        lines += [f"{record.name}: {name}: {note}" for name, note in record.notes.items()]
-    lines.append(
+    if record.same_as_baseline:
+        lines.append("changes nothing here, so there is nothing to measure")
+    what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
+    if what and not record.failure:
+        lines.append(", ".join(what))
+    if record.accuracy is not None and record.accuracy.reason:
+        lines.append(f"{record.accuracy.verdict}: {record.accuracy.reason}")
+    lines += [f"{name}: {note}" for name, note in record.notes.items()]
+    lines += _compilations(comparison, record)
+    if record.memory is not None and record.memory.reserved_bytes:
+        lines.append(f"the CUDA allocator reserved {size(record.memory.reserved_bytes)}")
+    return [f"{record.name}: {line}" for line in lines]
+
+
+def _compilations(comparison: Comparison, record: Record) -> list[str]:
+    """Graphs, breaks and recompilations, and after how many steps all that is paid back."""
+    seen, lines = record.compilations, []
+    if seen.graphs:
+        counts = [count(seen.graphs, "graph"), count(seen.breaks, "break")]
+        text = f"compiled {', '.join([*counts, count(seen.recompiles, 'recompile')])}"
+        steps = comparison.break_even_steps(record)
+        if steps is not None:
+            text += f"; its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
+        lines.append(text)
+    if seen.limit_reached:
+        lines.append(
+            "fell back to plain PyTorch at torch's recompile limit "
+            "(torch._dynamo.config.recompile_limit)"
+        )
+    return lines
+
+
+def _runner_up(comparison: Comparison) -> list[str]:
+    best, found = comparison.best, comparison.runner_up()
+    if best is None or found is None or math.isinf(found[1].high):
+        return []
+    second, lead = found
+    told = "" if lead.low > 1 else ", so this run does not tell them apart"
+    interval = f"{ratio(lead.low)} to {ratio(lead.high)}"
+    return [f"{best.name} is {ratio(lead.median)} ({interval}) as fast as {second.name}{told}."]
+
+
+def _legend(comparison: Comparison) -> list[str]:
+    lines = [
         "Median time of one step, device synchronized; speed-up: median of the ratios within "
-        "each round; first call and warm-up apart. Model, optimizer and random state are as before."
-    )
-    if comparison.too_few_rounds():
-        lines.append("Too few rounds for an interval: give a larger --budget.")
-    return "\n".join(lines)
+        "each round; first call and warm-up apart. Memory: state and the step's peak beyond it. "
+        "Model, optimizer and random state are as before."
+    ]
+    if comparison.flops is not None:
+        lines.append(
+            f"A step is {operations(comparison.flops)} of matrix products, convolutions and "
+            "attention. Of limit: the time they need at this machine's own GEMM rate (or the "
+            "state, read once at its copy rate) as a share of the median."
+        )
+    if comparison.skipped_rounds:
+        rounds = count(comparison.skipped_rounds, "round")
+        lines.append(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
+    needed = comparison.seconds_for_an_interval()
+    if needed is not None:
+        lines.append(f"Too few rounds for an interval: --budget {math.ceil(2 * needed)} gives one.")
+    return lines

@@ -78,6 +78,12 @@ class Document:
 
         return render(self)
 
+    def to_page(self) -> str:
+        """As a whole HTML page with the plain values in it."""
+        from speedkit_jupyter.report.page import render
+
+        return render(self)
+
     def __repr__(self) -> str:
         return self.to_text()
 

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from typing import Any
 
 
-def seconds(value: float) -> str:
-    """`2.31 s`, `45.2 ms`, `310 µs`."""
+def seconds(value: float, digits: int = 3) -> str:
+    """`2.31 s`, `45.2 ms`, `310 µs`; from a minute on `3 min 20 s`."""
+    if abs(value) >= 60:
+        minutes, rest = divmod(round(value), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(value) >= scale:
+            return f"{_significant(value / scale, digits)} {unit}"
+    return f"{_significant(value / 1e-9, digits)} ns"
+
+
+def _significant(value: float, digits: int) -> str:
+    """Never as a power of ten: `1230` to two digits is `1200`."""
+    rounded = float(f"{value:.{max(digits, 1)}g}")
+    return f"{rounded:.0f}" if abs(rounded) >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
+
+
+def operations(value: float) -> str:
+    """Floating-point operations: `1.21 GFLOP`."""
+    for scale, unit in ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")):
+        if value >= scale:
             return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
+    return f"{value:.0f} FLOP"
+
+
+def share(value: float) -> str:
+    """`43 %`; below one, `0.4 %`."""
+    return (
+        f"{value:.0%}".replace("%", " %") if value >= 0.0095 else f"{value:.1%}".replace("%", " %")
+    )
+
+
+def day(moment: datetime.datetime) -> str:
+    """`12 May`, with the time on the same day and the year in another; in local time."""
+    local, today = moment.astimezone(), datetime.datetime.now().astimezone()
+    text = f"{local.day} {local:%b}"
+    if local.date() == today.date():
+        return f"today {local:%H:%M}"
+    return text if local.year == today.year else f"{text} {local.year}"
 
 
 def size(value: float) -> str:

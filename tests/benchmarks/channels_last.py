@@ -15,7 +15,7 @@ from _ratios import machine
 from torch import nn
 from torch.nn import functional as F
 
-from speedkit_jupyter.measure.benchmark import benchmark
+from speedkit_jupyter import benchmark
 
 
 def block(inputs: int, outputs: int, stride: int = 1, groups: int = 1, kernel: int = 3):

@@ -14,8 +14,7 @@ from pathlib import Path
 import nbformat
 from _ratios import machine
 
-from speedkit_jupyter import Hardware
-from speedkit_jupyter.measure.benchmark import benchmark
+from speedkit_jupyter import Hardware, benchmark
 from speedkit_jupyter.report.comparisons import comparison_report
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"

@@ -13,7 +13,9 @@ STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimize
 
 
 def bench(line: str, cell: str = STEP) -> str:
-    return f"%%speedbench {line}\n{cell}"
+    """A comparison, of baseline and auto where the line names no others."""
+    names = "" if "--compare" in line else "--compare baseline,auto "
+    return f"%%speedbench {names}{line}\n{cell}"
 
 
 def test_the_table_has_a_row_for_each_variant(shell):

@@ -1,0 +1,75 @@
+"""What torch.compile did while a variant ran: graphs, breaks, recompilations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Compilations:
+    """Counts, and whether Dynamo gave up on a function and runs it as plain Python."""
+
+    graphs: int = 0
+    breaks: int = 0
+    recompiles: int = 0
+    limit_reached: bool = False
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """What is compiled inside the block is added. Reads torch's counters, resets nothing."""
+        before = _totals()
+        try:
+            yield
+        finally:
+            self._add(before, _totals())
+
+    def _add(self, before: _Totals, after: _Totals) -> None:
+        self.graphs += after.graphs - before.graphs
+        self.breaks += after.breaks - before.breaks
+        self.limit_reached |= after.limits > before.limits
+        if after.newest is not before.newest:
+            self.recompiles += _recompiles_since(before.newest)
+
+
+@dataclass(frozen=True)
+class _Totals:
+    graphs: int = 0
+    breaks: int = 0
+    limits: int = 0
+    newest: Any = None
+
+
+def _totals() -> _Totals:
+    """Counters of the process; all zero while Dynamo has not been loaded."""
+    if "torch._dynamo.utils" not in sys.modules:
+        return _Totals()
+    from torch._dynamo.utils import counters, get_compilation_metrics
+
+    metrics = get_compilation_metrics()
+    return _Totals(
+        counters["stats"]["unique_graphs"],
+        sum(counters["graph_break"].values()),
+        sum(n for what, n in counters["unimplemented"].items() if _is_limit(what)),
+        metrics[-1] if metrics else None,
+    )
+
+
+def _is_limit(what: str) -> bool:
+    first = what.partition("\n")[0].lower()
+    return "recompile" in first and "limit" in first
+
+
+def _recompiles_since(newest: Any) -> int:
+    """Compilations whose guards name the reason why earlier code did not fit."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    count = 0
+    for one in reversed(get_compilation_metrics()):
+        if one is newest:
+            break
+        count += bool(one.recompile_reason)
+    return count

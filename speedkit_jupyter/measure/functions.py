@@ -1,0 +1,77 @@
+"""Measuring from Python."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.comparison import Comparison
+from speedkit_jupyter.measure.reach import (
+    bystanders_among,
+    optimizers_among,
+    others_among,
+    outermost,
+    reached,
+)
+from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.variants import variant
+
+if TYPE_CHECKING:
+    import torch
+
+
+def benchmark(
+    step: Callable[..., object],
+    variants: str | Sequence[str] = ("baseline", "auto"),
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    budget_s: float = 10.0,
+    throughput: bool = False,
+) -> Comparison:
+    """Measure `step()` under several variants for `budget_s` seconds after warm-up.
+
+    Models and optimizers that are not given are those that the function's code reaches. A step
+    that takes one argument is given the variant's context: `def step(ctx)`. The device is
+    synchronized around each step, or with `throughput` around blocks of steps. Raises StepError
+    where it can't be measured; whatever happens, all that it changed is put back.
+    """
+    names = variants.split(",") if isinstance(variants, str) else variants
+    takes_context = bool(inspect.signature(step).parameters)
+    found = reached([step])
+    models = outermost(found) if model is None else _listed(model)
+    optimizers = optimizers_among(found) if optimizer is None else _listed(optimizer)
+    whole = Step(
+        step if takes_context else (lambda context: step()),
+        models,
+        optimizers,
+        bystanders_among(found, [*models, *optimizers]),
+        calls_context=takes_context,
+        others=others_among(found),
+    )
+    measured = Benchmark(
+        whole,
+        [variant(name.strip()) for name in names],
+        budget_s,
+        throughput=throughput,
+        command=_command(step, names, budget_s),
+    )
+    for _ in measured.run():
+        pass
+    return measured.result()
+
+
+def _command(step: Callable[..., object], names: Sequence[str], budget_s: float) -> str:
+    """The call and, where Python can still read it, the source of the step."""
+    name = getattr(step, "__name__", "step")
+    call = f"benchmark({name}, {','.join(names)!r}, budget_s={budget_s:g})"
+    try:
+        return f"{inspect.getsource(step).rstrip()}\n\n{call}"
+    except (OSError, TypeError):
+        return call
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]

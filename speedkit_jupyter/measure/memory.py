@@ -1,0 +1,115 @@
+"""How much memory a step needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+# Copies of the state stay on the device only while they leave this share of it free.
+LEAST_FREE = 0.5
+LOG_LEVEL = "KINETO_LOG_LEVEL"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: `state_bytes` lie there before the step, `peak_bytes` at its fullest moment.
+
+    State is parameters, buffers, gradients and optimizer state. `reserved_bytes` is what torch's
+    CUDA allocator held from the driver; None on other devices.
+    """
+
+    peak_bytes: int
+    state_bytes: int
+    reserved_bytes: int | None = None
+
+
+def needed(
+    step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
+) -> Memory:
+    """Run one step, untimed, and watch the allocator."""
+    held = size(state)
+    if device.type == "cuda":
+        return _on_cuda(step, device, held)
+    if device.type == "cpu":
+        return Memory(held + _allocated(step), held)
+    return Memory(held, held)
+
+
+def _on_cuda(step: Callable[[], object], device: torch.device, held: int) -> Memory:
+    """Without what else lies there, such as the copies of the state that a benchmark keeps."""
+    import torch
+
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before + held
+    reserved = torch.cuda.max_memory_reserved(device) - before + held
+    return Memory(peak, held, max(reserved, peak))
+
+
+def _allocated(step: Callable[[], object]) -> int:
+    """The most bytes that the CPU allocator gave beyond what it took back, by the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with (
+        _quiet(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen,
+    ):
+        step()
+    results: Any = seen.profiler.kineto_results  # type: ignore[union-attr]
+    events = [one for one in results.events() if one.name() == "[memory]"]
+    now = most = 0
+    for one in sorted(events, key=lambda event: event.start_ns()):
+        now += one.nbytes()
+        most = max(most, now)
+    return most
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The profiler's library logs its start and stop to stderr; it reads its level at first use."""
+    found = os.environ.get(LOG_LEVEL)
+    os.environ[LOG_LEVEL] = found or "99"
+    try:
+        yield
+    finally:
+        if found is None:
+            del os.environ[LOG_LEVEL]
+
+
+def size(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors, each counted once."""
+    return sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
+
+
+def state_tensors(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> list[torch.Tensor]:
+    """Parameters, buffers, gradients and optimizer state."""
+    import torch
+
+    found = [t for model in models for t in (*model.parameters(), *model.buffers())]
+    found += [t.grad for t in found if t.is_leaf and t.grad is not None]
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            found += [one for one in state.values() if isinstance(one, torch.Tensor)]
+    return found
+
+
+def fits(copies_bytes: int, device: torch.device) -> bool:
+    """Whether so many bytes of copies may lie on the device beside the user's work."""
+    import torch
+
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return copies_bytes <= (1 - LEAST_FREE) * free

@@ -1,0 +1,148 @@
+"""Interleaved rounds: every variant once a round, in shuffled order, until it is enough."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure.runner import Runner
+from speedkit_jupyter.measure.statistics import least_pairs, planned_looks
+
+# A block of steps lasts at least this long, so that the clock's resolution is no part of it;
+# longer where the device is awaited only at the block's end, so that its queue can fill.
+BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
+# After each switch of variants this long is not timed: caches and clocks settle.
+LEAD_IN_S = 0.0005
+MOST_ROUNDS = 20_000
+# So many rounds in a row without an optimizer step, and the variant does not work.
+MOST_SKIPPED = 10
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a benchmark is: `done` of the budget (0 to 1), and in words."""
+
+    done: float
+    text: str
+
+
+class Sampler:
+    """Takes the times. `looks` are the rounds after which the run may end."""
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        budget_s: float,
+        throughput: bool,
+        failed: Callable[[Runner, Exception], None],
+    ) -> None:
+        self._failed = failed
+        self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
+        self.looks: tuple[int, ...] = (1,)
+        self.round_s: float | None = None
+        self.skipped_rounds = 0
+        shortest_s = max(min((one.step_s for one in runners), default=1.0), 1e-7)
+        block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
+        self._length = max(1, math.ceil(block_s / shortest_s))
+        self._lead_in = max(1, math.ceil(LEAD_IN_S / shortest_s))
+
+    def expected_round_s(self) -> float:
+        """About how long a round takes, by the steps seen so far."""
+        return (self._lead_in + self._length) * sum(one.step_s for one in self.runners)
+
+    def too_few(self) -> str:
+        """Why the budget can't give an interval, with one that can; empty where it can."""
+        rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
+        comparisons = len(self.runners) - 1
+        least = least_pairs(comparisons, 2)
+        if rounds >= least or not comparisons:
+            return ""
+        enough = math.ceil(2 * least * self.expected_round_s())
+        return (
+            f"{self.budget_s:g} s are about {rounds:.0f} rounds, too few for an interval; "
+            f"--budget {enough} gives {2 * least}"
+        )
+
+    def run(self, settled: Callable[[], bool], found: Callable[[], str]) -> Iterator[Progress]:
+        """Rounds until the budget is spent or, at a planned look, all is `settled`.
+
+        `found` gives in words what is known so far.
+        """
+        order = random.Random(0)  # not the user's generator, which is being kept
+        start, known, number = time.perf_counter(), "", 0
+        for _ in range(MOST_ROUNDS):
+            times: dict[int, float] | None = {}
+            for runner in order.sample(self.runners, len(self.runners)):
+                seconds = self._tried(runner)
+                if seconds is None:  # pairs stay pairs: the whole round is left out
+                    times = None
+                elif times is not None:
+                    times[id(runner)] = seconds
+                elapsed = time.perf_counter() - start
+                text = f"round {number + 1}, {runner.record.name}, {self._left(elapsed)}{known}"
+                yield Progress(min(elapsed / self.budget_s, 1.0), text)
+            if times is None:
+                self._leave_out()
+            else:
+                number += 1
+                for runner in self.runners:
+                    runner.record.times_s.append(times[id(runner)])
+                self.round_s = elapsed / (number + self.skipped_rounds)
+                if number == 1:  # planned before anything is seen, so that looking costs its due
+                    self.looks = planned_looks(int(self.budget_s / self.round_s))
+            if number in self.looks and times is not None:
+                if settled():
+                    return
+                known = found()
+            if elapsed >= self.budget_s or not self.runners:
+                return
+
+    def _left(self, elapsed: float) -> str:
+        return f"at most {max(self.budget_s - elapsed, 0):.0f} s left"
+
+    def _tried(self, runner: Runner) -> float | None:
+        """A block; a variant that fails now is a row too, and the others go on."""
+        try:
+            return self._block(runner)
+        except Exception as error:
+            if runner is self.runners[0]:  # the step itself: the user's error, as it is
+                raise
+            self._failed(runner, error)
+            return None
+
+    def _leave_out(self) -> None:
+        """A round in which a GradScaler skipped the optimizer's step did other work."""
+        for runner in list(self.runners):
+            if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
+                runner.record.failure = "the GradScaler skipped every optimizer step: overflow"
+        self.skipped_rounds += not any(one.record.failure for one in self.runners)
+        self.runners = [one for one in self.runners if not one.record.failure]
+
+    def _block(self, runner: Runner) -> float | None:
+        """Seconds of one step, over a block that starts from the variant's warm state.
+
+        None where an optimizer step was skipped.
+        """
+        assert runner.warm is not None
+        device = runner.device
+        with runner.applied(), runner.record.compilations.counted():
+            runner.warm.restore()
+            for _ in range(self._lead_in):
+                runner.once()
+            scale = runner.scale()
+            if self.throughput:
+
+                def block() -> None:
+                    for _ in range(self._length):
+                        runner.once()
+
+                seconds = clock.timed(block, device)
+            else:
+                seconds = sum(clock.timed(runner.once, device) for _ in range(self._length))
+            skipped = runner.scale() < scale
+        runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
+        return None if skipped else seconds / self._length

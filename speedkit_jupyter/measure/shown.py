@@ -1,0 +1,58 @@
+"""Results that show and save themselves, in every front end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.exceptions import SpeedKitError
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.report.document import Document
+
+
+class Shown:
+    """A result with a report. The one place below `report/` that asks it for something."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """The plain values as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def report(self) -> Document:
+        """What a notebook shows of it."""
+        from speedkit_jupyter.report.results import report_of
+
+        return report_of(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write `path`: a page that needs nothing else (.html) or the plain values (.json).
+
+        Both hold raw samples, environment and the command to repeat it. Raises SpeedKitError for
+        another ending, or where nothing can be written.
+        """
+        file = Path(path).expanduser()
+        if file.suffix == ".json":
+            text = self.to_json()
+        elif file.suffix in (".html", ".htm"):
+            text = self.report().to_page()
+        else:
+            raise SpeedKitError(f"{path}: give a name that ends in .html or .json")
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SpeedKitError(f"{path}: {error.strerror}") from None
+        return file
+
+    def __repr__(self) -> str:
+        return self.report().to_text()
+
+    def _repr_mimebundle_(
+        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        return self.report()._repr_mimebundle_(include, exclude)

@@ -1,0 +1,230 @@
+"""A step as it stands, timed as `%timeit` does: runs of so many loops."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure.clock import Stopwatch
+from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.measure.shown import Shown
+from speedkit_jupyter.measure.statistics import median_interval
+from speedkit_jupyter.measure.step import Step
+
+if TYPE_CHECKING:
+    import torch
+
+# As in `timeit`: loops until one run takes this long, and so many runs.
+RUN_S, RUNS = 0.2, 7
+MOST_LOOPS = 10**9
+
+# Runs a loop of so many steps between the stopwatch's `begin` and `end`.
+Loop = Callable[[int, Stopwatch], object]
+
+
+@dataclass
+class Timing(Shown):
+    """The result: what `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
+
+    `cpu_runs` are CPU seconds of each run over all cores, `device_runs` seconds between two CUDA
+    events (empty elsewhere). `first_call_s` is None where every call belongs to a run.
+    """
+
+    loops: int = 1
+    all_runs: list[float] = field(default_factory=list)
+    cpu_runs: list[float] = field(default_factory=list)
+    device_runs: list[float] = field(default_factory=list)
+    first_call_s: float | None = None
+    compile_time: float = 0.0
+    precision: int = 3
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def repeat(self) -> int:
+        """How many runs there were."""
+        return len(self.all_runs)
+
+    @property
+    def timings(self) -> list[float]:
+        """Seconds of one loop, run by run."""
+        return [run / self.loops for run in self.all_runs]
+
+    @property
+    def best(self) -> float:
+        """The fastest run, per loop."""
+        return min(self.timings)
+
+    @property
+    def worst(self) -> float:
+        """The slowest run, per loop."""
+        return max(self.timings)
+
+    @property
+    def average(self) -> float:
+        """The mean over the runs, per loop."""
+        return math.fsum(self.timings) / self.repeat
+
+    @property
+    def stdev(self) -> float:
+        """The standard deviation over the runs, per loop."""
+        mean = self.average
+        return math.sqrt(math.fsum((one - mean) ** 2 for one in self.timings) / self.repeat)
+
+    @property
+    def median_s(self) -> float:
+        """The median over the runs, per loop."""
+        return median_interval(self.timings)[0]
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """The distribution-free 95 % interval of the median; all runs where they are few."""
+        return median_interval(self.timings)[1:]
+
+    @property
+    def cpu_s(self) -> float:
+        """Median CPU seconds per loop, over all cores."""
+        return median_interval(self.cpu_runs)[0] / self.loops
+
+    @property
+    def device_s(self) -> float | None:
+        """Median seconds on the device per loop; None without CUDA events."""
+        return median_interval(self.device_runs)[0] / self.loops if self.device_runs else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `variants` has one record, so that a history can compare it."""
+        low, high = self.interval_s
+        row = {
+            "name": "cell",
+            "median_s": self.median_s,
+            "low_s": low,
+            "high_s": high,
+            "average_s": self.average,
+            "stdev_s": self.stdev,
+            "best_s": self.best,
+            "worst_s": self.worst,
+            "cpu_s": self.cpu_s,
+            "device_s": self.device_s,
+            "first_call_s": self.first_call_s,
+            "loops": self.loops,
+            "times_s": self.timings,
+        }
+        return {
+            "variants": [row],
+            "environment": dict(self.environment),
+            "command": self.command,
+            "all_runs_s": self.all_runs,
+            "cpu_runs_s": self.cpu_runs,
+            "device_runs_s": self.device_runs,
+            "compile_time_s": self.compile_time,
+        }
+
+
+@dataclass
+class Timer:
+    """Drain `run()`, then read `timing`.
+
+    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then 7 runs
+    or, with `budget_s`, as many as fit. Where both are given, the step runs exactly so often.
+    """
+
+    step: Step
+    loop: Loop
+    device: torch.device
+    timing: Timing
+    loops: int | None = None
+    runs: int | None = None
+    budget_s: float | None = None
+    timer: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise StepError(
+                f"the budget must be a positive number of seconds, not {self.budget_s:g}"
+            )
+
+    def result(self) -> Timing:
+        """What is known so far."""
+        return self.timing
+
+    def has_results(self) -> bool:
+        """Whether there is anything to show already."""
+        return bool(self.timing.all_runs)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measure; yields after every run. What the step changed is put back at the end."""
+        __tracebackhide__ = True
+        exact = self.loops is not None and self.runs is not None
+        with self.step.isolated() as state:
+            if not exact:
+                yield Progress(0.0, "first call")
+                self.timing.first_call_s = self._once(1).wall_s
+                state = self.step.state()  # optimizer state and compiled code are there now
+            self.timing.loops = self.loops or (yield from self._autorange(state.restore))
+            start, number = time.perf_counter(), 0
+            while not self._enough(number, time.perf_counter() - start):
+                state.restore()
+                if not exact:
+                    self._once(1)  # untimed: caches and clocks settle after the reset
+                watch = self._once(self.timing.loops)
+                number += 1
+                self.timing.all_runs.append(watch.wall_s)
+                self.timing.cpu_runs.append(watch.cpu_s)
+                if watch.device_s is not None:
+                    self.timing.device_runs.append(watch.device_s)
+                yield Progress(self._done(number, time.perf_counter() - start), f"run {number}")
+
+    def _autorange(self, reset: Callable[[], None]) -> Generator[Progress, None, int]:
+        """1, 10, 100 … loops until a run takes long enough, as `timeit` does."""
+        loops = 1
+        while loops < MOST_LOOPS:
+            reset()
+            if self._once(loops).wall_s >= RUN_S:
+                break
+            loops *= 10
+            yield Progress(0.0, f"{loops} loops a run")
+        return loops
+
+    def _once(self, loops: int) -> Stopwatch:
+        __tracebackhide__ = True
+        self.step.rewind()
+        watch = Stopwatch(self.device, self.timer)
+        with _without_garbage_collection():
+            self.loop(loops, watch)
+        return watch
+
+    def _enough(self, number: int, elapsed: float) -> bool:
+        if self.runs is not None:
+            return number >= self.runs
+        return number >= RUNS and elapsed >= (self.budget_s or 0.0)
+
+    def _done(self, number: int, elapsed: float) -> float:
+        runs = self.runs or RUNS
+        return min(elapsed / self.budget_s if self.budget_s else number / runs, 1.0)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """As `timeit` does: a collection in one of the runs is no part of the step."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def device_of(step: Step) -> torch.device:
+    """Where the step's first model lies, else the accelerator, else the CPU."""
+    for model in step.models:
+        for parameter in model.parameters():
+            return parameter.device
+    return clock.device_in_use()

@@ -1,0 +1,19 @@
+"""The report of any result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speedkit_jupyter.measure.comparison import Comparison
+from speedkit_jupyter.measure.timing import Timing
+from speedkit_jupyter.report.comparisons import comparison_report
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.timings import timing_report
+
+
+def report_of(result: Any) -> Document:
+    """What a notebook shows of a Comparison or a Timing."""
+    if isinstance(result, Comparison):
+        return comparison_report(result)
+    assert isinstance(result, Timing)
+    return timing_report(result)

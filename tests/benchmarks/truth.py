@@ -1,0 +1,275 @@
+"""How often a benchmark tells the truth: ours, and what people do today, side by side.
+
+One small model is compared with itself (A/A) and with copies that do 1, 2, 5, 10 and 20 % more
+work, by four protocols in one run: `benchmark()`; two `%timeit` averages; two medians of
+torch.utils.benchmark's Timer (which are what its Compare prints); two plain loops. A protocol
+"cries" where it says that the second is faster or slower; for the three that give a number and no
+verdict that is a difference of more than 1 %, the band in which `benchmark()` says "same".
+
+    python tests/benchmarks/truth.py [--load quiet|busy] [--cycles 50] [--file truth.jsonl]
+
+Every cycle is appended to the file, so that a run can be stopped and goes on where it was;
+`--table` only prints. `busy` keeps both cores busy in bursts with other processes. A cycle takes
+about a minute.
+Exits 1 where a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.utils.benchmark
+from _ratios import machine
+from scipy import stats
+from torch import nn
+
+from speedkit_jupyter import benchmark
+
+UNITS = 100  # of work in a step, so that one more is 1 %
+PLANTED = (0, 1, 2, 5, 10, 20)
+PLANTED_FOR_OTHERS = (0, 2, 5)
+# Budgets in seconds: 2 for A/A, the default for the rest.
+BUDGETS = {0: 2.0}
+DEFAULT_BUDGET_S = 10.0
+BAND = 0.01
+OTHERS = {"timeit": "two %timeit", "timer": "two Timers", "loops": "two loops"}
+
+
+def main() -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--load", choices=("quiet", "busy"), default="quiet")
+    parser.add_argument("--cycles", type=int, default=50)
+    parser.add_argument("--file", type=Path, default=Path("truth.jsonl"))
+    parser.add_argument(
+        "--table", action="store_true", help="print what the file holds, run nothing"
+    )
+    options = parser.parse_args()
+    done = _read(options.file, options.load)
+    if not options.table:
+        torch.manual_seed(0)
+        with bursts() if options.load == "busy" else quiet():
+            for number in range(len(done), options.cycles):
+                found = cycle(random.Random(number))
+                with options.file.open("a") as file:
+                    file.write(json.dumps({"load": options.load, "found": found}) + "\n")
+                print(f"cycle {number + 1} of {options.cycles}", file=sys.stderr, flush=True)
+        done = _read(options.file, options.load)
+    print(f"{machine()}, {options.load}, {len(done)} cycles")
+    print(table(done))
+    return 0 if promises_kept(done) else 1
+
+
+def _read(file: Path, load: str) -> list[list[dict]]:
+    if not file.exists():
+        return []
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [one["found"] for one in lines if one["load"] == load]
+
+
+# One cycle: every protocol on every pair, in an order of its own.
+
+
+def cycle(order: random.Random) -> list[dict]:
+    """A/A four times by `benchmark()`, what the promises are about twice; the others beside it."""
+    jobs = [("speedbench", planted) for planted in (*PLANTED, 0, 0, 0, 2, 5)]
+    jobs += [(protocol, planted) for planted in PLANTED_FOR_OTHERS for protocol in OTHERS]
+    order.shuffle(jobs)
+    return [{"protocol": p, "planted": planted, **run(p, planted)} for p, planted in jobs]
+
+
+def run(protocol: str, planted: int) -> dict:
+    """What a protocol says of `UNITS` units of work against `UNITS + planted`."""
+    start = time.perf_counter()
+    if protocol == "speedbench":
+        said = speedbench(planted)
+    else:
+        first, second = work(UNITS), work(UNITS + planted)
+        seconds = {"timeit": timeit, "timer": timer, "loops": loops}[protocol]
+        ratio = seconds(first) / seconds(second)
+        word = "faster" if ratio > 1 + BAND else "slower" if ratio < 1 - BAND else "same"
+        said = {"word": word, "ratio": ratio}
+    return {**said, "seconds": time.perf_counter() - start}
+
+
+def model_and_batch() -> tuple[nn.Module, torch.Tensor]:
+    """The small model."""
+    layers = [nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)]
+    return nn.Sequential(*layers), torch.rand(8, 32)
+
+
+def work(units: int) -> Callable[[], None]:
+    """A step of so many forward passes."""
+    model, x = model_and_batch()
+
+    def step() -> None:
+        with torch.no_grad():
+            for _ in range(units):
+                model(x)
+
+    return step
+
+
+def speedbench(planted: int) -> dict:
+    """Two plans that make no difference to this model; under the second the step does more."""
+    model, x = model_and_batch()
+
+    def step(ctx) -> None:
+        with torch.no_grad():
+            for _ in range(UNITS + (planted if ctx.plan["sdpa"].active else 0)):
+                model(x)
+
+    budget = BUDGETS.get(planted, DEFAULT_BUDGET_S)
+    found = benchmark(step, "baseline,sdpa:math", model=model, budget_s=budget)
+    record = found.records[1]
+    ratio = found.ratio(record)
+    return {
+        "word": found.verdict(record),
+        "ratio": ratio.median,
+        "low": ratio.low,
+        "high": ratio.high,
+        "pairs": ratio.pairs,
+        "rounds_s": ratio.pairs * (found.round_s or 0.0),
+    }
+
+
+def timeit(step: Callable[[], None]) -> float:
+    """The average that `%timeit` prints."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    shell.user_ns["step"] = step
+    return shell.run_line_magic("timeit", "-o -q step()").average
+
+
+def timer(step: Callable[[], None]) -> float:
+    """The median of torch's Timer over its default 0.2 s."""
+    found = torch.utils.benchmark.Timer("step()", globals={"step": step}).blocked_autorange()
+    return found.median
+
+
+def loops(step: Callable[[], None]) -> float:
+    """The mean of a plain loop of 100 steps after 10 for warming up."""
+    for _ in range(10):
+        step()
+    start = time.perf_counter()
+    for _ in range(100):
+        step()
+    return (time.perf_counter() - start) / 100
+
+
+# Other processes.
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing that we start."""
+    yield
+
+
+@contextmanager
+def bursts() -> Iterator[None]:
+    """Two processes that multiply matrices in bursts of 0.1 to 1 s with pauses as long."""
+    context = multiprocessing.get_context("spawn")
+    others = [context.Process(target=_burst, args=(seed,), daemon=True) for seed in range(2)]
+    for one in others:
+        one.start()
+    time.sleep(5)  # until they have imported torch
+    try:
+        yield
+    finally:
+        for one in others:
+            one.terminate()
+
+
+def _burst(seed: int) -> None:
+    torch.set_num_threads(1)
+    order, a = random.Random(seed), torch.rand(256, 256)
+    while True:
+        end = time.perf_counter() + order.uniform(0.1, 1.0)
+        while time.perf_counter() < end:
+            a @ a
+        time.sleep(order.uniform(0.1, 1.0))
+
+
+# What it comes to.
+
+
+def table(done: list[list[dict]]) -> str:
+    """A row for each protocol and planted slow-down, shares with 95 % binomial intervals."""
+    found = [one for cycle in done for one in cycle]
+    head = (
+        f"{'protocol':14}{'planted':>8}{'runs':>6}  {'cried faster':24}{'cried slower':24}"
+        f"{'off by > 5 %':>13}{'pairs':>7}{'rounds':>9}{'in all':>9}"
+    )
+    lines = [head]
+    for protocol, name in {"speedbench": "%%speedbench", **OTHERS}.items():
+        for planted in PLANTED:
+            of_kind = [
+                one for one in found if (one["protocol"], one["planted"]) == (protocol, planted)
+            ]
+            if of_kind:
+                lines.append(_row(name, planted, of_kind))
+    return "\n".join(lines)
+
+
+def _row(name: str, planted: int, found: list[dict]) -> str:
+    true = UNITS / (UNITS + planted)
+    off = sum(abs(one["ratio"] / true - 1) > 0.05 for one in found)
+    pairs = [one["pairs"] for one in found if "pairs" in one]
+    rounds = [one["rounds_s"] for one in found if "rounds_s" in one]
+    return (
+        f"{name:14}{planted:>6} %{len(found):>6}  {_share(found, 'faster'):24}"
+        f"{_share(found, 'slower'):24}{off / len(found):>13.1%}"
+        f"{statistics.median(pairs) if pairs else 0:>7.0f}"
+        f"{statistics.median(rounds) if rounds else 0:>8.1f}s"
+        f"{statistics.median(one['seconds'] for one in found):>8.1f}s"
+    )
+
+
+def _share(found: list[dict], word: str) -> str:
+    """`3.0 % [0.6, 8.5]`, after Clopper and Pearson."""
+    count = sum(one["word"] == word for one in found)
+    interval = stats.binomtest(count, len(found)).proportion_ci()
+    return f"{count / len(found):.1%} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def promises_kept(done: list[list[dict]]) -> bool:
+    """A/A cries in at most 5 %; 2 % is found in 95 %, 5 % in 99 %; wrong sign in 0.5 %.
+
+    Broken is a promise that the runs rule out (its bound lies outside the binomial interval).
+    """
+    ours = [one for cycle in done for one in cycle if one["protocol"] == "speedbench"]
+
+    def counted(planted: int, *words: str) -> tuple[int, int]:
+        of_kind = [one for one in ours if one["planted"] == planted]
+        return sum(one["word"] in words for one in of_kind), len(of_kind)
+
+    def ruled_out(count: int, runs: int, most: float) -> bool:
+        return runs > 0 and stats.binomtest(count, runs).proportion_ci().low > most
+
+    wrong = [counted(planted, "faster") for planted in PLANTED[1:]]
+    missed = {2: 0.05, 5: 0.01}
+    broken = [
+        ruled_out(*counted(0, "faster", "slower"), 0.05),
+        ruled_out(sum(n for n, _ in wrong), sum(runs for _, runs in wrong), 0.005),
+        *(
+            ruled_out(*counted(planted, "faster", "same", "too noisy"), most)
+            for planted, most in missed.items()
+        ),
+    ]
+    return not any(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""%%speedbench without --compare: what %%timeit does, and more."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.measure.timing import Timing
+
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+def timed(shell, line: str, cell: str) -> Timing:
+    """The object that `-o` gives, nothing displayed."""
+    shell.run(f"%%speedbench -q -v timing {line}\n{cell}")
+    return shell.names.pop("timing")
+
+
+def test_a_cell_without_any_model_is_timed_as_by_timeit(shell):
+    shown = shell.run("%%speedbench\nsorted(range(1000))")
+    assert "per loop, 95 % interval" in shown
+    assert "mean ± std. dev." in shown
+    assert "7 runs, " in shown
+
+
+def test_the_object_has_what_timeits_object_has(shell):
+    shell.run("%%timeit -q -n 50 -r 4 -v theirs\nsum(range(100))")
+    ours, theirs = timed(shell, "-n 50 -r 4", "sum(range(100))"), shell.names["theirs"]
+    public = [name for name in dir(theirs) if not name.startswith("_")]
+    for name in public:
+        assert type(getattr(ours, name)) is type(getattr(theirs, name)), name
+    assert (ours.loops, ours.repeat, len(ours.all_runs)) == (50, 4, 4)
+    assert ours.best == min(ours.all_runs) / 50
+    assert ours.worst == max(ours.all_runs) / 50
+    assert ours.best <= ours.median_s <= ours.worst
+
+
+def test_o_returns_the_object_and_v_names_it(shell):
+    result = shell.ip.run_cell_magic("speedbench", "-o -q -n 1 -r 1", "1 + 1")
+    assert isinstance(result, Timing)
+    assert shell.ip.run_cell_magic("speedbench", "-q -n1 -r1 -v kept", "1 + 1") is None
+    assert isinstance(shell.names["kept"], Timing)
+
+
+def test_q_shows_nothing(shell):
+    assert shell.run("%%speedbench -q -n1 -r1\n1 + 1").strip() == ""
+
+
+def test_n_and_r_together_run_the_step_exactly_so_often(shell):
+    shell.run("import sys; sys.seen = []")
+    shell.run("%%speedbench -q -n 3 -r 2\nsys.seen.append(1)")
+    assert len(sys.__dict__.pop("seen")) == 6
+
+
+def test_setup_runs_before_each_run_untimed_and_its_names_are_local(shell):
+    shell.run("import sys, time; sys.seen = []")
+    timing = timed(
+        shell, "-n 2 -r 3 text = 'a \"b\"'; sys.seen.append(time.sleep(0.01))", "len(text)"
+    )
+    assert len(sys.__dict__.pop("seen")) == 3
+    assert timing.worst < 0.01
+    assert "text" not in shell.names
+
+
+def test_p_sets_the_digits(shell):
+    shown = shell.run("%%speedbench -p 7 -n 100 -r 3\nsum(range(1000))")
+    digits = [len(word.replace(".", "")) for word in shown.split() if word.count(".") == 1]
+    assert max(digits) == 7
+
+
+def test_c_counts_cpu_seconds_only(shell):
+    shell.run("import time")
+    assert timed(shell, "-c -n1 -r1", "time.sleep(0.05)").best < 0.04
+    assert timed(shell, "-t -n1 -r1", "time.sleep(0.05)").best >= 0.04
+
+
+def test_cpu_time_is_apart_from_the_time_that_passed(shell):
+    shell.run("import time")
+    timing = timed(shell, "-n1 -r1", "time.sleep(0.05)")
+    assert timing.cpu_s < 0.04 < timing.best
+    assert timing.device_s is None
+
+
+def test_a_budget_asks_for_more_runs(shell):
+    start = time.perf_counter()
+    timing = timed(
+        shell, "-n 1 --budget 0.5", "time.sleep(0.001)" if "time" in shell.names else "1"
+    )
+    assert timing.repeat > 7
+    assert time.perf_counter() - start >= 0.5
+
+
+def test_a_training_step_leaves_no_trace(shell):
+    before = [p.detach().clone() for p in shell.names["model"].parameters()]
+    generator = torch.get_rng_state()
+    shell.run(f"%%speedbench -n 2\ntorch.rand(3)\n{STEP}")
+    assert all(map(torch.equal, before, shell.names["model"].parameters()))
+    assert not shell.names["optimizer"].state
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert "loss" not in shell.names
+
+
+def test_a_running_total_of_the_notebook_counts_and_comes_back(shell):
+    shell.run("total, items = 0, []")
+    shell.run("%%speedbench -n 2 -r 2\ntotal += 1; items.append(total); assert total <= 2")
+    assert shell.names["total"] == 0
+    assert shell.names["items"] == []
+
+
+def test_a_plan_in_force_stays_in_force(shell):
+    shell.run("%speedkit apply model --optimizer optimizer")
+    shell.run("import sys; sys.seen = set()")
+    shell.run("%%speedbench -n1 -r1\nsys.seen.add(optimizer.param_groups[0]['fused'])")
+    assert sys.__dict__.pop("seen") == {True}
+    assert shell.names["ctx"].active
+
+
+def test_an_error_in_the_step_is_the_users_own_and_all_is_put_back(shell):
+    error = shell.fails(f"%%speedbench\n{STEP}\nunknown_name")
+    assert isinstance(error, NameError)
+    assert not shell.names["optimizer"].state
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "words"),
+    [
+        ("-n 0", "1", ["1 or more"]),
+        ("-n many", "1", ["many"]),
+        ("--budget 0", "1", ["positive"]),
+        ("--check loss", "1", ["--check", "--compare"]),
+        ("--throughput", "1", ["--throughput", "--compare"]),
+        ("baseline,bf16", "1", ["--compare baseline,bf16"]),
+        ("--save a+b", "1", ["a+b"]),
+        ("--save bf16", "1", ["bf16", "already"]),
+        ("x = await y()", "1", ["await"]),
+        ("", "async with y: pass", ["await"]),
+    ],
+)
+def test_a_wrong_line_is_one_usage_error(shell, line, cell, words):
+    error = shell.fails(f"%%speedbench {line}\n{cell}")
+    assert isinstance(error, UsageError)
+    for word in words:
+        assert word in str(error)
+
+
+def test_await_inside_a_function_of_the_cell_is_nobodys_concern(shell):
+    cell = "async def later(x):\n    return await x\nlater"
+    assert timed(shell, "-n1 -r1", cell).loops == 1
+
+
+def test_a_timing_is_saved_as_json_with_the_command_to_repeat_it(shell, tmp_path):
+    timing = timed(shell, "-n 2 -r 2 a = 1", "a + 1")
+    values = json.loads(timing.save(tmp_path / "timing.json").read_text())
+    assert values["command"].startswith("%%speedbench")
+    assert "a + 1" in values["command"]
+    assert len(values["all_runs_s"]) == 2

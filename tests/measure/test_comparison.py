@@ -1,0 +1,136 @@
+"""What a comparison says of the times it has."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from speedkit_jupyter import SpeedKitError
+from speedkit_jupyter.measure.accuracy import Accuracy
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.compilations import Compilations
+from speedkit_jupyter.measure.memory import Memory
+
+ENVIRONMENT = {"device": "a CPU", "torch": "2.13.0"}
+
+
+def comparison(**speeds: float) -> Comparison:
+    """Variants so many times as fast as baseline, with noise that the variants of a round share."""
+    order = random.Random(0)
+    noise = [order.uniform(1, 2) for _ in range(200)]
+    records = [Record("baseline", times_s=list(noise))]
+    for name, speed in speeds.items():
+        times = [one / speed * order.uniform(0.99, 1.01) for one in noise]
+        records.append(Record(name, times_s=times))
+    return Comparison(tuple(records), ENVIRONMENT, 10.0, looks=4, round_s=0.1)
+
+
+def test_the_best_is_the_fastest_that_is_right():
+    found = comparison(good=1.2, wrong=3.0, slow=0.8)
+    found.records[2].accuracy = Accuracy("wrong", "output off by 1")
+    assert found.best is found.records[1]
+    assert [found.verdict(one) for one in found.records] == [
+        "baseline", "faster", "wrong", "slower"
+    ]  # fmt: skip
+
+
+def test_nothing_faster_has_no_best_and_no_runner_up():
+    found = comparison(slow=0.8)
+    assert found.best is None
+    assert found.runner_up() is None
+    assert "Nothing is proven faster" in repr(found)
+
+
+@pytest.mark.parametrize(("second", "told"), [(1.1, True), (1.2, False)])
+def test_the_runner_up_is_compared_with_the_best_directly(second, told):
+    found = comparison(first=1.2001, second=second)
+    record, lead = found.runner_up()
+    assert {found.best.name, record.name} == {"first", "second"}
+    assert (lead.low > 1) is told
+    assert ("does not tell them apart" in " ".join(repr(found).split())) is not told
+
+
+def test_break_even_counts_the_steps_that_pay_for_compiling():
+    found = comparison(compile=2.0)
+    record = found.records[1]
+    record.applied = {"compile": True}
+    record.settling_s = 15.0
+    record.compilations = Compilations(graphs=2, breaks=1, recompiles=0)
+    saved_per_step = sorted(found.baseline.times_s)[100] / 2
+    assert found.break_even_steps(record) == pytest.approx(15.0 / saved_per_step, rel=0.05)
+    text = " ".join(repr(found).split())
+    assert "compiled 2 graphs, 1 break, 0 recompiles; its 15 s are paid back after" in text
+
+
+def test_a_slower_variant_never_pays_back():
+    found = comparison(compile=0.9)
+    found.records[1].applied = {"compile": True}
+    found.records[1].settling_s = 15.0
+    assert found.break_even_steps(found.records[1]) is None
+
+
+def test_a_fall_back_at_the_recompile_limit_is_said():
+    found = comparison(compile=1.0)
+    found.records[1].compilations = Compilations(graphs=8, recompiles=7, limit_reached=True)
+    assert "fell back to plain PyTorch" in repr(found)
+
+
+def test_the_share_of_the_limit_is_the_limit_over_the_median():
+    found = comparison(fast=2.0)
+    found.records[0].limit_s = 0.15
+    median = sorted(found.baseline.times_s)[100]
+    assert found.share_of_limit(found.records[0]) == pytest.approx(0.15 / median, rel=0.02)
+    assert found.share_of_limit(found.records[1]) is None
+
+
+def everything() -> Comparison:
+    found = comparison(auto=1.3, failing=1.0)
+    auto, failing = found.records[1:]
+    auto.accuracy = Accuracy("rounding", "", 0.01, 0.02, 0.999)
+    auto.memory = Memory(3 * 2**20, 2**20)
+    auto.applied, auto.config, auto.limit_s = {"precision": "bf16"}, {"precision": "bf16"}, 0.01
+    auto.notes = {"compile": "declined: no compiler"}
+    failing.failure, failing.times_s = "RuntimeError: no", []
+    return found
+
+
+def test_a_saved_comparison_comes_back_as_it_was(tmp_path):
+    found = everything()
+    path = found.save(tmp_path / "found.json")
+    assert Comparison.from_dict(json.loads(path.read_text())) == found
+
+
+def test_a_saved_page_needs_nothing_else_and_holds_the_raw_samples(tmp_path):
+    found = everything()
+    found.records[1].notes["compile"] = "</script><b>not markup</b>"
+    text = found.save(tmp_path / "found.html").read_text()
+    assert "http" not in text.replace("http-equiv", "")
+    assert "<b>not markup" not in text
+    assert text.count("</script>") == 1
+    start = text.index(">", text.index('id="data"')) + 1
+    held = json.loads(text[start : text.index("</script>", start)])
+    assert held["variants"][0]["times_s"] == found.baseline.times_s
+
+
+@pytest.mark.parametrize("name", ["found.txt", "found", "nowhere/found.json"])
+def test_a_name_that_cannot_be_written_is_one_line(tmp_path, name):
+    with pytest.raises(SpeedKitError, match="found"):
+        everything().save(tmp_path / name)
+
+
+def test_records_have_the_promised_keys():
+    rows = everything().to_dict()["variants"]
+    keys = "name speedup low high verdict accuracy median_s first_call_s".split()
+    assert all(key in row for row in rows for key in keys)
+
+
+def test_a_frame_has_a_row_for_each_variant_or_names_what_is_missing():
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        with pytest.raises(SpeedKitError, match="pip install pandas"):
+            everything().to_frame()
+    else:
+        assert list(everything().to_frame().index) == ["baseline", "auto", "failing"]

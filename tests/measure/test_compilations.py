@@ -1,0 +1,75 @@
+"""What torch.compile did is counted per variant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.compilations import Compilations
+
+pytestmark = pytest.mark.compile
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No compiled code of another test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Breaking(nn.Module):
+    """A graph break in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        """(N, 4) to (N, 4)."""
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+def test_graphs_breaks_and_recompiles_are_counted():
+    compiled = torch.compile(Breaking(), backend="eager")
+    found = Compilations()
+    with found.counted():
+        compiled(torch.rand(2, 4))
+    assert (found.graphs, found.breaks, found.recompiles) == (2, 1, 0)
+    with found.counted():
+        compiled(torch.rand(3, 4))
+    assert found.recompiles == 2
+    assert not found.limit_reached
+
+
+def test_nothing_compiled_is_nothing_counted():
+    found = Compilations()
+    with found.counted():
+        Breaking()(torch.rand(2, 4))
+    assert found == Compilations()
+
+
+def test_the_recompile_limit_is_noticed():
+    compiled = torch.compile(nn.Linear(4, 4), backend="eager", dynamic=False)
+    found = Compilations()
+    with torch._dynamo.config.patch(recompile_limit=3), found.counted():
+        for batch in range(2, 8):
+            compiled(torch.rand(batch, 4))
+    assert found.limit_reached
+
+
+def test_ten_compiled_variants_of_a_model_that_breaks_its_graph_run_their_own_graphs():
+    torch.manual_seed(0)
+    network, x = Breaking(), torch.rand(8, 4)
+    names = ["baseline"] + ["compile"] * 10
+    comparison = benchmark(lambda: network(x).sum().backward(), names, budget_s=1.0)
+    for record in comparison.records[1:]:
+        assert record.failure is None
+        assert record.compilations.graphs == 2, record
+        assert not record.compilations.limit_reached
+        assert record.compilations.recompiles == 0
+    assert comparison.baseline.compilations.graphs == 0

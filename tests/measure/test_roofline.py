@@ -1,0 +1,39 @@
+"""Operations of a step and the machine's own limit."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure import roofline
+from speedkit_jupyter.measure.roofline import Peak
+
+
+def test_operations_are_those_of_the_products():
+    layer, x = nn.Linear(30, 20), torch.rand(10, 30)
+    assert roofline.flops(lambda: layer(x)) == 2 * 10 * 30 * 20
+    assert roofline.flops(lambda: layer(x).sum().backward()) == 2 * (2 * 10 * 30 * 20)
+
+
+def test_a_limit_is_the_larger_of_computing_and_copying():
+    peak = Peak(flops_per_s=100.0, bytes_per_s=10.0)
+    assert peak.limit_s(200, 10) == 2.0
+    assert peak.limit_s(100, 50) == 5.0
+
+
+def test_the_peak_is_measured_once_and_holds_for_large_products():
+    cpu = torch.device("cpu")
+    found = roofline.peak(cpu, torch.float32)
+    assert found is not None
+    assert roofline.peak(cpu, torch.float32) == found
+    assert found.flops_per_s > 1e8
+    assert found.bytes_per_s > 1e8
+
+
+def test_no_variant_is_beyond_the_limit():
+    network = nn.Linear(512, 512)
+    x = torch.rand(512, 512)
+    comparison = benchmark(lambda: network(x).sum().backward(), "baseline,auto", budget_s=0.3)
+    assert comparison.flops == 2 * (2 * 512**3)
+    assert 0 < comparison.share_of_limit(comparison.baseline) < 1.3  # noise is on both sides

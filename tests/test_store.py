@@ -1,0 +1,75 @@
+"""Saved results survive other writers and sudden deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from speedkit_jupyter import SpeedKitError, store
+
+WRITER = """
+import sys
+from speedkit_jupyter import store
+for number in range(int(sys.argv[2])):
+    store.save(sys.argv[1], {"number": number, "filler": "x" * 100_000})
+    print(number, flush=True)
+"""
+
+
+def writer(name: str, count: int) -> subprocess.Popen[str]:
+    """Another process that saves."""
+    command = [sys.executable, "-c", WRITER, name, str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_what_is_saved_comes_back_in_order():
+    for number in range(3):
+        store.save("a", {"number": number})
+    store.save("b", {"number": 9})
+    assert [one.result["number"] for one in store.saved("a")] == [0, 1, 2]
+    assert [one.name for one in store.saved()] == ["a", "a", "a", "b"]
+    assert store.forget("a") == 3
+    assert [one.name for one in store.saved()] == ["b"]
+
+
+def test_reading_before_anything_was_saved_makes_no_file():
+    assert store.saved() == []
+    assert not store.folder().exists()
+
+
+def test_two_processes_may_write_at_once():
+    writers = [writer(name, 20) for name in ("a", "b")]
+    for one in writers:
+        one.communicate(timeout=60)
+        assert one.returncode == 0
+    for name in ("a", "b"):
+        assert [one.result["number"] for one in store.saved(name)] == list(range(20))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9 is for POSIX")
+def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
+    store.save("kept", {"number": 1})
+    for delay_s in (0.0, 0.003, 0.01):
+        one = writer("killed", 10_000)
+        assert one.stdout is not None
+        done = int(one.stdout.readline())
+        time.sleep(delay_s)
+        one.send_signal(signal.SIGKILL)
+        rest = one.communicate(timeout=60)[0].splitlines()
+        done = int(rest[-1]) if rest and rest[-1].isdigit() else done
+        assert [kept.result["number"] for kept in store.saved("kept")] == [1]
+        numbers = [kept.result["number"] for kept in store.saved("killed")]
+        assert numbers[: done + 1] == list(range(done + 1))
+        store.forget("killed")
+
+
+def test_a_damaged_file_is_one_clear_line():
+    store.save("a", {})
+    (store.folder() / "speedkit.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(SpeedKitError, match="SPEEDKIT_DATA"):
+        store.saved()
