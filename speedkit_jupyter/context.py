@@ -210,10 +210,10 @@ class SpeedContext:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """A prepared context, applied for the block."""
+        """A prepared context, applied for the block; it keeps no record of what it changed."""
         try:
             with interrupts.held_back():
-                self._activate()
+                self._activate(observe=False)
             yield
         finally:
             with interrupts.held_back():
@@ -265,9 +265,10 @@ class SpeedContext:
         facts = Facts.read(self.model, self.target.optimizers)
         self.plan = plan(self.config, Hardware.detect(), facts)
 
-    def _activate(self) -> None:
+    def _activate(self, observe: bool = True) -> None:
         with ExitStack() as stack:
-            self._before = _observed(self.target)
+            if observe:
+                self._before = _observed(self.target)
             for decision in self.plan:
                 if decision.active:
                     optimization = _optimization(decision.name)

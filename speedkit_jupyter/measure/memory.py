@@ -62,7 +62,7 @@ def _allocated(step: Callable[[], object]) -> int:
 
     with (
         _quiet(),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
     ):
         step()
     results: Any = seen.profiler.kineto_results  # type: ignore[union-attr]

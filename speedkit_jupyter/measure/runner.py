@@ -42,13 +42,13 @@ class Runner:
 
     def applied(self) -> ExitStack:
         """The variant in force; a step that doesn't call the context is routed."""
-        stack = ExitStack()
-        for context in self.contexts:
-            stack.enter_context(context.in_force())
-        if not self.step.calls_context:
-            self._router = Router(self.contexts, self.step.optimizers)
-            stack.enter_context(self._router.installed())
-        return stack
+        with ExitStack() as stack:
+            for context in self.contexts:
+                stack.enter_context(context.in_force())
+            if not self.step.calls_context:
+                self._router = Router(self.contexts, self.step.optimizers)
+                stack.enter_context(self._router.installed())
+            return stack.pop_all()
 
     def once(self) -> object:
         """One step."""
