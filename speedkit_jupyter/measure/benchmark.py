@@ -19,7 +19,7 @@ from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.examination import Examination
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
-from speedkit_jupyter.measure.sampler import Progress, Sampler
+from speedkit_jupyter.measure.sampler import OVERFLOW, Progress, Sampler
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import CURRENT, Variant
 from speedkit_jupyter.planning import describe
@@ -146,6 +146,8 @@ class Benchmark:
             if not skipped and (settled or calls > MOST_WARM_UP):
                 break
             last = now
+        if skipped:
+            raise StepError(OVERFLOW)
         runner.step_s = now
         record.settling_s = max(spent - calls * now, 0.0)
         record.notes.update({k: v for one in runner.contexts for k, v in one.notes.items()})

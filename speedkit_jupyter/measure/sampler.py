@@ -20,6 +20,7 @@ LEAD_IN_S = 0.0005
 MOST_ROUNDS = 20_000
 # So many rounds in a row without an optimizer step, and the variant does not work.
 MOST_SKIPPED = 10
+OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Sampler:
         """A round in which a GradScaler skipped the optimizer's step did other work."""
         for runner in list(self.runners):
             if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
-                runner.record.failure = "the GradScaler skipped every optimizer step: overflow"
+                runner.record.failure = OVERFLOW
         self.skipped_rounds += not any(one.record.failure for one in self.runners)
         self.runners = [one for one in self.runners if not one.record.failure]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 pytestmark = pytest.mark.kernel
@@ -45,6 +47,18 @@ def test_an_interrupt_inside_the_benchmarked_step_puts_everything_back(ready):
     ready.interrupt()
     assert ready.finish()["ename"] == "KeyboardInterrupt"
     assert ready("print(model.training)")["text"] == "True\n"
+
+
+def test_the_stop_button_ends_a_timing_with_the_results_so_far(ready):
+    ready("before = [p.clone() for p in model.parameters()]")
+    ready.start(f"%%speedbench -n 1 -r 100000000\n{STEP}")
+    time.sleep(2)
+    ready.interrupt()
+    reply = ready.finish()
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "per loop" in reply["text"]
+    same = ready("print(all(map(torch.equal, before, model.parameters())), len(optimizer.state))")
+    assert same["text"] == "True 0\n"
 
 
 @pytest.mark.compile

@@ -244,3 +244,38 @@ def test_lazy_layers_ask_for_a_forward_pass_first(shell):
     error = shell.fails(bench("--budget 0.3", "lazy(x)"))
     assert isinstance(error, UsageError)
     assert "one forward pass" in str(error)
+
+
+def test_check_compares_the_names_that_it_is_given(shell):
+    cell = (
+        "logits = model(x)\n"
+        "if torch.is_autocast_enabled('cpu'): seen = logits.float() + 1\n"
+        "else: seen = logits + 0\n" + STEP
+    )
+    shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check seen", cell))
+    assert "wrong: output off by" in shown
+    shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check loss,logits", cell))
+    assert "wrong" not in shown
+    assert "seen" not in shell.names
+
+
+def test_a_name_to_check_that_the_step_does_not_leave_is_one_usage_error(shell):
+    error = shell.fails(bench("--budget 0.3 --check logit"))
+    assert isinstance(error, UsageError)
+    assert "--check logit" in str(error)
+
+
+def test_memory_operations_and_the_share_of_the_limit_are_in_the_table(shell):
+    shown = shell.run(bench("--budget 0.3 -v found"))
+    assert "memory" in shown
+    assert "of limit" in shown
+    assert "FLOP of matrix products" in shown
+    row = shell.names["found"].to_dict()["variants"][0]
+    assert row["memory"]["peak_bytes"] > row["memory"]["state_bytes"] > 0
+    assert 0 < row["share_of_limit"] < 1.5
+
+
+def test_throughput_or_paranoid(shell):
+    assert "baseline" in shell.run(bench("--budget 0.3 --throughput"))
+    assert "not both" in str(shell.fails(bench("--throughput --paranoid")))
+    assert "-n belongs" in str(shell.fails(bench("-n 3")))

@@ -57,3 +57,134 @@ def test_a_variant_keeps_the_addresses_of_its_tensors_from_round_to_round():
     assert len({layout for layout, _ in rounds}) == 2
     assert len({address for _, address in rounds}) == 2
     assert network[0].weight.data_ptr() == found
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    """A small network, its optimizer and its batch."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    return network, torch.optim.SGD(network.parameters(), 0.01), torch.rand(4, 8)
+
+
+def test_a_variant_whose_scaler_skips_every_step_fails():
+    network, optimizer, x = small()
+
+    def step() -> None:
+        (network(x) * 1e20).sum().backward()  # finite in float32, beyond every float16
+        optimizer.step()
+        optimizer.zero_grad()
+
+    comparison = benchmark(
+        step, "baseline,fp16,sdpa:math", model=network, optimizer=optimizer, budget_s=1
+    )
+    baseline, fp16, math = comparison.records
+    assert "skipped every optimizer step" in fp16.failure
+    assert fp16.times_s == []
+    assert comparison.best is not fp16
+    assert len(baseline.times_s) == len(math.times_s) > 0
+
+
+def test_a_round_in_which_the_scaler_skips_does_not_count():
+    network, optimizer, x = small()
+    calls: SimpleQueue[int] = SimpleQueue()
+
+    def step() -> None:
+        calls.put(1)
+        overflows = calls.qsize() % 50 == 0 and torch.is_autocast_enabled("cpu")
+        (network(x) * (1e30 if overflows else 1.0)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    comparison = benchmark(step, "baseline,fp16", model=network, optimizer=optimizer, budget_s=2)
+    assert comparison.records[1].failure is None
+    assert len(comparison.baseline.times_s) == len(comparison.records[1].times_s) > 0
+    assert comparison.skipped_rounds > 0
+    assert "left out: the GradScaler skipped" in repr(comparison)
+
+
+def test_a_variant_that_fails_in_the_rounds_is_a_row_and_the_others_go_on():
+    network, optimizer, x = small()
+    calls: SimpleQueue[int] = SimpleQueue()
+
+    def step(ctx: Any) -> None:
+        if ctx.plan["sdpa"].active:
+            calls.put(1)
+            if calls.qsize() > 40:
+                raise RuntimeError("out of memory")
+        network(x).sum().backward()
+
+    comparison = benchmark(
+        step, "baseline,sdpa:math,fused_optimizer", model=network, optimizer=optimizer, budget_s=1
+    )
+    baseline, failing, other = comparison.records
+    assert failing.failure == "RuntimeError: out of memory"
+    assert comparison.verdict(failing) == "failed"
+    assert len(baseline.times_s) == len(other.times_s) > 0
+
+
+def test_the_users_own_error_in_the_rounds_goes_up_and_all_is_put_back():
+    network, optimizer, x = small()
+    calls: SimpleQueue[int] = SimpleQueue()
+    before = [p.detach().clone() for p in network.parameters()]
+
+    def step() -> None:
+        calls.put(1)
+        network(x).sum().backward()
+        optimizer.step()
+        if calls.qsize() > 60:
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        benchmark(step, "baseline,baseline", model=network, optimizer=optimizer, budget_s=5)
+    assert all(map(torch.equal, before, network.parameters()))
+
+
+def test_throughput_waits_for_the_device_only_around_blocks():
+    network, _, x = small()
+    comparison = benchmark(
+        lambda: network(x), "baseline,sdpa:math", budget_s=0.5, model=network, throughput=True
+    )
+    assert comparison.verdict(comparison.records[1]) != "failed"
+    assert comparison.baseline.times_s
+
+
+def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
+    from speedkit_jupyter.measure import memory
+
+    monkeypatch.setattr(memory, "fits", lambda size, device: False)
+    network, optimizer, x = small()
+    before = [p.detach().clone() for p in network.parameters()]
+
+    def step() -> None:
+        network(x).sum().backward()
+        optimizer.step()
+
+    comparison = benchmark(step, "baseline,fused_optimizer", budget_s=0.3)
+    assert comparison.records[1].accuracy.verdict == "exact"
+    assert all(map(torch.equal, before, network.parameters()))
+
+
+def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_enough():
+    from speedkit_jupyter.measure.benchmark import Benchmark
+    from speedkit_jupyter.measure.step import Step
+    from speedkit_jupyter.measure.variants import parse
+
+    network, optimizer, x = small()
+    step = Step(lambda context: network(x), [network], [optimizer])
+    said = [one.text for one in Benchmark(step, parse("baseline,sdpa:math"), 1e-6).run()]
+    assert any(text.startswith("about 2 s; warming up sdpa:math") for text in said)
+    warned = next(n for n, text in enumerate(said) if "too few for an interval" in text)
+    assert "--budget" in said[warned]
+    first_round = next(n for n, text in enumerate(said) if text.startswith("round 1"))
+    assert warned < first_round
+
+
+def test_a_python_benchmark_knows_the_command_that_repeats_it():
+    network, _, x = small()
+
+    def step() -> None:
+        network(x)
+
+    comparison = benchmark(step, "baseline,auto", budget_s=0.1)
+    assert "network(x)" in comparison.command
+    assert "benchmark(step, 'baseline,auto', budget_s=0.1)" in comparison.command

@@ -122,7 +122,7 @@ def test_a_name_that_cannot_be_written_is_one_line(tmp_path, name):
 
 def test_records_have_the_promised_keys():
     rows = everything().to_dict()["variants"]
-    keys = "name speedup low high verdict accuracy median_s first_call_s".split()
+    keys = ["name", "speedup", "low", "high", "verdict", "accuracy", "median_s", "first_call_s"]
     assert all(key in row for row in rows for key in keys)
 
 
