@@ -17,14 +17,25 @@ def held_back() -> Iterator[None]:
     thread only, so in another thread, or under a handler that is not Python's, nothing is done.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or not callable(handler) or isinstance(handler, _Held):
         yield
         return
-    caught: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    held = _Held()
+    signal.signal(signal.SIGINT, held)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if caught:
-            handler(*caught[0])
+        if held.caught:
+            handler(*held.caught[0])
+
+
+class _Held:
+    """A handler that keeps what arrives."""
+
+    def __init__(self) -> None:
+        self.caught: list[tuple[int, Any]] = []
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.caught.append((number, frame))

@@ -20,6 +20,7 @@ from speedkit_jupyter.measure.examination import Examination
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import OVERFLOW, Progress, Sampler
+from speedkit_jupyter.measure.statistics import ERROR
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import CURRENT, Variant
 from speedkit_jupyter.planning import describe
@@ -72,7 +73,7 @@ class Benchmark:
             tuple(self._records),
             self._environment,
             self.budget_s,
-            looks=1 if sampler is None else len(sampler.looks),
+            error=ERROR if sampler is None else sampler.error,
             round_s=None if sampler is None else sampler.round_s,
             flops=self._flops,
             command=self.command,

@@ -13,6 +13,8 @@ from speedkit_jupyter.measure.compilations import Compilations
 from speedkit_jupyter.measure.memory import Memory
 from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.statistics import (
+    ERROR,
+    LAST_LOOK,
     Ratio,
     Word,
     least_pairs,
@@ -52,14 +54,15 @@ class Record:
 class Comparison(Shown):
     """The result of a benchmark. The first record is what the others are compared with.
 
-    `flops` are the floating-point operations of one step, by torch's counter. `command` repeats
-    the benchmark.
+    `error` is the probability of a false verdict that this look at the times may have; the
+    variants share it, so that their intervals hold together. `flops` are the floating-point
+    operations of one step, by torch's counter. `command` repeats the benchmark.
     """
 
     records: tuple[Record, ...]
     environment: dict[str, Any]
     budget_s: float
-    looks: int = 1
+    error: float = ERROR
     round_s: float | None = None
     flops: int | None = None
     command: str = ""
@@ -95,8 +98,7 @@ class Comparison(Shown):
         found = paired_ratio(
             self.times_s(second)[:pairs],
             best.times_s[:pairs],
-            comparisons=candidates * (candidates - 1) // 2,
-            looks=self.looks,
+            self.error / max(candidates * (candidates - 1) // 2, 1),
         )
         return second, found
 
@@ -110,8 +112,7 @@ class Comparison(Shown):
         return paired_ratio(
             self.baseline.times_s[:pairs],
             record.times_s[:pairs],
-            comparisons=len(self.records) - 1,
-            looks=self.looks,
+            self.error / max(len(self.records) - 1, 1),
         )
 
     def verdict(self, record: Record) -> Word:
@@ -155,7 +156,7 @@ class Comparison(Shown):
         ratios = [self.ratio(one) for one in self.records]
         if self.round_s is None or not any(r is not None and math.isinf(r.high) for r in ratios):
             return None
-        return self.round_s * least_pairs(len(self.records) - 1, self.looks + 2)
+        return self.round_s * least_pairs(ERROR * LAST_LOOK / max(len(self.records) - 1, 1))
 
     def settled(self) -> bool:
         """Whether every variant has a clear verdict and a narrow interval."""
@@ -169,7 +170,7 @@ class Comparison(Shown):
             "environment": self.environment,
             "command": self.command,
             "budget_s": self.budget_s,
-            "looks": self.looks,
+            "error": self.error,
             "round_s": self.round_s,
             "skipped_rounds": self.skipped_rounds,
             "flops": self.flops,
@@ -199,7 +200,7 @@ class Comparison(Shown):
             tuple(_record(row) for row in values["variants"]),
             dict(values["environment"]),
             values["budget_s"],
-            values["looks"],
+            values["error"],
             values["round_s"],
             values.get("flops"),
             values.get("command", ""),

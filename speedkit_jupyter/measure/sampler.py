@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.runner import Runner
-from speedkit_jupyter.measure.statistics import least_pairs, planned_looks
+from speedkit_jupyter.measure.statistics import (
+    ERROR,
+    LAST_LOOK,
+    error_of_a_look,
+    least_pairs,
+    planned_looks,
+)
 
 # A block of steps lasts at least this long, so that the clock's resolution is no part of it;
 # longer where the device is awaited only at the block's end, so that its queue can fill.
@@ -32,7 +38,7 @@ class Progress:
 
 
 class Sampler:
-    """Takes the times. `looks` are the rounds after which the run may end."""
+    """Takes the times. `looks` are the rounds after which it may end before the budget does."""
 
     def __init__(
         self,
@@ -43,13 +49,19 @@ class Sampler:
     ) -> None:
         self._failed = failed
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
-        self.looks: tuple[int, ...] = (1,)
+        self.looks: tuple[int, ...] = ()
+        self.ended = False
         self.round_s: float | None = None
         self.skipped_rounds = 0
         shortest_s = max(min((one.step_s for one in runners), default=1.0), 1e-7)
         block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
         self._length = max(1, math.ceil(block_s / shortest_s))
         self._lead_in = max(1, math.ceil(LEAD_IN_S / shortest_s))
+
+    @property
+    def error(self) -> float:
+        """The probability of a false verdict that the present look may have."""
+        return error_of_a_look(len(self.looks), self.ended)
 
     def expected_round_s(self) -> float:
         """About how long a round takes, by the steps seen so far."""
@@ -59,7 +71,7 @@ class Sampler:
         """Why the budget can't give an interval, with one that can; empty where it can."""
         rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
         comparisons = len(self.runners) - 1
-        least = least_pairs(comparisons, 2)
+        least = least_pairs(ERROR * LAST_LOOK / max(comparisons, 1))
         if rounds >= least or not comparisons:
             return ""
         enough = math.ceil(2 * least * self.expected_round_s())
@@ -100,7 +112,8 @@ class Sampler:
                     return
                 known = found()
             if elapsed >= self.budget_s or not self.runners:
-                return
+                break
+        self.ended = True
 
     def _left(self, elapsed: float) -> str:
         return f"at most {max(self.budget_s - elapsed, 0):.0f} s left"

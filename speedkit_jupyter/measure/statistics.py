@@ -13,7 +13,9 @@ Word = Literal["baseline", "faster", "slower", "same", "too noisy", "wrong", "fa
 SAME = 0.01
 # Fewer pairs than this can't bound a median at the levels that are used here.
 LEAST_PAIRS = 8
-ERROR = 0.05
+# A run may err with this probability in all; half of it is for the look at its end, which most
+# small differences wait for, the other half is shared by the looks before.
+ERROR, LAST_LOOK = 0.05, 0.5
 FIRST_LOOK = 10
 # A run ends early once every verdict is clear and every interval is as narrow as this.
 PRECISE = 0.03
@@ -46,17 +48,12 @@ class Ratio:
 
 
 def paired_ratio(
-    baseline_s: Sequence[float],
-    candidate_s: Sequence[float],
-    comparisons: int = 1,
-    looks: int = 1,
+    baseline_s: Sequence[float], candidate_s: Sequence[float], error: float = ERROR
 ) -> Ratio:
     """The median ratio of times that were taken round by round, side by side.
 
-    The interval is distribution-free (order statistics of the median, by the binomial test). Its
-    level of 95 % is shared (Bonferroni) among the `comparisons` drawn from one run and the
-    `looks` at which the run may have been stopped, so that it holds although one stops early.
-    Below LEAST_PAIRS the interval is everything.
+    The interval is distribution-free (order statistics of the median, by the binomial test) at
+    the level 1 - `error`: see `error_of_a_look`. Below LEAST_PAIRS the interval is everything.
     """
     import numpy as np
     from scipy import stats
@@ -65,8 +62,7 @@ def paired_ratio(
     median = float(np.exp(np.median(logs)))
     if len(logs) < LEAST_PAIRS:
         return Ratio(median, 0.0, float("inf"), len(logs))
-    level = 1 - ERROR / (max(comparisons, 1) * max(looks, 1))
-    interval = stats.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence_level=level)
+    interval = stats.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence_level=1 - error)
     low, high = (float(np.exp(one)) for one in interval)
     # Too few pairs for the level: scipy answers nan, which means "no bound".
     return Ratio(
@@ -75,11 +71,25 @@ def paired_ratio(
 
 
 def planned_looks(rounds: int) -> tuple[int, ...]:
-    """After how many rounds to look, for a budget of so many: 10, 20, 40 …, and at the end."""
+    """After how many rounds to look before a budget of so many is spent: 10, 20, 40 …"""
     looks = [FIRST_LOOK]
     while looks[-1] * 2 < rounds:
         looks.append(looks[-1] * 2)
-    return (*looks, max(rounds, FIRST_LOOK + 1))
+    return tuple(looks)
+
+
+def error_of_a_look(looks: int, ended: bool) -> float:
+    """The share of ERROR that belongs to the look at the end, or to each of the `looks` before.
+
+    By Bonferroni's inequality the run as a whole then errs in at most ERROR, although it stops at
+    the first look that shows enough.
+    """
+    return ERROR * LAST_LOOK if ended or not looks else ERROR * (1 - LAST_LOOK) / looks
+
+
+def least_pairs(error: float) -> int:
+    """The fewest pairs whose order statistics can bound a median at this error."""
+    return max(LEAST_PAIRS, math.ceil(math.log2(2 / error)))
 
 
 def pairs_needed(ratio: Ratio) -> int | None:
@@ -92,12 +102,6 @@ def pairs_needed(ratio: Ratio) -> int | None:
     half_width = math.log(ratio.high / ratio.low) / 2
     target = max(abs(math.log(ratio.median)), SAME / 2)
     return math.ceil(ratio.pairs * (half_width / target) ** 2)
-
-
-def least_pairs(comparisons: int = 1, looks: int = 1) -> int:
-    """The fewest pairs whose order statistics can bound a median at the shared level."""
-    level = ERROR / (max(comparisons, 1) * max(looks, 1))
-    return max(LEAST_PAIRS, math.ceil(math.log2(2 / level)))
 
 
 def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[float, float, float]:
@@ -119,7 +123,7 @@ def change(then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1
     (Bonferroni), and the ratio's reaches from the one's low to the other's high.
     """
     error = ERROR / 2 / max(comparisons, 1)
-    if min(len(then_s), len(now_s)) < least_pairs(2 * comparisons):
+    if min(len(then_s), len(now_s)) < least_pairs(error):
         then, now = spread(then_s).median_s, spread(now_s).median_s
         return Ratio(now / then, 0.0, float("inf"), min(len(then_s), len(now_s)))
     then, then_low, then_high = median_interval(then_s, error)

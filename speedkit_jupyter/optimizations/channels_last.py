@@ -37,10 +37,10 @@ class ChannelsLast(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """On for convolutions where Tensor Cores are used, and on a CPU as a guess."""
         now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
-        if not facts.convolutions:
-            return request.decline(False, "the model has no 2-D or 3-D convolution")
         if request.value is False:
             return request.leave(now, "as asked: the layout stays as it is")
+        if not facts.convolutions:
+            return request.decline(False, "the model has no 2-D or 3-D convolution")
         if now:
             return request.leave(True, "the convolutions lie channels-last already")
         if request.value is True:

@@ -63,7 +63,8 @@ def _row(comparison: Comparison, record: Record) -> Row:
         blank = ("–",) * 7
         return Row((record.name, *blank, f"{verdict}: {record.failure or 'not reached'}"), tone)
     found, limit = comparison.ratio(record), comparison.share_of_limit(record)
-    low_high = "–" if found is None else f"{ratio(found.low)} to {ratio(found.high)}"
+    known = found is not None and not math.isinf(found.high)
+    low_high = f"{ratio(found.low)} to {ratio(found.high)}" if found and known else "–"
     return Row(
         (
             record.name,

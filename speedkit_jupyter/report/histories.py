@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,7 +84,9 @@ def _row(one: Saved, newest: Saved, variant: Mapping[str, Any], first: bool) -> 
 
 
 def _words(found: Ratio, when: str = "") -> str:
-    """`slower than on 12 May: 1.08× [1.05×, 1.11×]`; the ratio is above 1 in both directions."""
+    """`slower than on 12 May: 1.08× [1.05, 1.11]`; the ratio is above 1 in both directions."""
+    if math.isinf(found.high):
+        return f"too few times to tell (median {ratio(found.median)} the time)"
     than = "" if not when else f" than {when}" if when.startswith("today") else f" than on {when}"
     if found.low > 1:
         return f"slower{than}: {_interval(found)}"
@@ -94,7 +97,7 @@ def _words(found: Ratio, when: str = "") -> str:
 
 
 def _interval(found: Ratio) -> str:
-    return f"{ratio(found.median)} [{ratio(found.low)}, {ratio(found.high)}]"
+    return f"{ratio(found.median)} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def _tone(found: Ratio) -> Tone:

@@ -24,7 +24,7 @@ def comparison(**speeds: float) -> Comparison:
     for name, speed in speeds.items():
         times = [one / speed * order.uniform(0.99, 1.01) for one in noise]
         records.append(Record(name, times_s=times))
-    return Comparison(tuple(records), ENVIRONMENT, 10.0, looks=4, round_s=0.1)
+    return Comparison(tuple(records), ENVIRONMENT, 10.0, error=0.01, round_s=0.1)
 
 
 def test_the_best_is_the_fastest_that_is_right():

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speedkit_jupyter.measure.statistics import Ratio, paired_ratio, pairs_needed, planned_looks
+from speedkit_jupyter.measure.statistics import (
+    ERROR,
+    Ratio,
+    change,
+    error_of_a_look,
+    least_pairs,
+    median_interval,
+    paired_ratio,
+    pairs_needed,
+    planned_looks,
+)
 
 
 def noisy(effect: float, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -21,10 +31,11 @@ def verdict(effect: float, seed: int, rounds: int = 320) -> str:
     baseline, candidate = noisy(effect, rounds, seed)
     looks = planned_looks(rounds)
     for count in looks:
-        ratio = paired_ratio(baseline[:count], candidate[:count], looks=len(looks))
+        error = error_of_a_look(len(looks), ended=False)
+        ratio = paired_ratio(baseline[:count], candidate[:count], error)
         if ratio.settled:
-            break
-    return ratio.verdict
+            return ratio.verdict
+    return paired_ratio(baseline, candidate, error_of_a_look(len(looks), ended=True)).verdict
 
 
 def test_the_same_code_is_rarely_called_faster_or_slower():
@@ -51,9 +62,15 @@ def test_too_few_pairs_bound_nothing():
     assert (ratio.low, ratio.high, ratio.verdict) == (0.0, float("inf"), "too noisy")
 
 
-def test_more_comparisons_and_looks_widen_the_interval():
+def test_all_looks_together_may_err_no_more_than_one():
+    for looks in (1, 2, 7):
+        before = error_of_a_look(looks, ended=False)
+        assert looks * before + error_of_a_look(looks, ended=True) == pytest.approx(ERROR)
+
+
+def test_a_smaller_error_widens_the_interval():
     times = noisy(1.1, 100, 0)
-    alone, shared = paired_ratio(*times), paired_ratio(*times, comparisons=8, looks=5)
+    alone, shared = paired_ratio(*times), paired_ratio(*times, error=ERROR / 40)
     assert shared.low < alone.low
     assert shared.high > alone.high
     assert shared.median == alone.median
@@ -68,8 +85,32 @@ def test_the_verdict_is_what_the_interval_says(low, high, word):
 
 
 def test_looks_are_planned_up_to_the_budget():
-    assert planned_looks(100) == (10, 20, 40, 80, 100)
-    assert planned_looks(3) == (10, 11)
+    assert planned_looks(100) == (10, 20, 40, 80)
+    assert planned_looks(3) == (10,)
+
+
+@pytest.mark.parametrize("error", [0.05, 0.025, 0.001])
+def test_the_least_pairs_are_enough_and_one_less_is_not(error):
+    rng = np.random.default_rng(0)
+    least = least_pairs(error)
+    times = rng.uniform(1, 2, (2, least))
+    assert paired_ratio(*times, error).high < float("inf")
+    if least > 8:
+        assert paired_ratio(*times[:, 1:], error).high == float("inf")
+
+
+def test_a_median_of_few_times_lies_between_the_best_and_the_worst():
+    assert median_interval([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert median_interval([1.0]) == (1.0, 1.0, 1.0)
+
+
+def test_a_change_between_runs_is_found_and_none_is_not_cried():
+    rng = np.random.default_rng(0)
+    then, now = rng.uniform(1, 1.1, (2, 100))
+    assert change(then, now).low < 1 < change(then, now).high
+    slower = change(then, now * 1.2)
+    assert 1.1 < slower.low < 1.2 < slower.high < 1.3
+    assert change(then[:3], now[:3]).high == float("inf")
 
 
 def test_a_wide_interval_needs_more_pairs():
