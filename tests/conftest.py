@@ -18,6 +18,9 @@ from speedkit_jupyter.hardware import Hardware
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
+# Inductor asks the C++ compiler which vector instructions work, for seconds in every process.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -47,27 +48,24 @@ class Cell:
         self._code = shell.compile(ast.Module(body, []), name, "exec")
         self._last = shell.compile(last, name, "eval") if last else None
         self._names = shell.user_ns
-        self._has_run, self._silence = False, _Silence()
+        self._silence = _Silence(sys.stdout)
 
     def run(self) -> Any:
         """One step; gives the value of a trailing expression. Only the first one may print."""
         __tracebackhide__ = True
-        with self._quiet():
-            return self._run()
+        try:
+            exec(self._code, self._names)
+            return None if self._last is None else eval(self._last, self._names)
+        finally:
+            self._silence.stream = None
 
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        if not self._has_run:
-            self._has_run = True
-            yield
-            return
+    def quiet(self) -> Iterator[None]:
+        """For a block of steps: what they print is dropped, but for the first step of all."""
+        if self._silence.stream is not None:
+            self._silence.stream = sys.stdout
         with redirect_stdout(self._silence), redirect_stderr(self._silence):
             yield
-
-    def _run(self) -> Any:
-        __tracebackhide__ = True
-        exec(self._code, self._names)
-        return None if self._last is None else eval(self._last, self._names)
 
     def loop(self, setup: str = "") -> tuple[Callable[[int, Stopwatch], None], float]:
         """A loop over the cell with `setup` before it, as `%%timeit` has it, and how long Python
@@ -96,8 +94,9 @@ class Cell:
 
         def run(loops: int, watch: Stopwatch) -> None:
             __tracebackhide__ = True
-            with self._quiet():
+            with self.quiet():
                 inner_loop(itertools.repeat(None, loops), watch.begin, watch.end)
+            self._silence.stream = None
 
         return run, took_s
 
@@ -149,10 +148,21 @@ class Cell:
 
 
 class _Silence(TextIOBase):
-    """Takes what is printed and keeps none of it: a step runs hundreds of times."""
+    """Takes what is printed: on to `stream` while there is one, since a step runs hundreds of times
+    and shall print once; then nowhere.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
 
     def write(self, text: str) -> int:
+        if self.stream is not None:
+            self.stream.write(text)
         return len(text)
+
+    def flush(self) -> None:
+        if self.stream is not None:
+            self.stream.flush()
 
 
 def _refuse_await(tree: ast.AST) -> None:

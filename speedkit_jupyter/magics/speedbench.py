@@ -160,4 +160,5 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
         assigned=[*cell.assigned(), *(["ctx"] if calls_context else [])],
         others=others_among(reached),
         iterators=cell.iterators(),
+        around_blocks=cell.quiet,
     )

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 def synchronize(device: torch.device) -> None:
     """Wait until `device` has finished everything that was asked of it; a CPU has already."""
+    if device.type == "cpu":
+        return
     import torch
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    elif device.type != "cpu":
+    else:
         torch.accelerator.synchronize()
 
 

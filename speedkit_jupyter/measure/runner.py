@@ -43,6 +43,7 @@ class Runner:
     def applied(self) -> ExitStack:
         """The variant in force; a step that doesn't call the context is routed."""
         with ExitStack() as stack:
+            stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
                 stack.enter_context(context.in_force())
             if not self.step.calls_context:

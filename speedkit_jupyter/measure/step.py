@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ class Step:
 
     `run` takes the context of the variant at hand; where `calls_context` is false the plan
     reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
-    Copies of the state are kept in main memory where `off_device` is set.
+    `around_blocks` makes what surrounds each block of steps. Copies of the state are kept in main
+    memory where `off_device` is set.
     """
 
     run: Callable[[SpeedContext], object]
@@ -39,6 +40,7 @@ class Step:
     others: Sequence[Any] = ()
     iterators: Sequence[str] = ()
     rewind: Callable[[], None] = lambda: None
+    around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     off_device: bool = False
 
     def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:

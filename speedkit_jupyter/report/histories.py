@@ -86,7 +86,8 @@ def _row(one: Saved, newest: Saved, variant: Mapping[str, Any], first: bool) -> 
 def _words(found: Ratio, when: str = "") -> str:
     """`slower than on 12 May: 1.08× [1.05, 1.11]`; the ratio is above 1 in both directions."""
     if math.isinf(found.high):
-        return f"too few times to tell (median {ratio(found.median)} the time)"
+        against = f" against {when}" if when else ""
+        return f"too few times to tell{against} (median {ratio(found.median)} the time)"
     than = "" if not when else f" than {when}" if when.startswith("today") else f" than on {when}"
     if found.low > 1:
         return f"slower{than}: {_interval(found)}"
