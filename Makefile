@@ -23,15 +23,15 @@ quick: .venv/installed
 	$(BIN)/pytest
 
 notebooks: .venv/installed
-	$(BIN)/pytest -p no:cacheprovider --nbval-lax --nbval-current-env \
+	$(BIN)/pytest -n 0 -p no:cacheprovider --nbval-lax --nbval-current-env \
 	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=120 notebooks/
 
 # The magics under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed
-	$(COLAB)/pytest tests/magics -m "not compile"
+	$(COLAB)/pytest -n 0 tests/magics -m "not compile"
 
 gpu: .venv/installed
-	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -n 0 -m gpu
 
 benchmarks: .venv/installed
 	for program in tests/benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
@@ -48,7 +48,7 @@ benchmarks: .venv/installed
 	@$(PYTHON) -m venv .venv-colab
 	@$(COLAB)/pip install --quiet --disable-pip-version-check \
 	  --constraint configs/constraints-colab.txt --editable . \
-	  ipykernel nbclient pytest hypothesis setuptools
+	  ipykernel nbclient pytest pytest-xdist hypothesis setuptools
 	@touch $@
 
 clean:

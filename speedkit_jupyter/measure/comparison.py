@@ -139,11 +139,15 @@ class Comparison(Shown):
         return math.ceil(record.settling_s / saved_s)
 
     def share_of_limit(self, record: Record) -> float | None:
-        """The limit of this machine over the median time: 1 is as fast as it can get."""
+        """The limit of this machine over the median time: 1 is as fast as it can get.
+
+        A step that was seen to be faster than the measured limit is the limit itself: a loaded
+        machine was measured, or the step's state lies in a cache.
+        """
         times = self.times_s(record)
         if record.limit_s is None or not times or record.failure:
             return None
-        return record.limit_s / spread(times).median_s
+        return min(record.limit_s, *times) / spread(times).median_s
 
     def seconds_needed(self, record: Record) -> float | None:
         """About how long a run would have to be for a verdict on this variant."""

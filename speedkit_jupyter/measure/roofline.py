@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     import torch
 
-# A product is large enough once it takes this long; the best of a few is the machine's rate.
-LONG_ENOUGH_S, SPENT_S = 0.01, 0.2
+# The best of many products and sizes is the machine's rate: what disturbs only makes it lower.
+# Sizes grow until one product takes this long, each is repeated for at least so long.
+LONG_ENOUGH_S, SPENT_S = 0.05, 0.1
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 COPIED_BYTES = 2**27
 
@@ -72,7 +73,7 @@ def eager() -> Iterator[None]:
 def _gemm_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> float:
     import torch
 
-    where = torch.device(device)
+    where, best = torch.device(device), 0.0
     for size in SIZES:
         a = torch.ones(size, size, device=where, dtype=dtype)
         product = torch.empty_like(a)
@@ -81,9 +82,11 @@ def _gemm_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> f
             torch.mm(a, a, out=product)
 
         multiply()
-        if clock.timed(multiply, where) >= LONG_ENOUGH_S:
+        seconds = _best(multiply, where)
+        best = max(best, 2 * size**3 / seconds)
+        if seconds >= LONG_ENOUGH_S:
             break
-    return 2 * size**3 / _best(multiply, where)
+    return best
 
 
 @cache
@@ -97,7 +100,6 @@ def _copy_rate(device: str, threads: int) -> float:
 
 
 def _best(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest of several: what disturbs a measurement only makes it longer."""
     best, end = float("inf"), time.perf_counter() + SPENT_S
     while time.perf_counter() < end or best == float("inf"):
         best = min(best, clock.timed(call, device))

@@ -83,6 +83,8 @@ def test_the_share_of_the_limit_is_the_limit_over_the_median():
     median = sorted(found.baseline.times_s)[100]
     assert found.share_of_limit(found.records[0]) == pytest.approx(0.15 / median, rel=0.02)
     assert found.share_of_limit(found.records[1]) is None
+    found.records[0].limit_s = 100.0  # measured on a machine that was busy with other things
+    assert found.share_of_limit(found.records[0]) <= 1
 
 
 def everything() -> Comparison:

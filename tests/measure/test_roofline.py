@@ -36,4 +36,4 @@ def test_no_variant_is_beyond_the_limit():
     x = torch.rand(512, 512)
     comparison = benchmark(lambda: network(x).sum().backward(), "baseline,auto", budget_s=0.3)
     assert comparison.flops == 2 * (2 * 512**3)
-    assert 0 < comparison.share_of_limit(comparison.baseline) < 1.3  # noise is on both sides
+    assert 0 < comparison.share_of_limit(comparison.baseline) <= 1
