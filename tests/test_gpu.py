@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups
+from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark
 
 pytestmark = pytest.mark.gpu
 
@@ -105,3 +105,52 @@ def test_every_attention_kernel_runs_what_the_others_can_take(backend):
     with apply_speedups(model, config)[1] as context, context.autocast():
         assert model(torch.rand(2, 16, 64, device="cuda")).isfinite().all()
         assert model(torch.rand(2, 16, 64, device="cuda"), mask).isfinite().all()
+
+
+def test_a_timing_has_device_time_and_a_comparison_what_the_allocator_reserved(shell_on_gpu):
+    shell_on_gpu.run_cell("%%speedbench -q -v timing\nmodel(x)")
+    assert shell_on_gpu.user_ns["timing"].device_s > 0
+    shell_on_gpu.run_cell(
+        "%%speedbench -q -v found --compare baseline,bf16 --budget 1\nmodel(x).sum().backward()"
+    )
+    for record in shell_on_gpu.user_ns["found"].records:
+        assert record.memory.reserved_bytes >= record.memory.peak_bytes > record.memory.state_bytes
+        assert record.limit_s > 0
+
+
+@pytest.fixture
+def shell_on_gpu():
+    """A plain IPython shell with a model on the GPU."""
+    from IPython.testing.globalipapp import get_ipython
+
+    shell = get_ipython()
+    shell.run_line_magic("load_ext", "speedkit_jupyter")
+    shell.user_ns.update(model=network().cuda(), x=torch.rand(16, 3, 8, 8, device="cuda"))
+    yield shell
+    shell.run_line_magic("unload_ext", "speedkit_jupyter")
+
+
+def test_throughput_waits_only_around_blocks():
+    model, x = network().cuda(), torch.rand(16, 3, 8, 8, device="cuda")
+    for throughput in (False, True):
+        found = benchmark(
+            lambda: model(x), "baseline,baseline", model=model, budget_s=1, throughput=throughput
+        )
+        assert found.baseline.times_s
+
+
+def test_copies_that_do_not_fit_lie_in_main_memory(monkeypatch):
+    from speedkit_jupyter.measure import memory
+
+    monkeypatch.setattr(memory, "LEAST_FREE", 1.0)
+    model, x = network().cuda(), torch.rand(16, 3, 8, 8, device="cuda")
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    benchmark(step, "baseline,channels_last", budget_s=0.5)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert next(model.parameters()).device.type == "cuda"

@@ -64,6 +64,7 @@ class Benchmark:
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
+        self._dropout_off = False
         self._environment: dict[str, Any] = {}
 
     def result(self) -> Comparison:
@@ -77,6 +78,7 @@ class Benchmark:
             round_s=None if sampler is None else sampler.round_s,
             flops=self._flops,
             command=self.command,
+            dropout_off=self._dropout_off,
             skipped_rounds=0 if sampler is None else sampler.skipped_rounds,
         )
 
@@ -164,7 +166,9 @@ class Benchmark:
     def _examine(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
         """Accuracy, memory and limits, each from untimed steps."""
         __tracebackhide__ = True
-        yield from Examination(runners, start, note_failure, self._check).accuracy()
+        check = Examination(runners, start, note_failure, self._check)
+        yield from check.accuracy()
+        self._dropout_off = check.dropout_off
         working = Examination(_working(runners), start, note_failure)
         yield from working.memory()
         self._flops = working.flops()
@@ -244,5 +248,5 @@ def note_failure(runner: Runner, error: Exception) -> None:
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
     gc.collect()
-    if runner.device.type == "cuda":
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -56,7 +56,9 @@ class Comparison(Shown):
 
     `error` is the probability of a false verdict that this look at the times may have; the
     variants share it, so that their intervals hold together. `flops` are the floating-point
-    operations of one step, by torch's counter. `command` repeats the benchmark.
+    operations of one step, by torch's counter. `command` repeats the benchmark;
+    `dropout_off` says that dropout layers were off while accuracy was checked (each kernel draws
+    other masks).
     """
 
     records: tuple[Record, ...]
@@ -67,6 +69,7 @@ class Comparison(Shown):
     flops: int | None = None
     command: str = ""
     skipped_rounds: int = 0
+    dropout_off: bool = False
 
     @property
     def baseline(self) -> Record:
@@ -177,6 +180,7 @@ class Comparison(Shown):
             "error": self.error,
             "round_s": self.round_s,
             "skipped_rounds": self.skipped_rounds,
+            "dropout_off": self.dropout_off,
             "flops": self.flops,
         }
 
@@ -209,6 +213,7 @@ class Comparison(Shown):
             values.get("flops"),
             values.get("command", ""),
             values.get("skipped_rounds", 0),
+            values.get("dropout_off", False),
         )
 
     def _median(self, record: Record) -> float:

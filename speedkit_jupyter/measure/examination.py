@@ -26,12 +26,13 @@ class Examination:
     ) -> None:
         self._runners, self._start, self._failed = runners, start, failed
         self._check = check
+        self.dropout_off = False
 
     def accuracy(self) -> Iterator[Progress]:
         """One step of each variant against the same step in float64."""
         __tracebackhide__ = True
         start = self._start
-        with accuracy.without_dropout(self._runners[0].step.models):
+        with accuracy.without_dropout(self._runners[0].step.models) as self.dropout_off:
             yield Progress(0.0, "checking what is computed")
             reference, is_random = self._reference(self._runners[0])
             baseline = None

@@ -90,14 +90,18 @@ def _tensor_state(tensor: torch.Tensor, copied: Copy = _beside) -> Restore:
     """
     import torch
 
-    home, saved, layout = tensor.data, copied(tensor), _layout(tensor)
+    saved, layout = copied(tensor), _layout(tensor)
+    home = tensor.data if copied is _beside else None  # else it would stay on the device as well
     is_leaf, requires_grad = tensor.is_leaf, tensor.requires_grad
     strides = tensor.stride() if tensor.layout == torch.strided else None
+    device = tensor.device
 
     def restore() -> None:
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-            if _layout(tensor) != layout:
+            if home is not None and _layout(tensor) != layout:
                 tensor.data = home
+            elif _layout(tensor)[:4] != layout[:4]:
+                tensor.data = saved.to(device, copy=True)  # strides and all
             # Not through detach(): for a sparse tensor that is another one.
             _once(tensor, strides).copy_(_once(saved, strides))
         if is_leaf and not tensor.is_leaf:  # a graph was written into it

@@ -142,8 +142,8 @@ class Sampler:
         None where an optimizer step was skipped.
         """
         assert runner.warm is not None
-        device = runner.device
         with runner.applied(), runner.record.compilations.counted():
+            device = runner.device  # a plan may have moved the model
             runner.warm.restore()
             for _ in range(self._lead_in):
                 runner.once()

@@ -127,15 +127,32 @@ def _fill(attributes: MutableMapping[str, Any], saved: dict[str, Any]) -> None:
 
 
 class Replay:
-    """An iterator whose first draws are repeated at every step, so that all do the same work."""
+    """An iterator whose first draws are repeated at every step, so that all do the same work.
+
+    `next()` begins anew at the end, since a step that is timed draws more often than the notebook
+    would; a loop over it ends there.
+    """
 
     def __init__(self, source: Iterator[Any]) -> None:
         self._source, self._drawn, self._position = source, [], 0  # type: ignore[var-annotated]
 
-    def __iter__(self) -> Replay:
-        return self
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            try:
+                yield self._draw()
+            except StopIteration:
+                return
 
     def __next__(self) -> Any:
+        try:
+            return self._draw()
+        except StopIteration:
+            if not self._drawn:
+                raise
+            self.rewind()
+            return self._draw()
+
+    def _draw(self) -> Any:
         if self._position == len(self._drawn):
             self._drawn.append(next(self._source))
         self._position += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from speedkit_jupyter.measure.accuracy import Accuracy
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
@@ -33,11 +34,14 @@ def comparison_report(comparison: Comparison) -> Document:
 
 def _plot(comparison: Comparison) -> list[Section]:
     """A picture once there is more than one ratio to look at."""
-    from speedkit_jupyter.report import plots
-
     if sum(comparison.ratio(one) is not None for one in comparison.records) < 2:
         return []
-    png = plots.as_png(plots.speedups(comparison))
+
+    def png() -> bytes:
+        from speedkit_jupyter.report import plots
+
+        return plots.as_png(plots.speedups(comparison))
+
     return [Section(Picture(png, "Speed-up of each variant with its interval, as in the table"))]
 
 
@@ -112,13 +116,28 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
     if what and not record.failure:
         lines.append(", ".join(what))
-    if record.accuracy is not None and record.accuracy.reason:
-        lines.append(f"{record.accuracy.verdict}: {record.accuracy.reason}")
+    if record.accuracy is not None:
+        lines += _errors(record.accuracy)
     lines += [f"{name}: {note}" for name, note in record.notes.items()]
     lines += _compilations(comparison, record)
     if record.memory is not None and record.memory.reserved_bytes:
         lines.append(f"the CUDA allocator reserved {size(record.memory.reserved_bytes)}")
     return [f"{record.name}: {line}" for line in lines]
+
+
+def _errors(found: Accuracy) -> list[str]:
+    """The reason of a verdict; of a rounding one the relative errors beside the baseline's own."""
+    if found.reason:
+        return [f"{found.verdict}: {found.reason}"]
+    if found.verdict != "rounding" or found.output_error is None:
+        return []
+    text = f"output off by {found.output_error:.1g} (baseline {found.baseline_output_error:.1g})"
+    if found.gradient_cosine is not None:
+        text += (
+            f", gradients by {found.gradient_error:.1g} (baseline "
+            f"{found.baseline_gradient_error:.1g}, cosine {found.gradient_cosine:.5f})"
+        )
+    return [f"{text}, as its dtype rounds"]
 
 
 def _compilations(comparison: Comparison, record: Record) -> list[str]:
@@ -161,6 +180,8 @@ def _legend(comparison: Comparison) -> list[str]:
             "attention. Of limit: the time they need at this machine's own GEMM rate (or the "
             "state, read once at its copy rate) as a share of the median."
         )
+    if comparison.dropout_off:
+        lines.append("Dropout was off in the accuracy check: each kernel draws other masks.")
     if comparison.skipped_rounds:
         rounds = count(comparison.skipped_rounds, "round")
         lines.append(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")

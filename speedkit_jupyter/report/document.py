@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,9 +36,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG, shown where pictures can be; `text` says the same in words."""
+    """A PNG, drawn where pictures can be shown; `text` says the same in words."""
 
-    png: bytes
+    png: Callable[[], bytes]
     text: str
 
 

@@ -45,7 +45,7 @@ def _section(section: Section) -> str:
     if isinstance(body, Code):
         return f'{title}<pre style="{CODE}">{escape(body.text)}</pre>'
     if isinstance(body, Picture):
-        source = f"data:image/png;base64,{b64encode(body.png).decode()}"
+        source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
         alt = escape(body.text)
         return f'{title}<img alt="{alt}" style="max-width:100%;width:36em" src="{source}">'
     lines = "".join(f"<div>{_text(line)}</div>" for line in body.splitlines())

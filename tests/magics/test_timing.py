@@ -159,3 +159,16 @@ def test_a_timing_is_saved_as_json_with_the_command_to_repeat_it(shell, tmp_path
     assert values["command"].startswith("%%speedbench")
     assert "a + 1" in values["command"]
     assert len(values["all_runs_s"]) == 2
+
+
+def test_batches_from_an_iterator_begin_anew_when_they_are_used_up(shell):
+    shell.run("batches = iter([1, 2, 3])")
+    timing = timed(shell, "-n 10 -r 2", "next(batches)")
+    assert timing.loops == 10
+    assert list(shell.names["batches"]) == [1, 2, 3]
+
+
+def test_a_loop_over_an_iterator_ends_where_the_iterator_does(shell):
+    shell.run("import sys; sys.seen = []\nbatches = iter([1, 2, 3])")
+    timed(shell, "-n 1 -r 2", "for batch in batches: sys.seen.append(batch)")
+    assert sys.__dict__.pop("seen") == [1, 2, 3] * 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -154,3 +156,34 @@ def test_gradient_clipping_and_accumulation_are_right_under_fp16():
 
     row = found(step, model, optimizer, "baseline,fp16+fused_optimizer")
     assert row["accuracy"]["verdict"] in ("exact", "rounding"), row["accuracy"]
+
+
+def test_that_dropout_was_off_in_the_check_is_said():
+    model, optimizer, step = parts(nn.Dropout(0.5))
+    comparison = benchmark(
+        step, "baseline,fused_optimizer", model=model, optimizer=optimizer, budget_s=0.1
+    )
+    assert comparison.dropout_off
+    assert "Dropout was off in the accuracy check" in repr(comparison)
+    assert model[2].p == 0.5
+
+
+def test_a_failed_variant_keeps_nothing_of_its_step_alive():
+    model, optimizer, _ = parts()
+    held: SimpleQueue = SimpleQueue()  # no list: what a step appends is taken back
+
+    class Large:
+        """Stands for a tensor in a frame of the failing step."""
+
+    def step():
+        large = Large()
+        held.put(weakref.ref(large))
+        if torch.is_autocast_enabled("cpu"):
+            raise torch.OutOfMemoryError("out of memory")
+        return model(torch.rand(2, 16))
+
+    comparison = benchmark(step, "baseline,bf16", model=model, optimizer=optimizer, budget_s=0.1)
+    assert "OutOfMemoryError" in comparison.records[1].failure
+    seen = [held.get() for _ in range(held.qsize())]
+    assert len(seen) > 2
+    assert all(one() is None for one in seen)

@@ -90,12 +90,17 @@ def test_the_share_of_the_limit_is_the_limit_over_the_median():
 def everything() -> Comparison:
     found = comparison(auto=1.3, failing=1.0)
     auto, failing = found.records[1:]
-    auto.accuracy = Accuracy("rounding", "", 0.01, 0.02, 0.999)
+    auto.accuracy = Accuracy("rounding", "", 0.01, 0.02, 0.999, 1e-7, 2e-7)
     auto.memory = Memory(3 * 2**20, 2**20)
     auto.applied, auto.config, auto.limit_s = {"precision": "bf16"}, {"precision": "bf16"}, 0.01
     auto.notes = {"compile": "declined: no compiler"}
     failing.failure, failing.times_s = "RuntimeError: no", []
     return found
+
+
+def test_rounding_stands_beside_the_baselines_own_error():
+    text = " ".join(repr(everything()).split())
+    assert "output off by 0.01 (baseline 1e-07), gradients by 0.02 (baseline 2e-07" in text
 
 
 def test_a_saved_comparison_comes_back_as_it_was(tmp_path):
