@@ -49,6 +49,7 @@ class SpeedConfig(_Fields):
 
     _variables: dict[str, str] = PrivateAttr(default_factory=dict)
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
+    _alone: bool = PrivateAttr(default=False)
 
     def __init__(self, origin: _Origin | None = None, /, **values: Any) -> None:
         origin = origin or _Origin()
@@ -113,7 +114,20 @@ class SpeedConfig(_Fields):
         twin = self.model_copy()
         twin._variables = dict(self._variables)
         twin._sources = dict.fromkeys(type(self).model_fields, source)
+        twin._alone = self._alone
         return twin
+
+    def alone(self) -> SpeedConfig:
+        """The same wishes and no others: what is auto is left as it is, not decided by rules."""
+        twin = self.model_copy()
+        twin._variables, twin._sources = dict(self._variables), dict(self._sources)
+        twin._alone = True
+        return twin
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether what is auto is left as it is."""
+        return self._alone
 
     def request(self, name: str) -> Request:
         """What is asked of one optimization, and where that came from."""

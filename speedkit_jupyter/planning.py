@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision
+
+LEFT = "left as it is: this plan is what it names, and no more"
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,15 @@ class Plan:
             for d in self.decisions
         }
 
+    def active_values(self) -> dict[str, Any]:
+        """What is applied, in the config's words."""
+        return {one.name: _asked(one) for one in self.decisions if one.active}
+
     def to_config(self) -> SpeedConfig:
         """A config that asks for just this plan: what is applied by value, the rest as it was."""
-        values: dict[str, Any] = self.config.to_dict()
-        for decision in self.decisions:
-            if decision.active:
-                values[decision.name] = _asked(decision)
-        return SpeedConfig.from_dict(values)
+        values = self.config.to_dict() | self.active_values()
+        config = SpeedConfig.from_dict(values)
+        return config.alone() if self.config.is_alone else config
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """The plan as a config file, with its reasons as comments."""
@@ -92,8 +96,12 @@ def plan(
     facts = Facts() if facts is None else facts
     decisions, found = [], facts
     for optimization in CATALOG:
-        decision = optimization.decide(config.request(optimization.name), hardware, facts)
-        facts = optimization.facts_after(decision, facts)
+        request = config.request(optimization.name)
+        decision = optimization.decide(request, hardware, facts)
+        if config.is_alone and not request.explicit and not optimization.follows:
+            decision = replace(decision, active=False, guess=False, reason=LEFT)
+        else:
+            facts = optimization.facts_after(decision, facts)
         decisions.append(decision)
     return Plan(tuple(decisions), hardware, found, config)
 

@@ -107,7 +107,7 @@ class Benchmark:
         record = self._records[index]
         contexts = [prepare(m, config, self.step.holders(m)) for m in self.step.models]
         plan = contexts[0].plan
-        record.config = None if config is None else config.to_dict()
+        record.plan = plan.active_values()
         record.applied = {d.name: d.value for d in plan if d.active}
         record.notes = {d.name: f"declined: {d.reason}" for d in plan if d.declined}
         if config is not None and not record.applied and index > 0:

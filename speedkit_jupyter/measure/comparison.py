@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 class Record:
     """One variant. Times are seconds of one step, in the order of the rounds.
 
-    `first_call_s` holds compilation; `settling_s` is what all warm-up steps together took beyond
-    ordinary ones. `limit_s` is the machine's own limit for this step in this precision.
+    `applied` is what its plan changes, `plan` the same in the config's words. `first_call_s` holds
+    compilation; `settling_s` is what all warm-up steps together took beyond ordinary ones.
+    `limit_s` is the machine's own limit for this step in this precision.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Record:
     same_as_baseline: bool = False
     applied: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    config: dict[str, Any] | None = None
+    plan: dict[str, Any] = field(default_factory=dict)
     memory: Memory | None = None
     compilations: Compilations = field(default_factory=Compilations)
     limit_s: float | None = None
@@ -192,7 +193,7 @@ class Comparison(Shown):
             hint = "pip install pandas; to_dict() has the same"
             raise SpeedKitError(f"to_frame() needs pandas: {hint}") from None
 
-        hidden = ("times_s", "applied", "notes", "config", "accuracy", "memory", "compilations")
+        hidden = ("times_s", "applied", "notes", "plan", "accuracy", "memory", "compilations")
         rows = []
         for row in self.to_dict()["variants"]:
             flat = {name: value for name, value in row.items() if name not in hidden}
@@ -244,7 +245,7 @@ class Comparison(Shown):
             "compilations": asdict(record.compilations),
             "applied": record.applied,
             "notes": record.notes,
-            "config": record.config,
+            "plan": record.plan,
             "times_s": list(seconds),
         }
 
@@ -260,7 +261,7 @@ def _record(row: Mapping[str, Any]) -> Record:
         same_as_baseline=row["same_as_baseline"],
         applied=dict(row["applied"]),
         notes=dict(row["notes"]),
-        config=row["config"],
+        plan=dict(row["plan"]),
         memory=None if row["memory"] is None else Memory(**row["memory"]),
         compilations=Compilations(**row["compilations"]),
         limit_s=row["limit_s"],

@@ -49,7 +49,7 @@ def variant(name: str) -> Variant:
         return Variant(Path(name).stem, SpeedConfig.from_yaml(name))
     if name not in words() and (kept := store.saved(name)):
         return Variant(name, _saved(name, kept[-1]))
-    values: dict[str, Any] = nothing()
+    values: dict[str, Any] = {}
     for word in name.split("+"):
         values.update(_option(word))
     return Variant(name, _firm(values, name))
@@ -59,15 +59,13 @@ def _saved(name: str, kept: store.Saved) -> SpeedConfig | None:
     """The plan of the fastest variant that was proven faster; the baseline where none was."""
     ahead = [row for row in kept.result["variants"] if row.get("verdict") == "faster"]
     best = max(ahead, key=lambda row: row["speedup"], default=None)
-    if best is None or best["config"] is None:
-        return None
-    return _firm(best["config"], name)
+    return None if best is None else _firm(best["plan"], name)
 
 
 def _firm(values: Mapping[str, Any], name: str) -> SpeedConfig:
-    """A variant is what its name says, whatever the environment wishes for everything else."""
+    """A variant is what its name says, whatever rules and environment wish for the rest."""
     every = (optimization.name for optimization in CATALOG)
-    return from_arguments(values, f"variant {name}", firm=every)
+    return from_arguments(values, f"variant {name}", firm=every).alone()
 
 
 def check_free(name: str) -> None:
@@ -82,16 +80,6 @@ def variant_names(text: str) -> bool:
     """Whether this is a list of variants, all of them known words."""
     known = {BASELINE, CURRENT, AUTO, *words()}
     return all(word in known for name in text.split(",") for word in name.split("+"))
-
-
-def nothing() -> dict[str, Any]:
-    """A config that asks for no change at all: what a named variant adds to."""
-    return {
-        "precision": "fp32",
-        "compile": False,
-        "fused_optimizer": False,
-        "channels_last": False,
-    }
 
 
 def words() -> dict[str, dict[str, Any]]:

@@ -153,7 +153,8 @@ class Optimization(ABC):
     """One file, one class, one line in CATALOG; everything else derives from it.
 
     `Options` is the type of the config field (a pydantic model or annotation) and `default`
-    its value; `variable` is the environment variable that wins over both.
+    its value; `variable` is the environment variable that wins over both. `follows` marks what
+    another optimization needs: a plan that names only that one has it too.
     """
 
     name: ClassVar[str]
@@ -163,6 +164,7 @@ class Optimization(ABC):
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
     variable: ClassVar[str | None] = None
+    follows: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

@@ -39,6 +39,7 @@ class GradScaler(Optimization):
     effect = Effect.ROUNDING
     summary = "loss scaling for fp16 training"
     variable = None
+    follows = True
 
     class Options(Fields):
         """`enabled`: auto turns it on for fp16 only."""

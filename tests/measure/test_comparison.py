@@ -92,7 +92,7 @@ def everything() -> Comparison:
     auto, failing = found.records[1:]
     auto.accuracy = Accuracy("rounding", "", 0.01, 0.02, 0.999, 1e-7, 2e-7)
     auto.memory = Memory(3 * 2**20, 2**20)
-    auto.applied, auto.config, auto.limit_s = {"precision": "bf16"}, {"precision": "bf16"}, 0.01
+    auto.applied, auto.plan, auto.limit_s = {"precision": "bf16"}, {"precision": "bf16"}, 0.01
     auto.notes = {"compile": "declined: no compiler"}
     failing.failure, failing.times_s = "RuntimeError: no", []
     return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from speedkit_jupyter import SpeedConfig, StepError
+from speedkit_jupyter import Facts, SpeedConfig, StepError, plan
+from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.measure.variants import parse, variant, words
 
 
@@ -20,11 +23,25 @@ def test_words_are_joined_by_plus():
     assert config.threads == 1
 
 
-def test_a_named_variant_changes_nothing_else():
-    config = variant("bf16").config
-    assert config.channels_last is False
-    assert config.fused_optimizer.enabled is False
-    assert config.compile.enabled is False
+@pytest.mark.parametrize("machine", ["cpu", "t4", "a100", "h200"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("fp16", {"precision", "grad_scaler"}),
+        ("channels_last", {"channels_last"}),
+        ("channels_last+fused_optimizer", {"channels_last", "fused_optimizer"}),
+    ],
+)
+def test_a_named_variant_changes_what_it_names_and_nothing_else(hardware, machine, name, changes):
+    """Whatever the rules would add on that machine: tf32, another device, cudnn_benchmark."""
+    adam = OptimizerFacts()
+    facts = Facts(device="cpu", parameters=100, convolutions=3, optimizers=(adam,))
+    if machine != "cpu":
+        facts = replace(facts, device="cuda:0")
+    found = plan(variant(name).config, hardware(machine), facts)
+    assert {one.name for one in found if one.active} == changes
+    for one in found:
+        assert one.reason
 
 
 def test_auto_is_the_plain_config_and_baseline_has_none():
