@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.optimizations.base import Decision as Decision
     from speedkit_jupyter.planning import Plan as Plan
     from speedkit_jupyter.planning import plan as plan
+    from speedkit_jupyter.tuning.functions import tune as tune
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ _HOMES = {  # where each public name lives
     "plan": "planning",
     "restore_all": "context",
     "sdp_context": "context",
+    "tune": "tuning.functions",
 }
 
 __all__ = sorted(_HOMES)

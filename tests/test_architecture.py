@@ -22,7 +22,7 @@ LAYERS = (
     ("planning",),
     ("context",),
     ("measure",),
-    ("tune", "compiler"),
+    ("tuning", "compiler"),
     ("report",),
     ("magics", "widgets"),
 )
@@ -152,6 +152,7 @@ def test_the_public_names_are_these() -> None:
         "plan",
         "restore_all",
         "sdp_context",
+        "tune",
     ]
     for name in speedkit_jupyter.__all__:
         assert getattr(speedkit_jupyter, name).__name__ == name

@@ -169,6 +169,9 @@ def speedbench_parser() -> Parser:
     parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
     parser.add_argument("--check", type=_names, action="extend", metavar="NAMES")
     parser.add_argument("--save", metavar="NAME")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--objective", choices=("time", "memory"))
+    parser.add_argument("--steps", type=_count, metavar="NUMBER")
     parser.add_argument("--paranoid", action="store_true")
     parser.add_argument("--throughput", action="store_true")
     for option, metavar in (("-n", "LOOPS"), ("-r", "RUNS"), ("-p", "DIGITS")):

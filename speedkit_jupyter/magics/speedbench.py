@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -28,11 +28,14 @@ from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.timing import Timer, Timing, device_of
 from speedkit_jupyter.measure.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.histories import since
+from speedkit_jupyter.tuning.result import Tuning
+from speedkit_jupyter.tuning.search import Search
 
-BUDGET_S = 10.0
+TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")
+BUDGET_S, TUNE_BUDGET_S = 10.0, 60.0
 
 
-def run(shell: Any, line: str, source: str) -> Comparison | Timing | None:
+def run(shell: Any, line: str, source: str) -> Comparison | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
     typed, setup = parsing.split_setup(line)
@@ -40,10 +43,12 @@ def run(shell: Any, line: str, source: str) -> Comparison | Timing | None:
     cell = Cell(shell, source)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     try:
-        if arguments.save:
+        if arguments.save and not arguments.tune:
             check_free(arguments.save)
-        if arguments.compare is None:
-            work: Any = _timer(shell, cell, arguments, setup, command)
+        if arguments.tune:
+            work: Any = _search(shell, cell, arguments, setup)
+        elif arguments.compare is None:
+            work = _timer(shell, cell, arguments, setup, command)
         else:
             work = _benchmark(shell, cell, arguments, setup, command)
         earlier = store.saved(arguments.save)[-1:] if arguments.save else []
@@ -58,14 +63,9 @@ def run(shell: Any, line: str, source: str) -> Comparison | Timing | None:
 
 
 def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Benchmark:
-    for option in ("n", "r", "p", "t", "c"):
-        if getattr(arguments, option):
-            raise UsageError(f"%%speedbench: -{option} belongs to timing without --compare")
-    if setup:
-        raise UsageError(
-            f"%%speedbench: {setup.split()[0]!r} is one word too many "
-            "(lists take commas without spaces)"
-        )
+    _refuse(arguments, TIMEIT_OPTIONS, "to timing without --compare")
+    _refuse(arguments, ("objective", "steps"), "to --tune")
+    _refuse_setup(setup)
     if arguments.paranoid and arguments.throughput:
         raise UsageError("%%speedbench: --paranoid or --throughput, not both")
     return Benchmark(
@@ -78,11 +78,35 @@ def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str)
     )
 
 
+def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
+    """With --tune: the fastest safe plan for this cell; nothing is applied."""
+    _refuse(arguments, ("compare", "check", "throughput", "save"), "to a comparison, not to --tune")
+    _refuse(arguments, TIMEIT_OPTIONS, "to timing without --tune")
+    _refuse_setup(setup)
+    budget_s = TUNE_BUDGET_S if arguments.budget is None else arguments.budget
+    step = _step(shell, cell, arguments, calls_context=cell.reads("ctx"))
+    return Search(step, budget_s, arguments.steps, arguments.objective or "time")
+
+
+def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:
+    for option in options:
+        if getattr(arguments, option):
+            dashes = "-" if len(option) == 1 else "--"
+            raise UsageError(f"%%speedbench: {dashes}{option} belongs {where}")
+
+
+def _refuse_setup(setup: str) -> None:
+    if setup:
+        raise UsageError(
+            f"%%speedbench: {setup.split()[0]!r} is one word too many "
+            "(lists take commas without spaces)"
+        )
+
+
 def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Timer:
     """Without --compare: the cell as it stands, with a plan in force if there is one."""
-    for option in ("check", "paranoid", "throughput"):
-        if getattr(arguments, option):
-            raise UsageError(f"%%speedbench: --{option} belongs to a comparison: add --compare")
+    _refuse(arguments, ("check", "paranoid", "throughput"), "to a comparison: add --compare")
+    _refuse(arguments, ("objective", "steps"), "to --tune")
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
     step = _step(shell, cell, arguments, calls_context=False)
@@ -104,10 +128,11 @@ def _cpu_seconds() -> float:
     return float(clock())
 
 
-def _drain(work: Benchmark | Timer, arguments: Any, earlier: list[store.Saved]) -> Any:
+def _drain(work: Benchmark | Timer | Search, arguments: Any, earlier: list[store.Saved]) -> Any:
     """Run to the end; the result takes the place of the progress line."""
     __tracebackhide__ = True
     title = f"{len(work.variants)} variants" if isinstance(work, Benchmark) else "timing"
+    title = "tuning" if isinstance(work, Search) else title
     quiet = arguments.q or arguments.o  # with -o the cell's own output shows it
     with ProgressLine(title) as progress:
         steps: Generator[Progress, None, None] = work.run()
@@ -134,7 +159,7 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
     models, optimizers = outermost(reached), optimizers_among(reached)
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
-    if not models and arguments.compare:
+    if not models and (arguments.compare or arguments.tune):
         raise UsageError(
             "%%speedbench: the cell uses no model that was there before: make it in an earlier "
             "cell, and name it with --model where the code hides it"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # Warm-up ends when two neighbouring steps differ by less than this and nothing was compiled in
 # the last one, or after so many steps; a GradScaler may need more until it skips none.
 STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
+# A search goes on once its intervals are as narrow as this share of the median.
+ENOUGH_TO_CHOOSE = 0.08
 
 
 class Benchmark:
@@ -38,7 +40,8 @@ class Benchmark:
 
     `budget_s` are the seconds for the rounds, after warm-up. The device is synchronized around
     each step, or with `throughput` only around blocks of steps. `check` names what the step
-    leaves in its namespace for the accuracy check, in place of what backward ran on. Whatever
+    leaves in its namespace for the accuracy check, in place of what backward ran on;
+    `drop_slower` takes variants out of the rounds once they are known to be slower. Whatever
     happens, models, optimizers, random generators and names end as they began. Raises StepError.
     """
 
@@ -51,6 +54,7 @@ class Benchmark:
         throughput: bool = False,
         check: Sequence[str] = (),
         command: str = "",
+        drop_slower: bool = False,
     ) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
@@ -61,6 +65,7 @@ class Benchmark:
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
+        self._drop_slower = drop_slower
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
@@ -179,7 +184,22 @@ class Benchmark:
         self._sampler = Sampler(runners, self.budget_s, self._throughput, note_failure)
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
-        yield from self._sampler.run(lambda: self.result().settled(), self._known)
+        yield from self._sampler.run(self._settled, self._known, self._is_hopeless)
+
+    def _settled(self) -> bool:
+        """Every verdict is clear, and precise; to choose by, not to print, less is enough."""
+        assert self._sampler is not None
+        result = self.result()
+        ratios = [result.ratio(one.record) for one in self._sampler.runners]
+        if self._drop_slower:
+            return all(
+                r.verdict != "too noisy" and r.is_precise(ENOUGH_TO_CHOOSE) for r in ratios if r
+            )
+        return all(r.settled for r in ratios if r)
+
+    def _is_hopeless(self, record: Record) -> bool:
+        """For a search: what is slower or wrong need not be measured more exactly."""
+        return self._drop_slower and self.result().verdict(record) in ("slower", "wrong")
 
     def _known(self) -> str:
         """The intervals so far, in words."""

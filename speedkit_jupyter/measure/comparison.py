@@ -166,11 +166,6 @@ class Comparison(Shown):
             return None
         return self.round_s * least_pairs(ERROR * LAST_LOOK / max(len(self.records) - 1, 1))
 
-    def settled(self) -> bool:
-        """Whether every variant has a clear verdict and a narrow interval."""
-        ratios = [self.ratio(one) for one in self.records if not one.failure]
-        return all(ratio.settled for ratio in ratios if ratio is not None)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` is a list of records."""
         return {

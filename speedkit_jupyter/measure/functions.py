@@ -39,20 +39,8 @@ def benchmark(
     where it can't be measured; whatever happens, all that it changed is put back.
     """
     names = variants.split(",") if isinstance(variants, str) else variants
-    takes_context = bool(inspect.signature(step).parameters)
-    found = reached([step])
-    models = outermost(found) if model is None else _listed(model)
-    optimizers = optimizers_among(found) if optimizer is None else _listed(optimizer)
-    whole = Step(
-        step if takes_context else (lambda context: step()),
-        models,
-        optimizers,
-        bystanders_among(found, [*models, *optimizers]),
-        calls_context=takes_context,
-        others=others_among(found),
-    )
     measured = Benchmark(
-        whole,
+        step_of(step, model, optimizer),
         [variant(name.strip()) for name in names],
         budget_s,
         throughput=throughput,
@@ -61,6 +49,26 @@ def benchmark(
     for _ in measured.run():
         pass
     return measured.result()
+
+
+def step_of(
+    step: Callable[..., object],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> Step:
+    """A function as a step, with the models and optimizers that its code reaches."""
+    takes_context = bool(inspect.signature(step).parameters)
+    found = reached([step])
+    models = outermost(found) if model is None else _listed(model)
+    optimizers = optimizers_among(found) if optimizer is None else _listed(optimizer)
+    return Step(
+        step if takes_context else (lambda context: step()),
+        models,
+        optimizers,
+        bystanders_among(found, [*models, *optimizers]),
+        calls_context=takes_context,
+        others=others_among(found),
+    )
 
 
 def _command(step: Callable[..., object], names: Sequence[str], budget_s: float) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.statistics import (
     ERROR,
@@ -80,10 +81,15 @@ class Sampler:
             f"--budget {enough} gives {2 * least}"
         )
 
-    def run(self, settled: Callable[[], bool], found: Callable[[], str]) -> Iterator[Progress]:
+    def run(
+        self,
+        settled: Callable[[], bool],
+        found: Callable[[], str],
+        hopeless: Callable[[Record], bool] = lambda record: False,
+    ) -> Iterator[Progress]:
         """Rounds until the budget is spent or, at a planned look, all is `settled`.
 
-        `found` gives in words what is known so far.
+        `found` gives in words what is known so far; what is `hopeless` at a look leaves the rounds.
         """
         order = random.Random(0)  # not the user's generator, which is being kept
         start, known, number = time.perf_counter(), "", 0
@@ -111,6 +117,7 @@ class Sampler:
                 if settled():
                     return
                 known = found()
+                self.runners[1:] = [one for one in self.runners[1:] if not hopeless(one.record)]
             if elapsed >= self.budget_s or not self.runners:
                 break
         self.ended = True

@@ -44,7 +44,11 @@ class Ratio:
     @property
     def settled(self) -> bool:
         """Whether the verdict is clear and the number is worth printing."""
-        return self.verdict != "too noisy" and self.high - self.low <= 2 * PRECISE * self.median
+        return self.verdict != "too noisy" and self.is_precise(PRECISE)
+
+    def is_precise(self, share: float) -> bool:
+        """Whether the interval is as narrow as this share of the median to both sides."""
+        return self.high - self.low <= 2 * share * self.median
 
 
 def paired_ratio(

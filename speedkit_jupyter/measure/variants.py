@@ -52,17 +52,22 @@ def variant(name: str) -> Variant:
     values: dict[str, Any] = {}
     for word in name.split("+"):
         values.update(_option(word))
-    return Variant(name, _firm(values, name))
+    return Variant(name, _config(values, name))
 
 
 def _saved(name: str, kept: store.Saved) -> SpeedConfig | None:
     """The plan of the fastest variant that was proven faster; the baseline where none was."""
     ahead = [row for row in kept.result["variants"] if row.get("verdict") == "faster"]
     best = max(ahead, key=lambda row: row["speedup"], default=None)
-    return None if best is None else _firm(best["plan"], name)
+    return None if best is None else _config(best["plan"], name)
 
 
-def _firm(values: Mapping[str, Any], name: str) -> SpeedConfig:
+def named(name: str, values: Mapping[str, Any]) -> Variant:
+    """A variant of these config values and no others."""
+    return Variant(name, _config(values, name))
+
+
+def _config(values: Mapping[str, Any], name: str) -> SpeedConfig:
     """A variant is what its name says, whatever rules and environment wish for the rest."""
     every = (optimization.name for optimization in CATALOG)
     return from_arguments(values, f"variant {name}", firm=every).alone()

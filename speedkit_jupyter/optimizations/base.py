@@ -154,7 +154,8 @@ class Optimization(ABC):
 
     `Options` is the type of the config field (a pydantic model or annotation) and `default`
     its value; `variable` is the environment variable that wins over both. `follows` marks what
-    another optimization needs: a plan that names only that one has it too.
+    another optimization needs: a plan that names only that one has it too. `costly` marks what
+    takes seconds at the first step: a search tries it last.
     """
 
     name: ClassVar[str]
@@ -165,6 +166,7 @@ class Optimization(ABC):
     aliases: ClassVar[tuple[str, ...]] = ()
     variable: ClassVar[str | None] = None
     follows: ClassVar[bool] = False
+    costly: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

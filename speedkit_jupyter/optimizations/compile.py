@@ -41,6 +41,7 @@ class Compile(Optimization):
 
     name = "compile"
     effect = Effect.ROUNDING
+    costly = True
     summary = "torch.compile in place"
     variable = "SPEEDKIT_COMPILE"
 

@@ -9,11 +9,15 @@ from speedkit_jupyter.measure.timing import Timing
 from speedkit_jupyter.report.comparisons import comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.timings import timing_report
+from speedkit_jupyter.report.tunings import tuning_report
+from speedkit_jupyter.tuning.result import Tuning
 
 
 def report_of(result: Any) -> Document:
-    """What a notebook shows of a Comparison or a Timing."""
+    """What a notebook shows of a Comparison, a Timing or a Tuning."""
     if isinstance(result, Comparison):
         return comparison_report(result)
+    if isinstance(result, Tuning):
+        return tuning_report(result)
     assert isinstance(result, Timing)
     return timing_report(result)

@@ -1,0 +1,1 @@
+"""The measured search for the fastest safe plan."""

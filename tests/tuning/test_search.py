@@ -1,0 +1,182 @@
+"""The search, on steps whose speed is made: they sleep, so that no noise decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import StepError, tune
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.tuning.candidates import Candidate, candidates, combined
+from speedkit_jupyter.tuning.search import Search
+
+LATE = 0.008  # seconds of a slow step
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    """A network for which two cheap changes are offered, its optimizer and its batch."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    return network, torch.optim.AdamW(network.parameters()), torch.rand(2, 3, 8, 8)
+
+
+def sleeping(
+    network: nn.Module, optimizer: Any, x: torch.Tensor, seconds: Callable[[bool, bool], float]
+) -> Callable[[], None]:
+    """A training step that sleeps for `seconds(fused, channels_last)`."""
+
+    def step() -> None:
+        fused = bool(optimizer.param_groups[0]["fused"])
+        time.sleep(seconds(fused, network[0].weight.stride()[1] == 1))
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Two that wait for one another on a busy machine would take longer than the sleeps."""
+    found = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(found)
+
+
+@pytest.fixture(autouse=True)
+def few_candidates(monkeypatch):
+    """Threads are the machine's own affair, and compiling takes long: neither is tried here."""
+    from speedkit_jupyter.optimizations.compile import Compile
+    from speedkit_jupyter.optimizations.threads import Threads
+
+    for optimization in (Compile, Threads):
+        monkeypatch.setattr(optimization, "candidates", lambda self, hardware, facts: ())
+
+
+def test_what_helps_is_found_confirmed_and_applied_as_measured():
+    network, optimizer, x = parts()
+    before = [p.detach().clone() for p in network.parameters()]
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE if not fused else LATE / 4)
+    tuning = tune(step, budget_s=10)
+    assert tuning.winner.values == {"fused_optimizer": True} or "fused" in tuning.winner.name
+    assert tuning.comparison.verdict(tuning.comparison.records[1]) == "faster"
+    assert all(map(torch.equal, before, network.parameters()))
+    assert optimizer.param_groups[0]["fused"] is None
+    (context,) = tuning.apply()
+    assert optimizer.param_groups[0]["fused"] is True
+    assert context.plan["fused_optimizer"].source == "measured"
+    assert not context.plan["threads"].active
+    context.restore()
+    assert "confirmed in fresh rounds" in " ".join(repr(tuning).split())
+
+
+def test_where_nothing_helps_the_answer_is_to_leave_it():
+    network, optimizer, x = parts()
+    tuning = tune(
+        sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + fused + last)), budget_s=8
+    )
+    assert not tuning.helped
+    assert tuning.apply() == []
+    assert "Leave it as it is" in repr(tuning)
+    reasons = {one.name: one.reason for one in tuning.rejected}
+    assert reasons["fused_optimizer"].startswith("slower")
+    assert reasons["channels_last"].startswith("slower")
+
+
+def test_two_that_help_alone_and_hurt_together_are_not_joined():
+    network, optimizer, x = parts()
+
+    def seconds(fused: bool, last: bool) -> float:
+        return {(0, 0): LATE, (1, 0): LATE / 4, (0, 1): LATE / 2, (1, 1): 2 * LATE}[fused, last]
+
+    tuning = tune(sleeping(network, optimizer, x, seconds), budget_s=12)
+    assert tuning.winner.name == "fused_optimizer"
+    reasons = {one.name: one.reason for one in tuning.rejected}
+    assert reasons["channels_last+fused_optimizer"].startswith("slower")
+
+
+def test_two_that_help_together_are_joined():
+    network, optimizer, x = parts()
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 2 * fused + 2 * last))
+    tuning = tune(step, budget_s=12)
+    assert tuning.winner.name == "channels_last+fused_optimizer"
+    assert [name for name, _ in tuning.parts()] == ["channels_last", "fused_optimizer"]
+
+
+def test_what_is_wrong_is_never_chosen_however_fast():
+    network, optimizer, x = parts()
+
+    def step() -> None:
+        fused = bool(optimizer.param_groups[0]["fused"])
+        time.sleep(0 if fused else LATE)
+        (network(x).sum() * (1.1 if fused else 1.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tuning = tune(step, budget_s=8)
+    assert "fused" not in tuning.winner.name
+    assert any(one.reason.startswith("wrong") for one in tuning.rejected)
+
+
+def test_a_search_that_is_stopped_leaves_everything_as_before():
+    network, optimizer, x = parts()
+    before = [p.detach().clone() for p in network.parameters()]
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + fused))
+    search = Search(step_of(step), budget_s=10)
+    run = search.run()
+    for _ in range(12):
+        next(run)
+    run.close()
+    assert not search.result().helped
+    assert all(map(torch.equal, before, network.parameters()))
+    assert not optimizer.state
+
+
+def test_compiling_is_not_tried_where_the_budget_or_the_steps_do_not_pay_for_it(monkeypatch):
+    from speedkit_jupyter.optimizations.compile import Compile
+
+    monkeypatch.setattr(Compile, "candidates", lambda self, hardware, facts: (True,))
+    network, optimizer, x = parts()
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE)
+    reasons = [one.reason for one in tune(step, budget_s=2).rejected if one.name == "compile"]
+    assert len(reasons) == 1
+    assert "of the budget were left" in reasons[0]
+
+
+def test_bad_wishes_are_one_clear_error():
+    network, optimizer, x = parts()
+    step = sleeping(network, optimizer, x, lambda fused, last: 0.0)
+    with pytest.raises(StepError, match="'speed'"):
+        tune(step, objective="speed")
+    with pytest.raises(StepError, match="1 or more"):
+        tune(step, steps=0)
+    with pytest.raises(StepError, match="positive"):
+        tune(step, budget_s=-1)
+    with pytest.raises(StepError, match="no model"):
+        tune(lambda: None)
+
+
+@pytest.mark.parametrize("machine", ["cpu", "cpu_avx512_bf16", "t4", "h200"])
+def test_every_candidate_changes_something_and_has_a_variants_name(hardware, machine):
+    facts = Facts(parameters=10, convolutions=2)
+    found = candidates(hardware(machine), facts)
+    names = [one.name for one in found]
+    assert len(set(names)) == len(names)
+    assert all(one.variant().config is not None for one in found)
+
+
+def test_candidates_join_in_the_catalogs_order_one_value_each():
+    fused, bf16, fp16 = (
+        Candidate({"fused_optimizer": True}),
+        Candidate({"precision": "bf16"}),
+        Candidate({"precision": "fp16"}),
+    )
+    assert (fused + bf16).name == "bf16+fused_optimizer"
+    assert combined([fp16, fused, bf16]).name == "fp16+fused_optimizer"
