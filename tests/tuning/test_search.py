@@ -64,7 +64,7 @@ def test_what_helps_is_found_confirmed_and_applied_as_measured():
     network, optimizer, x = parts()
     before = [p.detach().clone() for p in network.parameters()]
     step = sleeping(network, optimizer, x, lambda fused, last: LATE if not fused else LATE / 4)
-    tuning = tune(step, budget_s=10)
+    tuning = tune(step, budget_s=6)
     assert tuning.winner.values == {"fused_optimizer": True} or "fused" in tuning.winner.name
     assert tuning.comparison.verdict(tuning.comparison.records[1]) == "faster"
     assert all(map(torch.equal, before, network.parameters()))
@@ -96,7 +96,7 @@ def test_two_that_help_alone_and_hurt_together_are_not_joined():
     def seconds(fused: bool, last: bool) -> float:
         return {(0, 0): LATE, (1, 0): LATE / 4, (0, 1): LATE / 2, (1, 1): 2 * LATE}[fused, last]
 
-    tuning = tune(sleeping(network, optimizer, x, seconds), budget_s=12)
+    tuning = tune(sleeping(network, optimizer, x, seconds), budget_s=8)
     assert tuning.winner.name == "fused_optimizer"
     reasons = {one.name: one.reason for one in tuning.rejected}
     assert reasons["channels_last+fused_optimizer"].startswith("slower")
@@ -105,7 +105,7 @@ def test_two_that_help_alone_and_hurt_together_are_not_joined():
 def test_two_that_help_together_are_joined():
     network, optimizer, x = parts()
     step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 2 * fused + 2 * last))
-    tuning = tune(step, budget_s=12)
+    tuning = tune(step, budget_s=8)
     assert tuning.winner.name == "channels_last+fused_optimizer"
     assert [name for name, _ in tuning.parts()] == ["channels_last", "fused_optimizer"]
 
@@ -129,7 +129,7 @@ def test_a_search_that_is_stopped_leaves_everything_as_before():
     network, optimizer, x = parts()
     before = [p.detach().clone() for p in network.parameters()]
     step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + fused))
-    search = Search(step_of(step), budget_s=10)
+    search = Search(step_of(step), budget_s=6)
     run = search.run()
     for _ in range(12):
         next(run)
