@@ -94,9 +94,7 @@ class Cell:
 
         def run(loops: int, watch: Stopwatch) -> None:
             __tracebackhide__ = True
-            with self.quiet():
-                inner_loop(itertools.repeat(None, loops), watch.begin, watch.end)
-            self._silence.stream = None
+            inner_loop(itertools.repeat(None, loops), watch.begin, watch.end)
 
         return run, took_s
 
@@ -132,9 +130,23 @@ class Cell:
         return reached(_named(self.tree, self._names))
 
     def beyond_undo(self) -> list[str]:
-        """The names of what the cell uses and nobody can put back: open files."""
+        """What the cell uses and nobody can put back, in words: open files, hidden iterators."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
-        return sorted(name for name in used if isinstance(self._names.get(name), IOBase))
+        files = [name for name in sorted(used) if isinstance(self._names.get(name), IOBase)]
+        named = {id(self._names[name]) for name in self.iterators()}
+        hidden = {
+            type(one).__name__
+            for one in self.objects()
+            if isinstance(one, Iterator) and not isinstance(one, IOBase) and id(one) not in named
+        }
+        return [
+            *(f"{name} is written to for real: that can't be put back" for name in files),
+            *(
+                f"a {kind} that the cell reaches through another object is drawn from for real: "
+                "give it a name of its own, and it is put back"
+                for kind in sorted(hidden)
+            ),
+        ]
 
     def iterators(self) -> list[str]:
         """The names of iterators that the cell draws from: its next batch, say."""

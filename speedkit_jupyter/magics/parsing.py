@@ -44,6 +44,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise IPython's UsageError."""
+        message = message.replace("invalid _whole_number value", "no whole number")
+        message = message.replace("invalid int value", "no whole number")
         found = re.search(r"unrecognized arguments: (\S+)", message)
         if found and found[1] in ("-h", "--help"):
             message = f"its options are {', '.join(options(self))}; see %speedkit help"
@@ -171,11 +173,12 @@ def speedbench_parser() -> Parser:
     parser.add_argument("--save", metavar="NAME")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--objective", choices=("time", "memory"))
-    parser.add_argument("--steps", type=_count, metavar="NUMBER")
+    parser.add_argument("--steps", type=_whole_number, metavar="NUMBER")
     parser.add_argument("--paranoid", action="store_true")
     parser.add_argument("--throughput", action="store_true")
-    for option, metavar in (("-n", "LOOPS"), ("-r", "RUNS"), ("-p", "DIGITS")):
-        parser.add_argument(option, type=_count, metavar=metavar)
+    parser.add_argument("-n", type=int, metavar="LOOPS")
+    for option, metavar in (("-r", "RUNS"), ("-p", "DIGITS")):
+        parser.add_argument(option, type=_whole_number, metavar=metavar)
     parser.add_argument("-v", metavar="NAME")
     for option in ("-q", "-o", "-t", "-c"):
         parser.add_argument(option, action="store_true")
@@ -201,7 +204,7 @@ def split_setup(line: str) -> tuple[str, str]:
     return line[:end], line[begin:].strip()
 
 
-def _count(text: str) -> int:
+def _whole_number(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is no number of times: give 1 or more")

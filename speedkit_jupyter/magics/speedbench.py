@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from keyword import iskeyword
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -40,6 +41,8 @@ def run(shell: Any, line: str, source: str) -> Comparison | Timing | Tuning | No
     __tracebackhide__ = True
     typed, setup = parsing.split_setup(line)
     arguments = parsing.speedbench_parser().parse_line(typed)
+    if arguments.v and (not arguments.v.isidentifier() or iskeyword(arguments.v)):
+        raise UsageError(f"%%speedbench: -v {arguments.v}: this is no name for a variable")
     cell = Cell(shell, source)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     try:
@@ -65,6 +68,8 @@ def run(shell: Any, line: str, source: str) -> Comparison | Timing | Tuning | No
 def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Benchmark:
     _refuse(arguments, TIMEIT_OPTIONS, "to timing without --compare")
     _refuse(arguments, ("objective", "steps"), "to --tune")
+    if setup and arguments.compare.endswith(","):
+        raise UsageError(f"%%speedbench: --compare takes commas without spaces (before {setup!r})")
     _refuse_setup(setup)
     if arguments.paranoid and arguments.throughput:
         raise UsageError("%%speedbench: --paranoid or --throughput, not both")
@@ -98,8 +103,8 @@ def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:
 def _refuse_setup(setup: str) -> None:
     if setup:
         raise UsageError(
-            f"%%speedbench: {setup.split()[0]!r} is one word too many "
-            "(lists take commas without spaces)"
+            f"%%speedbench: {setup!r}: set-up code belongs to timing without --compare and --tune; "
+            "put it into an earlier cell"
         )
 
 
@@ -117,7 +122,14 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
     )
     timer = _cpu_seconds if arguments.c else time.time if arguments.t else time.perf_counter
     return Timer(
-        step, loop, device_of(step), timing, arguments.n, arguments.r, arguments.budget, timer
+        step,
+        loop,
+        device_of(step),
+        timing,
+        arguments.n or None,
+        arguments.r,
+        arguments.budget,
+        timer,
     )
 
 
@@ -173,8 +185,8 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
             names["ctx"] = context
         return cell.run()
 
-    for name in cell.beyond_undo():
-        print(f"{name} is written to for real: that can't be put back")
+    for warning in cell.beyond_undo():
+        print(warning)
     return Step(
         step,
         models,

@@ -32,11 +32,15 @@ LEAST_MOVE, MOST_MOVE = 0.2, 5.0
 
 @dataclass
 class Observation:
-    """What one step computed, on the CPU in float64, flattened."""
+    """What one step computed up to its first optimizer step, on the CPU in float64, flattened.
+
+    `moved` is how far the parameters are from where they were when the whole step is done.
+    """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor | None] = field(default_factory=list)
     moved: float = 0.0
+    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,12 @@ class Accuracy:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+NOTHING_TO_COMPARE = (
+    "there was no backward pass and no result to compare: end the step with its result, or name "
+    "it with --check"
+)
 
 
 class _Enough(BaseException):
@@ -76,16 +86,28 @@ def observing(
     start = [p.detach().clone() for p in parameters]
     backward = torch.autograd.backward
 
+    in_closure = False
+
     def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        divisor = scale() if loss_is_scaled else 1.0
-        seen.outputs += [one / divisor for one in _flat(tensors)]
+        if not seen.complete:
+            divisor = scale() if loss_is_scaled else 1.0
+            seen.outputs += [one / divisor for one in _flat(tensors)]
         backward(tensors, *args, **kwargs)
+        if in_closure:  # its first evaluation comes before anything has moved
+            complete(1.0)
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not seen.gradients:
+        nonlocal in_closure
+        in_closure = any(callable(one) for one in (*args, *kwargs.values()))
+        if not in_closure:
             # A fused optimizer is handed the scale, for every other it is taken out before.
             still_in = getattr(optimizer, "grad_scale", None)
-            seen.gradients = _gradients(parameters, 1.0 if still_in is None else float(still_in))
+            complete(1.0 if still_in is None else float(still_in))
+
+    def complete(still_in: float) -> None:
+        if not seen.complete:
+            seen.gradients = _gradients(parameters, still_in)
+            seen.complete = True
         if stop_at_step:
             raise _Enough
 
@@ -97,7 +119,7 @@ def observing(
     finally:
         torch.autograd.backward = backward
         handle.remove()
-    if not seen.gradients:
+    if not seen.complete:
         seen.gradients = _gradients(parameters, scale())
     moves = [
         (p.detach() - old).double().norm() ** 2 for p, old in zip(parameters, start, strict=True)
@@ -173,7 +195,9 @@ def judge(
     `is_random`, more than rounding is no verdict, unless it is not finite.
     """
     if not reference.outputs and not any(g is not None for g in reference.gradients):
-        return Accuracy("not checked", "the step ran no backward and returned no tensor")
+        return Accuracy("not checked", NOTHING_TO_COMPARE)
+    if not _finite(baseline):
+        return Accuracy("not checked", "the step itself gives numbers that are not finite")
     output, gradient = _error(seen.outputs, reference.outputs), _gradient_error(seen, reference)
     own_output = _error(baseline.outputs, reference.outputs)
     own_gradient = _gradient_error(baseline, reference)
@@ -195,8 +219,10 @@ def _verdict(
 ) -> tuple[Verdict, str]:
     limits = [max(limit, 4 * mine) for limit, mine in zip(LIMITS[precision], own, strict=True)]
     for what, error, limit in zip(("output", "gradients"), errors, limits, strict=True):
+        if not _finite(seen):
+            return "wrong", f"{what}: not finite"
         if error != error or error == float("inf"):
-            return "wrong", f"{what}: not finite, or of another shape"
+            return "wrong", f"{what}: others than the baseline's in number or shape"
         if error > limit:
             return (
                 "wrong",
@@ -206,6 +232,12 @@ def _verdict(
         return "wrong", f"the parameters moved {seen.moved / baseline.moved:.2g} times as far"
     close = all(error <= 2 * mine + 1e-6 for error, mine in zip(errors, own, strict=True))
     return ("exact", "") if close else ("rounding", "")
+
+
+def _finite(seen: Observation) -> bool:
+    return all(
+        bool(one.isfinite().all()) for one in (*seen.outputs, *seen.gradients) if one is not None
+    )
 
 
 def _error(seen: Sequence[Any], reference: Sequence[Any]) -> float:

@@ -151,7 +151,8 @@ class Benchmark:
             skipped = runner.scale() < scale
             settled = calls > 2 and abs(now - last) < STABLE * last
             settled = settled and graphs == record.compilations.graphs
-            if not skipped and (settled or calls > MOST_WARM_UP):
+            enough = calls > MOST_WARM_UP or (calls > 2 and spent > self._most_warm_up_s(record))
+            if not skipped and (settled or enough):
                 break
             last = now
         if skipped:
@@ -159,6 +160,11 @@ class Benchmark:
         runner.step_s = now
         record.settling_s = max(spent - calls * now, 0.0)
         record.notes.update({k: v for one in runner.contexts for k, v in one.notes.items()})
+
+    def _most_warm_up_s(self, record: Record) -> float:
+        """Beyond the first call, a variant warms up no longer than its share of the budget."""
+        assert record.first_call_s is not None
+        return record.first_call_s + self.budget_s / len(self._records)
 
     def _estimate(self, runners: Sequence[Runner]) -> str:
         """How long it will take, said as soon as one step has been seen."""

@@ -69,7 +69,7 @@ class Examination:
                     roofline.eager(),
                     accuracy.in_float64(runner.step.models),
                 ):
-                    seen.append(runner.observed(self._check, stop_at_step=True))
+                    seen.append(runner.observed(self._check, stop_at_step=not self._check))
         except Exception:  # an operation without float64, or code that asks for float32
             return None, False
         finally:
@@ -112,6 +112,7 @@ class Examination:
         try:
             with first.applied():
                 first.warm.restore()
-                return roofline.flops(first.once)
+                # 0: no operation that the counter knows
+                return roofline.flops(first.once, first.step.models) or None
         except Exception:  # the counter is a dispatch mode, which some code does not allow
             return None

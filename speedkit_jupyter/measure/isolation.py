@@ -44,6 +44,7 @@ class State:
             *(_optimizer_state(optimizer, copied) for optimizer in optimizers),
             *(_scaler_state(scaler) for scaler in scalers),
             _random_state(),
+            _modes_state(),
         ]
         if names is not None:
             self._restores.append(_names_state(names, assigned))
@@ -141,6 +142,7 @@ def _model_state(model: torch.nn.Module, copied: Copy) -> Restore:
         (holder, dict(holder))
         for module in model.modules()
         for holder in (module.__dict__, module._parameters, module._buffers, module._modules)
+        if isinstance(holder, dict)  # TorchScript keeps its own in C++, where none is replaced
     ]
     torchs = vars(torch.nn.Module())  # hooks: those of a plan may be others when it returns
     own = states_of(
@@ -253,6 +255,24 @@ def _random_state() -> Restore:
             torch.mps.set_rng_state(mps)
         if numpy is not None:
             numpy.random.set_state(legacy)
+
+    return restore
+
+
+def _modes_state() -> Restore:
+    """Process-wide modes that a step may set: gradients, default dtype, threads."""
+    import torch
+
+    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    threads = torch.get_num_threads()
+
+    def restore() -> None:
+        if torch.is_grad_enabled() != gradients:
+            torch.set_grad_enabled(gradients)
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
     return restore
 

@@ -8,8 +8,8 @@ bytes of its state, which must be read at least once, over the rate of a copy.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -51,13 +51,36 @@ def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
     return Peak(_gemm_rate(str(device), dtype, setting, threads), _copy_rate(str(device), threads))
 
 
-def flops(step: Callable[[], object]) -> int:
-    """Operations of one step by torch's counter: matrix products, convolutions, attention."""
+def flops(step: Callable[[], object], models: Sequence[torch.nn.Module] = ()) -> int:
+    """Operations of one step by torch's counter: matrix products, convolutions, attention.
+
+    Without kernels that do many operations at once and that the counter does not know.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
-    with eager(), FlopCounterMode(display=False) as counter:
+    with eager(), _known_kernels(models), FlopCounterMode(display=False) as counter:
         step()
     return int(counter.get_total_flops())
+
+
+@contextmanager
+def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """No oneDNN LSTM, no fused encoder layer, on a CPU attention as its matrix products."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    modules = [part for model in models for part in model.modules()]
+    on_cpu = all(p.device.type == "cpu" for model in models for p in model.parameters())
+    found = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, found[0])
+        stack.callback(torch._C._set_mkldnn_enabled, found[1])
+        torch.backends.mha.set_fastpath_enabled(False)
+        if on_cpu and any(isinstance(one, torch.nn.RNNBase) for one in modules):
+            torch._C._set_mkldnn_enabled(False)
+        if on_cpu:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield
 
 
 @contextmanager

@@ -9,12 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure import accuracy
 from speedkit_jupyter.measure.accuracy import Observation
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.routing import Router
-from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.step import OUT_OF_DATA, Step
 
 if TYPE_CHECKING:
     import torch
@@ -55,9 +56,12 @@ class Runner:
         """One step."""
         __tracebackhide__ = True
         self.step.rewind()
-        if self._router is None:
-            return self.step.run(self.contexts[0])
-        return self._router.run(partial(self.step.run, self.contexts[0]))
+        try:
+            if self._router is None:
+                return self.step.run(self.contexts[0])
+            return self._router.run(partial(self.step.run, self.contexts[0]))
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError(OUT_OF_DATA) from None
 
     def scale(self) -> float:
         """The GradScaler's factor, which falls where a step was skipped; 1 without one."""
@@ -71,6 +75,8 @@ class Runner:
             result = self.once()
             if not seen.outputs:
                 seen.outputs = accuracy.returned(result)
+            if not seen.outputs and not seen.complete:
+                seen.outputs = accuracy.returned(self.step.results())
         if check:
             seen.outputs = accuracy.returned(self.step.values(check))
         return seen

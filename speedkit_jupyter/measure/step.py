@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     import torch
 
 
+OUT_OF_DATA = (
+    "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
+    "the cell names begins anew by itself"
+)
+
+
 @dataclass
 class Step:
     """What is measured, and what it may change.
@@ -65,6 +71,11 @@ class Step:
             if name not in space:
                 raise StepError(f"--check {name}: the step leaves no such name")
         return [space[name] for name in names]
+
+    def results(self) -> list[Any]:
+        """What the step left in the names that it assigns."""
+        space = self.names or {}
+        return [space[name] for name in self.assigned if name in space and name != "ctx"]
 
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """The optimizers that hold a parameter of the model."""

@@ -8,11 +8,14 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 Restore = Callable[[], None]
 # Larger tensors and arrays are data: they are not copied, and a step is trusted not to write them.
 MOST_BYTES = 2**28
+# Iterators that copy.copy makes independent of one another.
+COPYABLE: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")))
 
 
 def states_of(objects: Sequence[Any]) -> list[Restore]:
@@ -29,7 +32,7 @@ def _state_of(found: Any) -> Restore | None:
     import numpy as np
     import torch
 
-    if isinstance(found, list | dict | set | deque):
+    if isinstance(found, list | dict | set | deque | bytearray):
         return _container_state(found)
     if isinstance(found, torch.Tensor):
         return _tensor_state(found)
@@ -42,7 +45,7 @@ def _state_of(found: Any) -> Restore | None:
     if callable(getattr(found, "state_dict", None)) and hasattr(found, "load_state_dict"):
         saved = copy.deepcopy(found.state_dict())
         return lambda: found.load_state_dict(copy.deepcopy(saved))
-    if _is_plain_instance(found):
+    if _is_plain_instance(found) or isinstance(found, FunctionType):
         attributes = dict(vars(found))
         return lambda: _fill(vars(found), attributes)
     return None
@@ -54,7 +57,7 @@ def _container_state(found: Any) -> Restore:
     def restore() -> None:
         if len(found) == len(saved) and all(map(operator.is_, _parts(found), _parts(saved))):
             return
-        if isinstance(found, list):
+        if isinstance(found, list | bytearray):
             found[:] = saved
         else:
             found.clear()
@@ -172,7 +175,8 @@ def replayed(
     names: MutableMapping[str, Any], iterators: Sequence[str]
 ) -> Iterator[Callable[[], None]]:
     """The iterators of these names replay their first draws; yields what rewinds them."""
-    replays = {name: Replay(names[name]) for name in iterators}
+    found = {name: names[name] for name in iterators}
+    replays = {name: Replay(_independent(one)) for name, one in found.items()}
     names.update(replays)
 
     def rewind() -> None:
@@ -182,4 +186,11 @@ def replayed(
     try:
         yield rewind
     finally:
-        names.update({name: replay.as_found() for name, replay in replays.items()})
+        for name, replay in replays.items():
+            untouched = isinstance(found[name], COPYABLE)
+            names[name] = found[name] if untouched else replay.as_found()
+
+
+def _independent(iterator: Iterator[Any]) -> Iterator[Any]:
+    """A copy that draws for itself, where Python has one: the iterator then stays where it is."""
+    return copy.copy(iterator) if isinstance(iterator, COPYABLE) else iterator

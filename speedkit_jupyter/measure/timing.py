@@ -16,13 +16,15 @@ from speedkit_jupyter.measure.clock import Stopwatch
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.statistics import median_interval
-from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.step import OUT_OF_DATA, Step
 
 if TYPE_CHECKING:
     import torch
 
 # As in `timeit`: loops until one run takes this long, and so many runs.
 RUN_S, RUNS = 0.2, 7
+# Fewer can't bound a median at 95 %: even best and worst leave it out more often than that.
+LEAST_RUNS = 6
 MOST_LOOPS = 10**9
 
 # Runs a loop of so many steps between the stopwatch's `begin` and `end`.
@@ -84,9 +86,9 @@ class Timing(Shown):
         return median_interval(self.timings)[0]
 
     @property
-    def interval_s(self) -> tuple[float, float]:
-        """The distribution-free 95 % interval of the median; all runs where they are few."""
-        return median_interval(self.timings)[1:]
+    def interval_s(self) -> tuple[float, float] | None:
+        """The distribution-free 95 % interval of the median; None below six runs."""
+        return median_interval(self.timings)[1:] if self.repeat >= LEAST_RUNS else None
 
     @property
     def cpu_s(self) -> float:
@@ -100,7 +102,7 @@ class Timing(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` has one record, so that a history can compare it."""
-        low, high = self.interval_s
+        low, high = self.interval_s or (None, None)
         row = {
             "name": "cell",
             "median_s": self.median_s,
@@ -145,6 +147,8 @@ class Timer:
     timer: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
+        if self.loops is not None and self.loops < 1:
+            raise StepError(f"-n {self.loops} is no number of loops: 1 or more, or 0 to choose it")
         if self.budget_s is not None and not self.budget_s > 0:
             raise StepError(
                 f"the budget must be a positive number of seconds, not {self.budget_s:g}"
@@ -197,7 +201,10 @@ class Timer:
         self.step.rewind()
         watch = Stopwatch(self.device, self.timer)
         with _without_garbage_collection():
-            self.loop(loops, watch)
+            try:
+                self.loop(loops, watch)
+            except StopIteration:  # would look like the end of a generator of ours
+                raise StepError(OUT_OF_DATA) from None
         return watch
 
     def _enough(self, number: int, elapsed: float) -> bool:

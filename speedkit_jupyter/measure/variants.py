@@ -51,7 +51,10 @@ def variant(name: str) -> Variant:
         return Variant(name, _saved(name, kept[-1]))
     values: dict[str, Any] = {}
     for word in name.split("+"):
-        values.update(_option(word))
+        found = _option(word)
+        if twice := next((one for one in found if one in values), None):
+            raise StepError(f"variant {name}: it names {twice} twice")
+        values.update(found)
     return Variant(name, _config(values, name))
 
 
@@ -75,7 +78,7 @@ def _config(values: Mapping[str, Any], name: str) -> SpeedConfig:
 
 def check_free(name: str) -> None:
     """Raise StepError for a name that no result can be saved under."""
-    if not re.fullmatch(r"[\w.-]+", name) or name.endswith((".yaml", ".yml")):
+    if not re.fullmatch(r"\w[\w.-]*", name) or name.endswith((".yaml", ".yml")):
         raise StepError(f"--save {name!r}: a name takes letters, digits, '_', '-' and '.'")
     if name in (BASELINE, CURRENT, AUTO, *words()):
         raise StepError(f"--save {name}: this is a variant's name already")

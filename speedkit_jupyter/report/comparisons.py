@@ -50,6 +50,9 @@ def _headline(comparison: Comparison) -> str:
     rounds = count(len(comparison.baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
     best = comparison.best
+    if len(comparison.records) == 1 and comparison.baseline.times_s:
+        median = seconds(spread(comparison.baseline.times_s).median_s)
+        return f"{comparison.baseline.name} takes {median} a step ({where})"
     if best is None:
         return f"Nothing is proven faster than {comparison.baseline.name} ({where})"
     return f"{best.name} is {describe_verdict(comparison, best)} ({where})"
@@ -73,8 +76,9 @@ def _row(comparison: Comparison, record: Record) -> Row:
         blank = ("–",) * 7
         return Row((record.name, *blank, f"{verdict}: {record.failure or 'not reached'}"), tone)
     found, limit = comparison.ratio(record), comparison.share_of_limit(record)
-    known = found is not None and not math.isinf(found.high)
-    low_high = f"{ratio(found.low)} to {ratio(found.high)}" if found and known else "–"
+    if found is not None and (math.isinf(found.high) or record.same_as_baseline):
+        found = None  # too few rounds to say anything, or nothing that could differ
+    low_high = f"{ratio(found.low)} to {ratio(found.high)}" if found else "–"
     return Row(
         (
             record.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speedkit_jupyter.measure.timing import Timing
+from speedkit_jupyter.measure.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.report.document import Document, Row, Section, Table
 from speedkit_jupyter.report.units import count, seconds
 
@@ -16,27 +16,34 @@ def timing_report(timing: Timing) -> Document:
     runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"
     if not timing.all_runs:
         return Document(f"Nothing was timed ({runs})")
-    low, high = (seconds(one, digits) for one in timing.interval_s)
+    interval = timing.interval_s
+    between = " to ".join(seconds(one, digits) for one in interval) if interval else "–"
     device = timing.device_s
     cells = {
         "median": seconds(timing.median_s, digits),
-        "95 % interval": f"{low} to {high}",
+        "95 % interval": between,
         "mean ± std. dev.": f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}",
         "best": seconds(timing.best, digits),
         "worst": seconds(timing.worst, digits),
         "CPU time": seconds(timing.cpu_s, digits),
-        "device time": "–" if device is None else seconds(device, digits),
     }
+    if device is not None:
+        cells["device time"] = seconds(device, digits)
     if timing.first_call_s is not None:
         cells["first call"] = seconds(timing.first_call_s, digits)
     table = Table(tuple(cells), (Row(tuple(cells.values())),), numbers=tuple(cells))
-    headline = f"{cells['median']} per loop, 95 % interval {low} to {high} ({runs})"
+    known = f", 95 % interval {between}" if interval else ""
+    headline = f"{cells['median']} per loop{known} ({runs})"
     sections = [Section(table), Section("\n".join(_lines(timing)))]
     return Document(headline, tuple(sections), timing.to_dict())
 
 
 def _lines(timing: Timing) -> list[str]:
-    lines = ["CPU time is summed over all cores; device time lies between two CUDA events."]
+    lines = ["CPU time is summed over all cores."]
+    if timing.device_s is not None:
+        lines[0] += " Device time lies between two CUDA events."
+    if timing.interval_s is None:
+        lines.append(f"Fewer than {LEAST_RUNS} runs have no 95 % interval.")
     if timing.best > 0 and timing.worst > max(SUSPICIOUS * timing.best, LEAST_S):
         lines.append(
             f"The slowest run took {timing.worst / timing.best:.1f} times as long as the fastest: "

@@ -231,7 +231,7 @@ def test_a_plan_that_changes_nothing_is_the_same_as_baseline(shell):
     shell.run("lin, z = nn.Linear(4, 4), torch.rand(2, 4)")
     shown = shell.run(bench("--budget 0.3", cell))
     if "changes nothing here" in shown:  # a CPU without bf16 units
-        assert "1.000×" in shown
+        assert "1.000×" not in shown
         assert " same" in shown
 
 
@@ -279,3 +279,17 @@ def test_throughput_or_paranoid(shell):
     assert "baseline" in shell.run(bench("--budget 0.3 --throughput"))
     assert "not both" in str(shell.fails(bench("--throughput --paranoid")))
     assert "-n belongs" in str(shell.fails(bench("-n 3")))
+
+
+def test_inference_is_checked_by_what_the_cell_assigns(shell):
+    shell.run(
+        bench(
+            "--compare baseline,bf16 --budget 0.2 -v found", "with torch.no_grad(): out = model(x)"
+        )
+    )
+    found = shell.names["found"]
+    assert [one.accuracy.verdict for one in found.records] == ["exact", "rounding"]
+    shell.run(
+        bench("--compare baseline,bf16 --budget 0.2 -v found", "with torch.no_grad(): model(x)")
+    )
+    assert "--check" in shell.names["found"].records[1].accuracy.reason

@@ -69,7 +69,8 @@ def test_setup_runs_before_each_run_untimed_and_its_names_are_local(shell):
 
 def test_p_sets_the_digits(shell):
     shown = shell.run("%%speedbench -p 7 -n 100 -r 3\nsum(range(1000))")
-    digits = [len(word.replace(".", "")) for word in shown.split() if word.count(".") == 1]
+    numbers = [word for word in shown.split() if word[0].isdigit() and word.count(".") == 1]
+    digits = [len(word.replace(".", "")) for word in numbers]
     assert max(digits) == 7
 
 
@@ -129,8 +130,12 @@ def test_an_error_in_the_step_is_the_users_own_and_all_is_put_back(shell):
 @pytest.mark.parametrize(
     ("line", "cell", "words"),
     [
-        ("-n 0", "1", ["1 or more"]),
-        ("-n many", "1", ["many"]),
+        ("-n -1", "1", ["1 or more"]),
+        ("-r 0", "1", ["1 or more"]),
+        ("-n many", "1", ["many", "whole number"]),
+        ("-p x", "1", ["whole number"]),
+        ("-v class", "1", ["class"]),
+        ("--save ..", "1", [".."]),
         ("--budget 0", "1", ["positive"]),
         ("--check loss", "1", ["--check", "--compare"]),
         ("--throughput", "1", ["--throughput", "--compare"]),
@@ -166,6 +171,48 @@ def test_batches_from_an_iterator_begin_anew_when_they_are_used_up(shell):
     timing = timed(shell, "-n 10 -r 2", "next(batches)")
     assert timing.loops == 10
     assert list(shell.names["batches"]) == [1, 2, 3]
+
+
+def test_an_iterator_of_a_list_stays_the_same_object_also_under_other_names(shell):
+    shell.run("batches = iter([1, 2, 3]); same = batches")
+    timed(shell, "-n 2 -r 2", "next(batches)")
+    assert shell.names["batches"] is shell.names["same"]
+    assert list(shell.names["same"]) == [1, 2, 3]
+
+
+def test_an_iterator_inside_another_object_is_named_and_its_end_is_one_line(shell):
+    shell.run("class Loader: pass\nloader = Loader(); loader.it = iter([1, 2, 3])")
+    error = shell.fails("%%speedbench -n 20 -r 2\nnext(loader.it)")
+    assert isinstance(error, UsageError)
+    assert "ran out of data" in str(error)
+    shell.run("loader.it = iter(range(10_000))")
+    assert "range_iterator" in shell.run("%%speedbench -n 2 -r 2\nnext(loader.it)")
+
+
+def test_n_0_chooses_the_loops_as_timeit_does(shell):
+    assert timed(shell, "-n 0 -r 2", "1 + 1").loops > 1000
+
+
+def test_what_a_step_prints_is_printed_as_often_as_by_timeit(shell):
+    assert shell.run("%%speedbench -q -n 3 -r 2\nprint('hello')").count("hello") == 6
+
+
+def test_few_runs_have_no_interval(shell):
+    shown = shell.run("%%speedbench -n 2 -r 3\nsum(range(10))")
+    assert "per loop (3 runs" in shown
+    assert "Fewer than 6 runs" in shown
+
+
+def test_modes_and_counters_that_the_cell_changes_are_as_before(shell):
+    shell.run("log = bytearray()\ndef count(): count.n += 1\ncount.n = 0")
+    shell.run(
+        "%%speedbench -q -n 2 -r 2\ntorch.set_grad_enabled(False); log.append(1); count()\n"
+        "torch.set_default_dtype(torch.float64)"
+    )
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() is torch.float32
+    assert shell.names["log"] == bytearray()
+    assert shell.names["count"].n == 0
 
 
 def test_a_loop_over_an_iterator_ends_where_the_iterator_does(shell):

@@ -37,7 +37,7 @@ def test_memory_is_an_objective(shell):
         ("--tune --objective speed", ["speed", "time"]),
         ("--tune --steps 0", ["1 or more"]),
         ("--tune --budget 0", ["positive"]),
-        ("--tune bf16", ["bf16", "one word too many"]),
+        ("--tune bf16", ["bf16", "earlier cell"]),
         ("--steps 5", ["--steps", "--tune"]),
         ("--compare baseline,auto --objective time", ["--objective", "--tune"]),
     ],

@@ -187,3 +187,70 @@ def test_a_failed_variant_keeps_nothing_of_its_step_alive():
     seen = [held.get() for _ in range(held.qsize())]
     assert len(seen) > 2
     assert all(one() is None for one in seen)
+
+
+def several_steps(model, optimizer, x):
+    """Two steps in one."""
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+
+def lbfgs(model, optimizer, x):
+    """An optimizer that runs the step itself."""
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+@pytest.mark.parametrize("step", [several_steps, lbfgs])
+def test_what_follows_the_first_optimizer_step_is_no_part_of_the_check(step):
+    model, optimizer, _ = parts()
+    x = torch.rand(4, 16)
+    found = benchmark(
+        lambda: step(model, optimizer, x),
+        "baseline,sdpa:math",
+        model=model,
+        optimizer=optimizer,
+        budget_s=0.1,
+    )
+    assert [one.accuracy.verdict for one in found.records] == ["exact", "exact"]
+    assert found.records[0].accuracy.gradient_error < 1e-3
+
+
+def test_a_step_that_gives_nan_by_itself_is_not_called_wrong():
+    model, optimizer, _ = parts()
+    rows = benchmark(
+        lambda: (model(torch.rand(2, 16)) * float("nan")).sum().backward(),
+        "baseline,sdpa:math",
+        model=model,
+        optimizer=optimizer,
+        budget_s=0.1,
+    ).records
+    assert {one.accuracy.verdict for one in rows} == {"not checked"}
+    assert "not finite" in rows[1].accuracy.reason
+
+
+def test_torchscript_models_are_measured_and_put_back():
+    traced = torch.jit.trace(nn.Linear(4, 1), torch.rand(2, 4))
+    optimizer = torch.optim.SGD(traced.parameters(), lr=0.1)
+    before = traced.weight.detach().clone()
+    x = torch.rand(2, 4)
+
+    def step():
+        traced(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = benchmark(
+        step, "baseline,fused_optimizer", model=traced, optimizer=optimizer, budget_s=0.1
+    )
+    assert found.records[1].failure is None
+    assert torch.equal(traced.weight, before)

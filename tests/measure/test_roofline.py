@@ -37,3 +37,16 @@ def test_no_variant_is_beyond_the_limit():
     comparison = benchmark(lambda: network(x).sum().backward(), "baseline,auto", budget_s=0.3)
     assert comparison.flops == 2 * (2 * 512**3)
     assert 0 < comparison.share_of_limit(comparison.baseline) <= 1
+
+
+def test_kernels_that_do_many_operations_at_once_are_counted_too():
+    lstm, x = nn.LSTM(16, 32), torch.rand(5, 2, 16)
+    gates = 4 * 32
+    assert roofline.flops(lambda: lstm(x), [lstm]) == 2 * 5 * 2 * gates * (16 + 32)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+
+    def infer() -> None:
+        with torch.inference_mode():
+            layer(torch.rand(2, 8, 32))
+
+    assert roofline.flops(infer, [layer]) > 2 * 16 * (4 * 32 * 32 + 2 * 32 * 64)

@@ -48,6 +48,11 @@ def test_auto_is_the_plain_config_and_baseline_has_none():
     assert [one.config for one in parse("auto,baseline,current")] == [SpeedConfig(), None, None]
 
 
+def test_one_optimization_named_twice_is_an_error():
+    with pytest.raises(StepError, match="precision twice"):
+        parse("baseline,bf16+fp16")
+
+
 def test_a_yaml_file_is_a_variant(tmp_path):
     (tmp_path / "mine.yaml").write_text("precision: bf16\n")
     found = variant(str(tmp_path / "mine.yaml"))
