@@ -124,7 +124,7 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
-    if what and not record.failure:
+    if what and not record.failure and "+".join(what) != record.name:
         lines.append(", ".join(what))
     if record.accuracy is not None:
         lines += _errors(record.accuracy)
