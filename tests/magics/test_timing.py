@@ -29,8 +29,8 @@ def test_a_cell_without_any_model_is_timed_as_by_timeit(shell):
 
 
 def test_the_object_has_what_timeits_object_has(shell):
-    shell.run("%%timeit -q -n 50 -r 4 -v theirs\nsum(range(100))")
-    ours, theirs = timed(shell, "-n 50 -r 4", "sum(range(100))"), shell.names["theirs"]
+    theirs = shell.ip.run_cell_magic("timeit", "-q -o -n 50 -r 4", "sum(range(100))")
+    ours = timed(shell, "-n 50 -r 4", "sum(range(100))")
     public = [name for name in dir(theirs) if not name.startswith("_")]
     for name in public:
         assert type(getattr(ours, name)) is type(getattr(theirs, name)), name
