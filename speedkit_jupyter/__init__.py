@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.planning import Plan as Plan
     from speedkit_jupyter.planning import plan as plan
     from speedkit_jupyter.tuning.functions import tune as tune
+    from speedkit_jupyter.tuning.learning import tuned as tuned
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ _HOMES = {  # where each public name lives
     "restore_all": "context",
     "sdp_context": "context",
     "tune": "tuning.functions",
+    "tuned": "tuning.learning",
 }
 
 __all__ = sorted(_HOMES)

@@ -153,6 +153,7 @@ def test_the_public_names_are_these() -> None:
         "restore_all",
         "sdp_context",
         "tune",
+        "tuned",
     ]
     for name in speedkit_jupyter.__all__:
         assert getattr(speedkit_jupyter, name).__name__ == name

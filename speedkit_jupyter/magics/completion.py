@@ -22,6 +22,8 @@ def complete(shell: Any, event: Any) -> list[str]:
         return [*_models(shell), "--json"]
     if words[1] == "history":
         return [*_saved(), "--forget"]
+    if words[1] == "tuned":
+        return ["list", "forget"] if len(words) == 2 else _learned()
     if words[1] == "config":
         return ["show", "load", "save"] if len(words) == 2 else _files()
     return []
@@ -62,6 +64,12 @@ def _saved() -> list[str]:
     from speedkit_jupyter import store
 
     return sorted({one.name for one in store.saved()})
+
+
+def _learned() -> list[str]:
+    from speedkit_jupyter import store
+
+    return ["all", *(str(one.number) for one in store.learned())]
 
 
 def _models(shell: Any) -> list[str]:

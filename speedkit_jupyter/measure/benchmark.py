@@ -41,8 +41,9 @@ class Benchmark:
     `budget_s` are the seconds for the rounds, after warm-up. The device is synchronized around
     each step, or with `throughput` only around blocks of steps. `check` names what the step
     leaves in its namespace for the accuracy check, in place of what backward ran on;
-    `drop_slower` takes variants out of the rounds once they are known to be slower. Whatever
-    happens, models, optimizers, random generators and names end as they began. Raises StepError.
+    `drop_slower` takes variants out of the rounds once they are known to be slower; the rounds
+    end when the verdicts of the `decisive` variants (all, without) are clear. Whatever happens,
+    models, optimizers, random generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Benchmark:
         check: Sequence[str] = (),
         command: str = "",
         drop_slower: bool = False,
+        decisive: Sequence[str] = (),
     ) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
@@ -65,7 +67,7 @@ class Benchmark:
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
-        self._drop_slower = drop_slower
+        self._drop_slower, self._decisive = drop_slower, tuple(decisive)
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
@@ -196,7 +198,10 @@ class Benchmark:
         """Every verdict is clear, and precise; to choose by, not to print, less is enough."""
         assert self._sampler is not None
         result = self.result()
-        ratios = [result.ratio(one.record) for one in self._sampler.runners]
+        records = [one.record for one in self._sampler.runners]
+        ratios = [
+            result.ratio(one) for one in records if not self._decisive or one.name in self._decisive
+        ]
         if self._drop_slower:
             return all(
                 r.verdict != "too noisy" and r.is_precise(ENOUGH_TO_CHOOSE) for r in ratios if r

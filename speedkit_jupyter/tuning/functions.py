@@ -21,15 +21,25 @@ def tune(
     budget_s: float = 60.0,
     steps: int | None = None,
     objective: str = "time",
+    fresh: bool = False,
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
     `budget_s` are about the seconds for it all; warm-up and compiling may exceed them. With
     `steps` the objective is the total time of so many steps, compiling included; with `objective`
-    "memory" the peak of a step, at no loss of speed. Nothing is applied: `Tuning.apply()` does.
-    Raises StepError where the step can't be measured; all that it changed is put back.
+    "memory" the peak of a step, at no loss of speed. A plan that was learned for this very step
+    is only checked again, unless the search shall be `fresh`. Nothing is applied:
+    `Tuning.apply()` does. Raises StepError where the step can't be measured; all that it changed
+    is put back. Ctrl-C goes on to the caller, with the best so far as the error's `tuning`.
     """
-    search = Search(step_of(step, model, optimizer), budget_s, steps, objective)
-    for _ in search.run():
-        pass
+    search = Search(step_of(step, model, optimizer), budget_s, steps, objective, fresh)
+    try:
+        for _ in search.run():
+            pass
+    except KeyboardInterrupt as interrupt:
+        interrupt.tuning = search.result()  # type: ignore[attr-defined]
+        if hasattr(interrupt, "add_note"):  # from Python 3.11 on
+            name = search.result().winner.name
+            interrupt.add_note(f"the best so far is {name}: sys.last_value.tuning has it")
+        raise
     return search.result()
