@@ -154,6 +154,7 @@ def test_the_public_names_are_these() -> None:
         "sdp_context",
         "tune",
         "tuned",
+        "verify",
     ]
     for name in speedkit_jupyter.__all__:
         assert getattr(speedkit_jupyter, name).__name__ == name

@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "report": "each decision with its reason, and the flags before and after",
     "apply": "plan for a model and apply the plan",
     "restore": "put everything back",
+    "verify": "train with and without a plan, and compare the loss curves",
     "tuned": "the plans that tuning has learned; tuned forget NUMBER drops one",
     "history": "saved benchmarks, and how the newest compares with those before it",
     "config": "show, load or save the session's config",
@@ -161,6 +162,16 @@ def history_parser() -> Parser:
     parser = Parser(prog="%speedkit history", add_help=False, allow_abbrev=False)
     parser.add_argument("name", nargs="?", help="a name given to %%speedbench --save")
     parser.add_argument("--forget", action="store_true", help="delete what has this name")
+    return parser
+
+
+def verify_parser() -> Parser:
+    """`%speedkit verify`."""
+    parser = Parser(prog="%speedkit verify", add_help=False, allow_abbrev=False)
+    parser.add_argument("--steps", type=_whole_number, default=50, metavar="NUMBER")
+    parser.add_argument("--step", metavar="NAME")
+    parser.add_argument("--plan", metavar="NAME")
+    parser.add_argument("-v", metavar="NAME")
     return parser
 
 

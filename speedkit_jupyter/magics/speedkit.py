@@ -157,6 +157,13 @@ def history(shell: Any, session: Session, line: str) -> None:
     display(history_report(kept))
 
 
+def verify(shell: Any, session: Session, line: str) -> None:
+    """Loss curves with and without a plan, for the last %%speedbench cell or a function."""
+    from speedkit_jupyter.magics.verify import run as run_verify
+
+    run_verify(shell, session, parsing.verify_parser().parse_line(line))
+
+
 def tuned(shell: Any, session: Session, line: str) -> None:
     """Plans that tuning has learned."""
     from speedkit_jupyter import store
@@ -219,6 +226,7 @@ COMMANDS = {
     "config": config,
     "history": history,
     "tuned": tuned,
+    "verify": verify,
     "repair": repair,
     "help": help_,
 }

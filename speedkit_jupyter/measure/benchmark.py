@@ -22,7 +22,7 @@ from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import OVERFLOW, Progress, Sampler
 from speedkit_jupyter.measure.statistics import ERROR
 from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.variants import CURRENT, Variant
+from speedkit_jupyter.measure.variants import Variant, config_of
 from speedkit_jupyter.planning import describe
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Benchmark:
         """Measure; yields after every block. Closing the generator ends it and puts all back."""
         __tracebackhide__ = True
         step = self.step
-        configs = [_config(one, step) for one in self.variants]
+        configs = [config_of(one, step.models) for one in self.variants]
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
             for model in step.models:
@@ -231,14 +231,6 @@ def _nothing_to_measure(record: Record) -> None:
         record.notes = {}
     else:
         record.same_as_baseline = True
-
-
-def _config(one: Variant, step: Step) -> Any:
-    """The variant's config; `current` asks for what is applied to the model now."""
-    if one.name != CURRENT:
-        return one.config
-    slot = step.models[0].__dict__.get("_speedkit_contexts")
-    return slot[-1].plan.to_config() if slot else None
 
 
 def _keep_copies_where_they_fit(step: Step, copies: int) -> None:

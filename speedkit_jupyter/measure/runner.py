@@ -52,10 +52,11 @@ class Runner:
                 stack.enter_context(self._router.installed())
             return stack.pop_all()
 
-    def once(self) -> object:
-        """One step."""
+    def once(self, rewind: bool = True) -> object:
+        """One step, on the same data as every other unless it shall not `rewind`."""
         __tracebackhide__ = True
-        self.step.rewind()
+        if rewind:
+            self.step.rewind()
         try:
             if self._router is None:
                 return self.step.run(self.contexts[0])

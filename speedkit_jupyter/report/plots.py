@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.report.units import ratio, seconds
+from speedkit_jupyter.tuning.verification import Verification
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,4 +101,33 @@ def waterfall(found: Sequence[tuple[str, Ratio]], baseline_s: float) -> Figure:
     axes.tick_params(colors=NEUTRAL)
     for side in axes.spines.values():
         side.set_visible(False)
+    return figure
+
+
+def loss_curves(found: Verification) -> Figure:
+    """Baseline, plan and the other baseline over the steps."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    other = "baseline, rounded weights" if found.by_weights else "baseline, other seed"
+    curves: tuple[tuple[list[float], str, Any], ...] = (
+        (found.other_seed, other, {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.5}),
+        (found.baseline, "baseline", {"color": NEUTRAL, "linewidth": 2.5}),
+        (found.planned, found.name, {"color": "#1f6feb", "linestyle": "--", "linewidth": 1.5}),
+    )
+    for losses, label, style in curves:
+        axes.plot(range(1, len(losses) + 1), losses, label=label, **style)
+    axes.set_xlabel("step", color=NEUTRAL)
+    axes.set_ylabel("loss", color=NEUTRAL)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(colors=NEUTRAL)
+    axes.legend(frameon=False, labelcolor=NEUTRAL)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(NEUTRAL)
     return figure

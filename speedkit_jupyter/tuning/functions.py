@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.variants import CURRENT, config_of, variant
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
+from speedkit_jupyter.tuning.verification import Verification, Verifier
 
 if TYPE_CHECKING:
     import torch
@@ -43,3 +47,30 @@ def tune(
             interrupt.add_note(f"the best so far is {name}: sys.last_value.tuning has it")
         raise
     return search.result()
+
+
+def verify(
+    step: Callable[..., object],
+    plan: str | SpeedConfig = CURRENT,
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    steps: int = 50,
+) -> Verification:
+    """Train for so many steps with and without a plan and compare the loss curves.
+
+    `plan` is a variant's name (`current`: what is applied now) or a config. Each run begins from
+    the model as it is, with the same seed and data; a second baseline with another seed shows how
+    far apart two curves lie anyway. All that the runs changed is put back. Raises StepError.
+    """
+    verifier = verifier_of(step_of(step, model, optimizer), plan, steps)
+    for _ in verifier.run():
+        pass
+    return verifier.result()
+
+
+def verifier_of(step: Step, plan: str | SpeedConfig, steps: int) -> Verifier:
+    """A verifier of a variant by its name, or of a config."""
+    if isinstance(plan, SpeedConfig):
+        return Verifier(step, "plan", plan, steps)
+    return Verifier(step, plan, config_of(variant(plan), step.models), steps)
