@@ -8,7 +8,7 @@ import math
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
@@ -28,9 +28,13 @@ from speedkit_jupyter.planning import describe
 if TYPE_CHECKING:
     import torch
 
+Drop = Literal["", "slower", "beaten"]
+
 # Warm-up ends when two neighbouring steps differ by less than this and nothing was compiled in
 # the last one, or after so many steps; a GradScaler may need more until it skips none.
 STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
+# A gain below this is not worth a change, and not the time to prove it.
+WORTH_IT = 1.02
 # A search goes on once its intervals are as narrow as this share of the median.
 ENOUGH_TO_CHOOSE = 0.08
 
@@ -41,8 +45,9 @@ class Benchmark:
     `budget_s` are the seconds for the rounds, after warm-up. The device is synchronized around
     each step, or with `throughput` only around blocks of steps. `check` names what the step
     leaves in its namespace for the accuracy check, in place of what backward ran on;
-    `drop_slower` takes variants out of the rounds once they are known to be slower; the rounds
-    end when the verdicts of the `decisive` variants (all, without) are clear. Whatever happens,
+    `drop` takes variants out of the rounds: `slower` those that are known to gain nothing worth
+    it, `beaten` also those that another one is known to beat. The rounds end when the verdicts of
+    the `decisive` variants (all, without) are clear. Whatever happens,
     models, optimizers, random generators and names end as they began. Raises StepError.
     """
 
@@ -55,7 +60,7 @@ class Benchmark:
         throughput: bool = False,
         check: Sequence[str] = (),
         command: str = "",
-        drop_slower: bool = False,
+        drop: Drop = "",
         decisive: Sequence[str] = (),
     ) -> None:
         if not step.models:
@@ -67,7 +72,7 @@ class Benchmark:
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
-        self._drop_slower, self._decisive = drop_slower, tuple(decisive)
+        self._drop, self._decisive = drop, tuple(decisive)
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
@@ -202,15 +207,22 @@ class Benchmark:
         ratios = [
             result.ratio(one) for one in records if not self._decisive or one.name in self._decisive
         ]
-        if self._drop_slower:
+        if self._drop:
             return all(
                 r.verdict != "too noisy" and r.is_precise(ENOUGH_TO_CHOOSE) for r in ratios if r
             )
         return all(r.settled for r in ratios if r)
 
     def _is_hopeless(self, record: Record) -> bool:
-        """For a search: what is slower or wrong need not be measured more exactly."""
-        return self._drop_slower and self.result().verdict(record) in ("slower", "wrong")
+        """For a search: what can't win any more need not be measured more exactly."""
+        result = self.result()
+        ratio = result.ratio(record)
+        if not self._drop or ratio is None:
+            return False
+        others = [one for one in result.records if result.verdict(one) == "faster"]
+        lead = max((found.low for one in others if (found := result.ratio(one))), default=1.0)
+        least = lead if self._drop == "beaten" else WORTH_IT
+        return result.verdict(record) in ("slower", "wrong") or ratio.high < max(least, WORTH_IT)
 
     def _known(self) -> str:
         """The intervals so far, in words."""

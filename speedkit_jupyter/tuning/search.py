@@ -7,6 +7,7 @@ learned for this very step earlier is only confirmed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ from speedkit_jupyter.context import hidden
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.benchmark import WORTH_IT, Benchmark, Drop
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.statistics import spread
@@ -26,7 +27,7 @@ from speedkit_jupyter.tuning.candidates import Candidate, candidates, combined
 from speedkit_jupyter.tuning.learning import Task
 from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
 
-# Shares of the budget that the rounds of a stage may take; early stops leave more to the next.
+# Shares of the budget that the rounds of a stage may take; most stages end earlier.
 SINGLES, COMBINATIONS, COSTLY, CONFIRMED = 0.3, 0.25, 0.2, 0.25
 # A costly candidate is compiled for about so long before it runs; less than that is not enough.
 COMPILE_S = 15.0
@@ -146,7 +147,8 @@ class Search:
         __tracebackhide__ = True
         known = [one for one in known if one.values]
         every = {one.name: one for one in (*known, *tried)}
-        comparison = yield from self._benchmark(title, list(every.values()), share)
+        drop: Drop = "beaten" if known else "slower"
+        comparison = yield from self._benchmark(title, list(every.values()), share, drop)
         scores = {
             every[record.name]: self._score(comparison, record) for record in comparison.records[1:]
         }
@@ -157,16 +159,18 @@ class Search:
         return best
 
     def _benchmark(
-        self, title: str, tried: Sequence[Candidate], share: float, decisive: Sequence[str] = ()
+        self,
+        title: str,
+        tried: Sequence[Candidate],
+        share: float,
+        drop: Drop = "",
+        decisive: Sequence[str] = (),
     ) -> Generator[Progress, None, Comparison]:
         """Baseline and what is tried, as a stage of the result, also where it is cut short."""
         __tracebackhide__ = True
-        left = self._end - time.perf_counter()
-        budget_s = max(min(share * self.budget_s, left), 0.5)
         variants = [BASELINE.variant(), *(one.variant() for one in tried)]
-        benchmark = Benchmark(
-            self.step, variants, budget_s, drop_slower=not decisive, decisive=decisive
-        )
+        budget_s = share * self.budget_s
+        benchmark = Benchmark(self.step, variants, budget_s, drop=drop, decisive=decisive)
         try:
             with closing(benchmark.run()) as run:
                 for one in run:
@@ -200,7 +204,9 @@ class Search:
         """
         __tracebackhide__ = True
         tuning = self._tuning
-        comparison = yield from self._benchmark(title, best.cumulated(), CONFIRMED, [best.name])
+        comparison = yield from self._benchmark(
+            title, best.cumulated(), CONFIRMED, decisive=[best.name]
+        )
         tuning.comparison = comparison
         record = comparison.records[-1]
         tuning.confirmed = self._score(comparison, record) > 1
@@ -301,7 +307,11 @@ def _why_not(comparison: Comparison, record: Record, best: str) -> str:
     ratio = comparison.ratio(record)
     if ratio is None:
         return "not measured"
+    if math.isinf(ratio.high):
+        return f"too few rounds to tell: {ratio.pairs} in the budget"
     number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
     if verdict == "faster":
         return f"helps ({number}), {best} more"
-    return f"{verdict}: {number}"
+    if verdict == "too noisy" and ratio.high < WORTH_IT:
+        return f"gains less than {WORTH_IT - 1:.0%}: {number}"
+    return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"
