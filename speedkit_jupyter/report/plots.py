@@ -92,7 +92,7 @@ def waterfall(found: Sequence[tuple[str, Ratio]], baseline_s: float) -> Figure:
     if whole.low > 0 and whole.high < float("inf"):
         axes.plot([baseline_s / whole.high, baseline_s / whole.low], [row, row],
                   color=NEUTRAL, linewidth=3)  # fmt: skip
-    names = ["baseline", *(f"+ {name}" for name, _ in found), "all together"]
+    names = ["baseline", *(f"+ {name}" for name, _ in found), "with the plan"]
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(0, baseline_s * 1.35)
     axes.invert_yaxis()

@@ -12,6 +12,12 @@ from speedkit_jupyter.store import Learned
 from speedkit_jupyter.tuning.result import Tuning
 
 
+NEXT = """\
+%speedkit apply   # puts it into force; from Python: tuning.apply()
+%speedkit verify  # compares loss curves with and without it
+%speedkit code    # the same as plain PyTorch, to take home"""
+
+
 def tuning_report(tuning: Tuning) -> Document:
     """What to do, what it was proven to bring, and everything that was tried."""
     sections = []
@@ -24,10 +30,10 @@ def tuning_report(tuning: Tuning) -> Document:
     if tuning.learned is not None and tuning.confirmed:
         when = day(tuning.learned.learned_at)
         sections.append(Section(f"Learned on {when} and checked again now; --fresh searches anew."))
-    sections.append(Section("Model, optimizer and random state are as before."))
+    undone = "All that measuring did to model, optimizer and random state is undone."
+    sections.append(Section(undone))
     if tuning.helped:
-        again = f"%%speedbench --compare baseline,{tuning.winner.name}"
-        sections.append(Section(Code(f"contexts = tuning.apply()  # or measure again: {again}")))
+        sections.append(Section(Code(NEXT)))
     return Document(_headline(tuning), tuple(sections), tuning.to_dict())
 
 

@@ -25,7 +25,9 @@ def verification_report(found: Verification) -> Document:
     if found.planned:
         sections.append(Section(Picture(lambda: _curves(found), "The loss curves")))
         sections.append(Section(_steps(found)))
-    sections.append(Section("Model, optimizer and random state are as before."))
+    sections.append(
+        Section("All that the runs did to model, optimizer and random state is undone.")
+    )
     return Document(title, tuple(sections), found.to_dict())
 
 

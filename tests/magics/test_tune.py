@@ -14,7 +14,7 @@ def test_it_says_what_to_do_and_applies_nothing(shell):
     shown = shell.run(f"%%speedbench --tune --budget 2 -v tuning\n{STEP}")
     tuning = shell.names["tuning"]
     assert ("confirmed in fresh rounds" in " ".join(shown.split())) is tuning.helped
-    assert "as before" in shown
+    assert "is undone" in shown
     assert all(map(torch.equal, before, shell.names["model"].parameters()))
     assert "loss" not in shell.names
     tried = {one.name for one in tuning.rejected} | {tuning.winner.name}
