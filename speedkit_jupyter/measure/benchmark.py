@@ -8,14 +8,15 @@ import math
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import has_lazy_parameters
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure import clock, memory
+from speedkit_jupyter.measure import clock, dropping, memory
 from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.examination import Examination
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
@@ -28,13 +29,9 @@ from speedkit_jupyter.planning import describe
 if TYPE_CHECKING:
     import torch
 
-Drop = Literal["", "slower", "beaten"]
-
 # Warm-up ends when two neighbouring steps differ by less than this and nothing was compiled in
 # the last one, or after so many steps; a GradScaler may need more until it skips none.
 STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
-# A gain below this is not worth a change, and not the time to prove it.
-WORTH_IT = 1.02
 # A search goes on once its intervals are as narrow as this share of the median.
 ENOUGH_TO_CHOOSE = 0.08
 
@@ -150,11 +147,13 @@ class Benchmark:
         with record.compilations.counted():
             record.first_call_s = clock.timed(runner.once, device)
         last, spent, calls = record.first_call_s, record.first_call_s, 1
+        runner.fastest_s = math.inf
         while calls < MOST_SKIPPED:
             graphs, scale = record.compilations.graphs, runner.scale()
             with record.compilations.counted():
                 now = clock.timed(runner.once, device)
             spent, calls = spent + now, calls + 1
+            runner.fastest_s = min(runner.fastest_s, now)
             skipped = runner.scale() < scale
             settled = calls > 2 and abs(now - last) < STABLE * last
             settled = settled and graphs == record.compilations.graphs
@@ -194,6 +193,8 @@ class Benchmark:
 
     def _sample(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         __tracebackhide__ = True
+        if self._drop:
+            runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
         self._sampler = Sampler(runners, self.budget_s, self._throughput, note_failure)
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
@@ -213,16 +214,12 @@ class Benchmark:
             )
         return all(r.settled for r in ratios if r)
 
-    def _is_hopeless(self, record: Record) -> bool:
-        """For a search: what can't win any more need not be measured more exactly."""
-        result = self.result()
-        ratio = result.ratio(record)
-        if not self._drop or ratio is None:
+    def _is_hopeless(self, record: Record, is_look: bool) -> bool:
+        if not self._drop:
             return False
-        others = [one for one in result.records if result.verdict(one) == "faster"]
-        lead = max((found.low for one in others if (found := result.ratio(one))), default=1.0)
-        least = lead if self._drop == "beaten" else WORTH_IT
-        return result.verdict(record) in ("slower", "wrong") or ratio.high < max(least, WORTH_IT)
+        if not is_look:
+            return dropping.is_far_behind(self._records[0].times_s, record.times_s)
+        return dropping.cannot_win(self.result(), record, self._drop)
 
     def _known(self) -> str:
         """The intervals so far, in words."""

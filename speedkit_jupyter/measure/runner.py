@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes, known after warm-up.
+    `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then.
     """
 
     step: Step
@@ -33,6 +33,7 @@ class Runner:
     record: Record
     warm: State | None = field(default=None, repr=False)
     step_s: float = 0.0
+    fastest_s: float = 0.0
     skipped_in_a_row: int = 0
     _router: Router | None = None
 

@@ -11,7 +11,6 @@ from speedkit_jupyter.report.units import count, day, ratio, seconds, size
 from speedkit_jupyter.store import Learned
 from speedkit_jupyter.tuning.result import Tuning
 
-
 NEXT = """\
 %speedkit apply   # puts it into force; from Python: tuning.apply()
 %speedkit verify  # compares loss curves with and without it
@@ -29,7 +28,9 @@ def tuning_report(tuning: Tuning) -> Document:
     sections += [Section(note) for note in tuning.notes]
     if tuning.learned is not None and tuning.confirmed:
         when = day(tuning.learned.learned_at)
-        sections.append(Section(f"Learned on {when} and checked again now; --fresh searches anew."))
+        sections.append(
+            Section(f"Learned before ({when}) and checked again now; --fresh searches anew.")
+        )
     undone = "All that measuring did to model, optimizer and random state is undone."
     sections.append(Section(undone))
     if tuning.helped:

@@ -16,8 +16,9 @@ from speedkit_jupyter.context import hidden
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure.benchmark import WORTH_IT, Benchmark, Drop
+from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.dropping import WORTH_IT, Drop, is_far_behind
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.measure.step import Step
@@ -306,7 +307,9 @@ def _why_not(comparison: Comparison, record: Record, best: str) -> str:
         return "changes nothing here"
     ratio = comparison.ratio(record)
     if ratio is None:
-        return "not measured"
+        return record.notes.get("dropped", "not measured")
+    if math.isinf(ratio.high) and is_far_behind(comparison.baseline.times_s, record.times_s):
+        return f"far slower in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
     if math.isinf(ratio.high):
         return f"too few rounds to tell: {ratio.pairs} in the budget"
     number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"

@@ -56,7 +56,7 @@ def test_a_second_search_checks_what_the_first_has_learned(network_and_step):
     assert second.confirmed
     assert [one.title for one in second.stages] == ["checking the learned plan"]
     assert optimizer.param_groups[0]["fused"] is None
-    assert "Learned on" in " ".join(repr(second).split())
+    assert "Learned before" in " ".join(repr(second).split())
 
 
 def test_a_fresh_search_does_not_look_at_what_was_learned(network_and_step):

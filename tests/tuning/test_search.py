@@ -230,3 +230,14 @@ def test_ctrl_c_in_tune_carries_the_best_so_far(made_time):
     with pytest.raises(KeyboardInterrupt) as caught:
         tune(step, model=network, optimizer=optimizer, budget_s=30)
     assert caught.value.tuning.winner.name in ("fused_optimizer", "baseline")
+
+
+def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
+    network, optimizer, x = parts()
+    tuning = tune(
+        sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + 9 * last - 0.5 * fused)),
+        budget_s=8,
+    )
+    reasons = {one.name: one.reason for one in tuning.rejected}
+    assert reasons["channels_last"] == "far slower: 10.0 times in its fastest step"
+    assert tuning.winner.name == "fused_optimizer"
