@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import Ratio, spread
 from speedkit_jupyter.report.comparisons import describe_verdict
 from speedkit_jupyter.report.document import Code, Document, Picture, Row, Section, Table
@@ -70,10 +71,24 @@ def _headline(tuning: Tuning) -> str:
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
     if not tuning.helped or tuning.comparison is None or tuning.record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
-    found = describe_verdict(tuning.comparison, tuning.record)
+    found = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
     if tuning.confirmed:
-        return f"{tuning.winner.name} is {found}, confirmed in fresh rounds ({took})"
-    return f"Best so far: {tuning.winner.name} is {found}; interrupted before it was confirmed"
+        return f"{found}, confirmed in fresh rounds ({took})"
+    return f"Best so far: {found}; interrupted before it was confirmed"
+
+
+def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
+    """What was aimed at, and what it brings."""
+    speed = f"is {describe_verdict(comparison, record)}"
+    before, now = comparison.baseline.memory, record.memory
+    if tuning.objective == "memory" and before is not None and now is not None:
+        return f"needs {size(now.peak_bytes)} in place of {size(before.peak_bytes)} and {speed}"
+    if tuning.steps is None or tuning.ratio is None:
+        return speed
+    all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
+    with_plan_s = record.settling_s + all_s / tuning.ratio.median
+    total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
+    return f"{speed}: {count(tuning.steps, 'step')} take {total}"
 
 
 def _proof(tuning: Tuning) -> list[Section]:

@@ -241,3 +241,30 @@ def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
     reasons = {one.name: one.reason for one in tuning.rejected}
     assert reasons["channels_last"] == "far slower: 10.0 times in its fastest step"
     assert tuning.winner.name == "fused_optimizer"
+
+
+def test_with_steps_the_total_is_what_counts_and_what_is_said(sleeping):
+    network, optimizer, x = parts()
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + fused))
+    tuning = tune(step, budget_s=8, steps=1000)
+    assert tuning.steps == 1000
+    assert "1,000 steps take 4" in " ".join(repr(tuning).split())
+    assert "in place of 8" in " ".join(repr(tuning).split())
+
+
+def test_with_memory_as_the_objective_the_bytes_are_said(made_time):
+    torch.manual_seed(0)
+    network = nn.Linear(512, 512)
+    optimizer = torch.optim.AdamW(network.parameters())
+    x = torch.rand(64, 512)
+
+    def step() -> None:
+        made_time.sleep(LATE)
+        copies = 1 if optimizer.param_groups[0]["fused"] else 40
+        network(x.repeat(copies, 1)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=4, objective="memory")
+    assert tuning.winner.name == "fused_optimizer"
+    assert "in place of" in " ".join(repr(tuning).split())
