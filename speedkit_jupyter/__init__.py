@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.optimizations.base import Decision as Decision
     from speedkit_jupyter.planning import Plan as Plan
     from speedkit_jupyter.planning import plan as plan
+    from speedkit_jupyter.report.code import code as code
     from speedkit_jupyter.tuning.functions import tune as tune
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _HOMES = {  # where each public name lives
     "SpeedKitError": "exceptions",
     "StepError": "exceptions",
     "benchmark": "measure.functions",
+    "code": "report.code",
     "apply_speedups": "context",
     "autocast_context": "context",
     "plan": "planning",
