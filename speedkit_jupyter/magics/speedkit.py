@@ -12,10 +12,9 @@ from IPython.display import display
 from speedkit_jupyter.config import SpeedConfig, choices, from_arguments
 from speedkit_jupyter.context import SpeedContext, apply_speedups, restore_all
 from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
-from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics.code import code, named, planned
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
-from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
 from speedkit_jupyter.report.units import count
 
@@ -66,8 +65,8 @@ def status(shell: Any, session: Session, line: str) -> None:
     _no_arguments("status", line)
     applied = session.applied(shell.user_ns)
     names = [] if applied else _first_models(shell.user_ns)
-    planned = [(name, _planned(shell, session, name)) for name in names]
-    display(status_report(Hardware.detect(), applied, planned))
+    plans = [(name, planned(shell, session.config, name)) for name in names]
+    display(status_report(Hardware.detect(), applied, plans))
 
 
 def report(shell: Any, session: Session, line: str) -> None:
@@ -76,14 +75,11 @@ def report(shell: Any, session: Session, line: str) -> None:
 
     arguments = parsing.report_parser().parse_line(line)
     applied = dict(session.applied(shell.user_ns))
-    if arguments.model is None and len(applied) == 1:
-        name = next(iter(applied))
-    else:
-        name, _ = find_model(shell.user_ns, arguments.model)
+    name = named(shell, applied, arguments.model)
     document = (
         context_report(applied[name], f"`{name}`")
         if name in applied
-        else plan_report(_planned(shell, session, name), f"`{name}` (not applied)")
+        else plan_report(planned(shell, session.config, name), f"`{name}` (not applied)")
     )
     if arguments.json:
         print(document.to_json())
@@ -211,19 +207,13 @@ COMMANDS = {
     "status": status,
     "report": report,
     "apply": apply,
+    "code": code,
     "restore": restore,
     "config": config,
     "history": history,
     "repair": repair,
     "help": help_,
 }
-
-
-def _planned(shell: Any, session: Session, name: str) -> Plan:
-    """What apply would do to a model that has no plan yet."""
-    _, model = find_model(shell.user_ns, name)
-    found = find_optimizers(shell.user_ns, None, model)
-    return plan(session.config, facts=Facts.read(model, list(found.values())))
 
 
 def _first_models(names: dict[str, Any]) -> list[str]:

@@ -106,13 +106,10 @@ class Sdpa(Optimization):
         first = BACKENDS[decision.value]
         names = (first,) if decision.value == "math" else _in_order(first)
         kernels = ", ".join(f"SDPBackend.{name}" for name in names)
-        lines: tuple[str, ...] = (f"attention = [{kernels}]",)
-        if len(lines[0]) > 88:
-            lines = ("attention = [", *(f"    SDPBackend.{name}," for name in names), "]")
         tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{decision.value}"'
         return Snippet(
             imports=("from torch.nn.attention import SDPBackend, sdpa_kernel",),
-            setup=lines,
+            setup=(f"attention = [{kernels}]",),
             compiling=(
                 "# torch.compile's cache does not tell one choice of kernels from another.",
                 tag,

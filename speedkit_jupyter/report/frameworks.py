@@ -5,6 +5,8 @@ What a framework has an argument for is its argument; the rest stays plain torch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.report.made_optimizers import (
     hyperparameters,
@@ -16,7 +18,6 @@ from speedkit_jupyter.report.script import (
     Block,
     Script,
     assembled,
-    call,
     comment,
     header,
     indented,
@@ -27,20 +28,20 @@ from speedkit_jupyter.report.training_step import function
 
 def accelerate(script: Script) -> str:
     """With an `Accelerator`, which compiles and scales by itself."""
-    make = call("accelerator = Accelerator", keywords(script.arguments))
-    objects = ["model", *script.optimizers]
-    prepare = call(f"{', '.join(objects)} = accelerator.prepare", objects)
+    make = f"accelerator = Accelerator({_arguments(script.arguments)})"
+    names = ", ".join(["model", *script.optimizers])
+    prepare = [f"{names} = accelerator.prepare({names})"]
     imports = "from accelerate import Accelerator"
     return _with_loop(script, imports, make, prepare, "accelerator.backward({loss})")
 
 
 def fabric(script: Script) -> str:
     """With a `Fabric`, which is handed the compiled model."""
-    make = call("fabric = Fabric", keywords(script.arguments))
+    make = f"fabric = Fabric({_arguments(script.arguments)})"
     model = next((one.compiled for one in script.snippets if one.compiled), "model")
     names = ", ".join(["model", *script.optimizers])
-    setup = call(f"{names} = fabric.setup", [model, *script.optimizers])
-    prepare = [*script.reasons("compiled"), *setup]
+    setup = f"{names} = fabric.setup({', '.join([model, *script.optimizers])})"
+    prepare = [*script.reasons("compiled"), setup]
     imports = "from lightning.fabric import Fabric"
     return _with_loop(script, imports, make, prepare, "fabric.backward({loss})")
 
@@ -54,13 +55,13 @@ def transformers(script: Script) -> str:
         *script.reasons("arguments"),
         *(script.reasons("optimizers") if described else []),
         *comment("Add your own arguments to these."),
-        *call("arguments = TrainingArguments", keywords(script.arguments | described)),
+        f"arguments = TrainingArguments({_arguments(script.arguments | described)})",
     ]
     given = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
     if script.optimizers and not described:
         given["optimizers"] = f"({next(iter(script.optimizers))}, None)"
     body = [
-        *call("trainer = Trainer", [*keywords(given), "**more"], depth=1),
+        f"trainer = Trainer({_arguments(given)}, **more)",
         *script.surrounded(["trainer.train()"]),
         "return trainer",
     ]
@@ -77,11 +78,11 @@ def transformers(script: Script) -> str:
     )
 
 
-def _with_loop(script: Script, imports: str, make: Block, prepare: Block, backward: str) -> str:
+def _with_loop(script: Script, imports: str, make: str, prepare: Block, backward: str) -> str:
     """What Accelerate and Fabric have in common: the loop stays the user's."""
     blocks = [
         *script.setup(),
-        [*script.reasons("arguments"), *make],
+        [*script.reasons("arguments"), make],
         *script.blocks("model"),
         making(script),
         prepare,
@@ -89,6 +90,10 @@ def _with_loop(script: Script, imports: str, make: Block, prepare: Block, backwa
     ]
     body = function(script, "model", backward)
     return assembled(header(script, _yours(script)), script, blocks, body, imports)
+
+
+def _arguments(arguments: Mapping[str, str]) -> str:
+    return ", ".join(keywords(arguments))
 
 
 def _yours(script: Script) -> list[str]:

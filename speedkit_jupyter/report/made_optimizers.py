@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.report.script import INDENT, Block, Script, call, comment, keywords
+from speedkit_jupyter.report.script import INDENT, Block, Script, comment, keywords
 
 if TYPE_CHECKING:
     import torch
@@ -62,8 +62,8 @@ def _made(script: Script, name: str, extra: dict[str, str]) -> Block:
     values = {} if optimizer is None else hyperparameters(optimizer)
     replaced = KERNELS if "fused" in extra else ()
     own = {key: _source(value) for key, value in values.items() if key not in replaced}
-    head = f"{name} = torch.optim.{_class_name(script, name)}"
-    return [*hint, *call(head, ["model.parameters()", *keywords(own | extra)])]
+    arguments = ", ".join(["model.parameters()", *keywords(own | extra)])
+    return [*hint, f"{name} = torch.optim.{_class_name(script, name)}({arguments})"]
 
 
 def _switched(script: Script, name: str) -> Block:

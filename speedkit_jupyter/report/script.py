@@ -6,7 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.optimizations import CATALOG
@@ -66,7 +66,7 @@ class Script:
             line
             for piece in self.pieces
             if piece.place == place and piece.reason
-            for line in comment(piece.reason)
+            for line in comment(piece.reason, depth=place == "forward")
         ]
 
     def blocks(self, place: str) -> list[Block]:
@@ -90,7 +90,7 @@ class Script:
         if not managers:
             return [*lines]
         inner = [f"{INDENT}{line}" for line in lines]
-        return [*self.reasons("forward"), *call("with ", managers, ":", bare=True), *inner]
+        return [*self.reasons("forward"), f"with {', '.join(managers)}:", *inner]
 
 
 def gather(plan: Plan, form: Form, optimizers: Optimizers) -> Script:
@@ -101,6 +101,8 @@ def gather(plan: Plan, form: Form, optimizers: Optimizers) -> Script:
         if not decision.active and not told:
             continue
         snippet = optimization.code(decision, facts, form)
+        if not decision.active:  # the batches lie where the model does already
+            snippet = replace(snippet, batch="")
         if not optimizers and (snippet.optimizers or snippet.training):
             snippet = Snippet(f"{_plain(decision.reason)} (for training only, so not in here)")
         reason = f"{decision.name}: {snippet.comment or _plain(decision.reason)}"
@@ -122,7 +124,8 @@ def assembled(
     head: Block, script: Script, blocks: Iterable[Block], function: Block, *imports_too: str
 ) -> str:
     """The whole text: header, the imports that it needs, the blocks, the function."""
-    body = [block for block in blocks if block]
+    body = [[part for line in block for part in broken(line)] for block in blocks if block]
+    function = [part for line in function for part in broken(line)]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
     for module in ("torch", "torch.compiler.config"):
@@ -132,18 +135,39 @@ def assembled(
     return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
 
 
-def call(
-    head: str, arguments: Sequence[str], tail: str = "", *, depth: int = 0, bare: bool = False
-) -> Block:
-    """`head(arguments)tail` on one line, or an argument a line where that is too long.
-
-    `depth` is how far the lines will be indented; `bare` leaves out the parentheses of one line.
-    """
-    inside = ", ".join(arguments)
-    line = f"{head}{inside}{tail}" if bare else f"{head}({inside}){tail}"
-    if len(line) + depth * len(INDENT) <= WIDTH or not arguments:
+def broken(line: str) -> Block:
+    """A line of code, or one line for each of its arguments where it is too long."""
+    text = line.strip()
+    indent = line[: len(line) - len(text)]
+    if len(line) <= WIDTH or text.startswith("#"):
         return [line]
-    return [f"{head}(", *(f"{INDENT}{one}," for one in arguments), f"){tail}"]
+    head, arguments, tail = _parts(text)
+    inner = [one for part in arguments for one in broken(f"{indent}{INDENT}{part},")]
+    return [indent + head, *inner, indent + tail] if arguments else [line]
+
+
+def _parts(text: str) -> tuple[str, list[str], str]:
+    """What stands before, between and after the first brackets, or those that `with` may have."""
+    if text.startswith("with "):
+        return "with (", _arguments(text[len("with ") : -1])[0], "):"
+    opening = re.search(r"[(\[]", text)
+    if opening is None:
+        return text, [], ""
+    arguments, end = _arguments(text[opening.end() :])
+    return text[: opening.end()], arguments, text[opening.end() + end :]
+
+
+def _arguments(text: str) -> tuple[list[str], int]:
+    """What commas part, down to the closing bracket, and where that is."""
+    found, begin, depth = [], 0, 0
+    for place, character in enumerate(text):
+        depth += (character in "([") - (character in ")]")
+        if depth < 0 or (character == "," and depth == 0):
+            found.append(text[begin:place].strip())
+            begin = place + 1
+        if depth < 0:
+            return found, place
+    return [*found, text[begin:].strip()], len(text)
 
 
 def keywords(arguments: Mapping[str, str]) -> list[str]:
@@ -151,12 +175,11 @@ def keywords(arguments: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in arguments.items()]
 
 
-def comment(text: str) -> Block:
-    """Comment lines of at most 88 columns."""
-    return textwrap.wrap(
-        " ".join(text.split()), WIDTH, initial_indent="# ", subsequent_indent="# ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+def comment(text: str, depth: int = 0) -> Block:
+    """Comment lines that will be indented `depth` times."""
+    columns = WIDTH - depth * len(INDENT) - len("# ")
+    lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
+    return [f"# {line}" for line in lines]
 
 
 def indented(lines: Iterable[str]) -> Block:
