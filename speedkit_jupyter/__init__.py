@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.optimizations.base import Decision as Decision
     from speedkit_jupyter.planning import Plan as Plan
     from speedkit_jupyter.planning import plan as plan
+    from speedkit_jupyter.report.code import code as code
     from speedkit_jupyter.tuning.functions import tune as tune
     from speedkit_jupyter.tuning.functions import verify as verify
     from speedkit_jupyter.tuning.learning import tuned as tuned
@@ -41,6 +42,7 @@ _HOMES = {  # where each public name lives
     "SpeedKitError": "exceptions",
     "StepError": "exceptions",
     "benchmark": "measure.functions",
+    "code": "report.code",
     "apply_speedups": "context",
     "autocast_context": "context",
     "plan": "planning",

@@ -19,6 +19,8 @@ from speedkit_jupyter.exceptions import ConfigError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Fields, Optimization, Request, Source
 
+# The key of `SpeedConfig.alone()` in files and dicts.
+ALONE = "alone"
 Path_ = tuple[str, ...]
 Lines = Mapping[Path_, int]
 
@@ -43,6 +45,7 @@ _Fields: Any = create_model(
 class SpeedConfig(_Fields):
     """What the user asks for; `SpeedConfig()` is all-auto. Its fields come from the catalog.
 
+    `alone=True` leaves what is auto as it is: the plan is what was asked for, and no more.
     Environment variables (`SPEEDKIT_PRECISION` …) win over the values given. Raises ConfigError,
     which holds every mistake at once.
     """
@@ -55,6 +58,10 @@ class SpeedConfig(_Fields):
     def __init__(self, origin: _Origin | None = None, /, **values: Any) -> None:
         origin = origin or _Origin()
         problems = list(origin.problems)
+        alone = values.pop(ALONE, False)
+        if not isinstance(alone, bool):
+            where, shown = _where(origin, (ALONE,)), yaml_lines.shown(alone)
+            problems.append(f"{where}{ALONE}: {shown} is not allowed; allowed: true, false.")
         prepared, variables = _prepared(values, origin, problems)
         try:
             super().__init__(**prepared)
@@ -63,6 +70,7 @@ class SpeedConfig(_Fields):
         if problems:
             raise ConfigError(problems)
         self._variables = variables
+        self._alone = alone
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeedConfig:
@@ -97,7 +105,8 @@ class SpeedConfig(_Fields):
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` takes without loss; defaults are left out."""
         values = self.model_dump(exclude_defaults=True)
-        return {
+        alone = {ALONE: True} if self._alone else {}
+        return alone | {
             name: next(iter(value.values())) if _is_bare(name, value) else value
             for name, value in values.items()
         }
@@ -218,7 +227,7 @@ def _optimization(key: str) -> Optimization | None:
 
 
 def _keys(key: str) -> str:
-    names = [one.name for one in CATALOG]
+    names = [*(one.name for one in CATALOG), ALONE]
     aliases = [alias for one in CATALOG for alias in one.aliases]
     return f"allowed: {', '.join(names)}.{did_you_mean(key, [*names, *aliases])}"
 

@@ -31,6 +31,8 @@ class Facts:
     """A model, its optimizers and the process that they are in.
 
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
+    `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
+    `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
     `flags` is the `flags.snapshot()` of that moment. `precision` is filled in while planning.
     """
 
@@ -39,6 +41,8 @@ class Facts:
     dtypes: tuple[str, ...] = ("float32",)
     parameters: int = 0
     convolutions: int = 0
+    convolution_dims: tuple[int, ...] = (4,)
+    others_of_such_dims: bool = False
     channels_last: int = 0
     linears: int = 0
     attentions: int = 0
@@ -70,12 +74,15 @@ class Facts:
         parameters = list(model.parameters())
         modules = list(model.modules())
         convolutions = [module for module in modules if is_convolution(module)]
+        weights = {id(weight): weight for weight in map(_weight, convolutions)}
         return cls(
             device=_most_common(str(tensor.device) for tensor in tensors) or "cpu",
             devices=_distinct(str(tensor.device) for tensor in tensors) or ("cpu",),
             dtypes=_distinct(_dtype(p) for p in parameters),
             parameters=sum(_size(p) for p in parameters),
             convolutions=len(convolutions),
+            convolution_dims=tuple(sorted({weight.dim() for weight in weights.values()})) or (4,),
+            others_of_such_dims=any(_is_laid_out(t) and id(t) not in weights for t in tensors),
             channels_last=sum(map(is_channels_last, convolutions)),
             linears=_count(modules, "Linear"),
             attentions=_count(modules, "MultiheadAttention"),
@@ -94,6 +101,19 @@ def is_convolution(module: torch.nn.Module) -> bool:
 
     weight = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
+
+
+def _weight(convolution: torch.nn.Module) -> torch.nn.Parameter:
+    weight = convolution._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+def _is_laid_out(tensor: torch.Tensor) -> bool:
+    """Whether `model.to(memory_format=...)` would lay this tensor out anew."""
+    from torch.nn.parameter import is_lazy
+
+    return not is_lazy(tensor) and tensor.dim() in (4, 5)
 
 
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
@@ -121,8 +141,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
     By its strides: with one channel or a 1x1 kernel both layouts hold the same bytes in the same
     order, and yet torch's kernels choose by the strides.
     """
-    weight = convolution._parameters["weight"]
-    assert weight is not None
+    weight = _weight(convolution)
     return weight.stride() == channels_last_stride(weight)
 
 

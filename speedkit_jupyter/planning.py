@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.config import ALONE, SpeedConfig
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
@@ -56,20 +56,31 @@ class Plan:
             for d in self.decisions
         }
 
+    @property
+    def facts_after(self) -> Facts:
+        """The facts once it is applied: on their new device, at the chosen precision."""
+        facts = self.facts
+        for optimization, decision in zip(CATALOG, self.decisions, strict=True):
+            if decision.active:
+                facts = optimization.facts_after(decision, facts)
+        return facts
+
     def active_values(self) -> dict[str, Any]:
         """What is applied, in the config's words."""
         return {one.name: _asked(one) for one in self.decisions if one.active}
 
     def to_config(self) -> SpeedConfig:
-        """A config that asks for just this plan: what is applied by value, the rest as it was."""
-        values = self.config.to_dict() | self.active_values()
-        config = SpeedConfig.from_dict(values)
-        return config.alone() if self.config.is_alone else config
+        """A config that asks for just this plan, whatever rules would decide about the rest."""
+        return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """The plan as a config file, with its reasons as comments."""
         values = self.to_config().to_dict()
-        lines = [f"# Planned for {describe(self.hardware, self.facts.device)}"]
+        lines = [
+            f"# Planned for {describe(self.hardware, self.facts_after.device)}",
+            "# What is not named here is left as it is:",
+            f"{ALONE}: true",
+        ]
         for decision in self.decisions:
             lines.append(f"# {decision.name}: {' '.join(decision.reason.split())}")
             if decision.name in values:

@@ -149,6 +149,7 @@ def test_the_public_names_are_these() -> None:
         "apply_speedups",
         "autocast_context",
         "benchmark",
+        "code",
         "plan",
         "restore_all",
         "sdp_context",

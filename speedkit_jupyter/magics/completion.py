@@ -18,6 +18,8 @@ def complete(shell: Any, event: Any) -> list[str]:
         return list(parsing.SUBCOMMANDS)
     if words[1] == "apply":
         return _of_apply(shell, words)
+    if words[1] == "code":
+        return _of_code(shell, words)
     if words[1] == "report":
         return [*_models(shell), "--json"]
     if words[1] == "history":
@@ -55,6 +57,17 @@ def _of_verify(words: list[str]) -> list[str]:
     if words[-1] == "--plan":
         return [CURRENT, AUTO, *plan_words(), *_saved()]
     return list(parsing.options(parsing.verify_parser()))
+
+
+def _of_code(shell: Any, words: list[str]) -> list[str]:
+    from speedkit_jupyter.magics import parsing
+
+    known = parsing.options(parsing.code_parser())
+    if words[-1] == "--optimizer":
+        return _optimizers(shell)
+    if words[-1] == "--save":
+        return []
+    return list(known.get(words[-1]) or [*_models(shell), *known])
 
 
 def _of_benchmark(shell: Any, words: list[str], symbol: str) -> list[str]:

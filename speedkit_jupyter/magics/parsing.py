@@ -14,6 +14,7 @@ from speedkit_jupyter.config import choices, from_word
 from speedkit_jupyter.exceptions import did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Fields
+from speedkit_jupyter.report.code import FORMS
 
 SUBCOMMANDS = {
     "status": "hardware, what is on, what is left on the table",
@@ -22,6 +23,7 @@ SUBCOMMANDS = {
     "restore": "put everything back",
     "verify": "train with and without a plan, and compare the loss curves",
     "tuned": "the plans that tuning has learned; tuned forget NUMBER drops one",
+    "code": "the plan as code without SpeedKit: --as torch, yaml, accelerate, fabric, transformers",
     "history": "saved benchmarks, and how the newest compares with those before it",
     "config": "show, load or save the session's config",
     "repair": "make torch's two TF32 APIs agree again after they were mixed",
@@ -144,6 +146,18 @@ def report_parser() -> Parser:
     parser = Parser(prog="%speedkit report", add_help=False, allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="the model's name in this notebook")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def code_parser() -> Parser:
+    """`%speedkit code`."""
+    parser = Parser(prog="%speedkit code", add_help=False, allow_abbrev=False)
+    parser.add_argument("model", nargs="?", help="the model's name in this notebook")
+    action = parser.add_argument("--as", dest="form", default="torch", metavar="FORM")
+    action.words = FORMS  # type: ignore[attr-defined]
+    parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
+    parser.add_argument("--save", metavar="FILE")
+    parser.add_argument("--force", action="store_true", help="write over an existing FILE")
     return parser
 
 

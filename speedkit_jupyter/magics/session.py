@@ -8,7 +8,9 @@ from typing import Any
 
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.tuning import learning
 
 
 @dataclass
@@ -31,3 +33,14 @@ class Session:
             (n if "." in n or names.get(n) is one.model else f"{n} (an earlier model)", one)
             for n, one in self.contexts.items()
         ]
+
+
+def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
+    """Where nothing definite is asked for, the plan that tuning has learned for this model."""
+    if not config.is_auto:
+        return config
+    try:
+        return learning.tuned(model, optimizers) or config
+    except SpeedKitError as error:  # then by rules, as without a store
+        print(error)
+        return config

@@ -10,14 +10,12 @@ from IPython.display import display
 from speedkit_jupyter.config import SpeedConfig, choices, from_arguments
 from speedkit_jupyter.context import SpeedContext, apply_speedups, restore_all
 from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
-from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics.code import code, named, planned
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
-from speedkit_jupyter.magics.session import Session
-from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.magics.session import Session, or_learned
 from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
 from speedkit_jupyter.report.units import count
-from speedkit_jupyter.tuning import learning
 
 
 def run(shell: Any, session: Session, line: str) -> None:
@@ -47,8 +45,8 @@ def status(shell: Any, session: Session, line: str) -> None:
     _no_arguments("status", line)
     applied = session.applied(shell.user_ns)
     names = [] if applied else _first_models(shell.user_ns)
-    planned = [(name, _planned(shell, session, name)) for name in names]
-    display(status_report(Hardware.detect(), applied, planned))
+    plans = [(name, planned(shell, session.config, name)) for name in names]
+    display(status_report(Hardware.detect(), applied, plans))
 
 
 def report(shell: Any, session: Session, line: str) -> None:
@@ -57,14 +55,11 @@ def report(shell: Any, session: Session, line: str) -> None:
 
     arguments = parsing.report_parser().parse_line(line)
     applied = dict(session.applied(shell.user_ns))
-    if arguments.model is None and len(applied) == 1:
-        name = next(iter(applied))
-    else:
-        name, _ = find_model(shell.user_ns, arguments.model)
+    name = named(shell, applied, arguments.model)
     document = (
         context_report(applied[name], f"`{name}`")
         if name in applied
-        else plan_report(_planned(shell, session, name), f"`{name}` (not applied)")
+        else plan_report(planned(shell, session.config, name), f"`{name}` (not applied)")
     )
     if arguments.json:
         print(document.to_json())
@@ -86,7 +81,7 @@ def apply(shell: Any, session: Session, line: str) -> None:
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
     optimizers = find_optimizers(shell.user_ns, arguments.optimizer, model)
     if not arguments.rules:
-        config = _or_learned(config, model, list(optimizers.values()))
+        config = or_learned(config, model, list(optimizers.values()))
     _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
     session.contexts[name] = context
     shell.user_ns[arguments.ctx] = context
@@ -222,6 +217,7 @@ COMMANDS = {
     "status": status,
     "report": report,
     "apply": apply,
+    "code": code,
     "restore": restore,
     "config": config,
     "history": history,
@@ -230,24 +226,6 @@ COMMANDS = {
     "repair": repair,
     "help": help_,
 }
-
-
-def _planned(shell: Any, session: Session, name: str) -> Plan:
-    """What apply would do to a model that has no plan yet."""
-    _, model = find_model(shell.user_ns, name)
-    found = list(find_optimizers(shell.user_ns, None, model).values())
-    return plan(_or_learned(session.config, model, found), facts=Facts.read(model, found))
-
-
-def _or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
-    """Where nothing definite is asked for, the plan that tuning has learned for this model."""
-    if not config.is_auto:
-        return config
-    try:
-        return learning.tuned(model, optimizers) or config
-    except SpeedKitError as error:  # then by rules, as without a store
-        print(error)
-        return config
 
 
 def _first_models(names: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from speedkit_jupyter import flags
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +160,8 @@ class Optimization(ABC):
     `Options` is the type of the config field (a pydantic model or annotation) and `default`
     its value; `variable` is the environment variable that wins over both. `follows` marks what
     another optimization needs: a plan that names only that one has it too. `costly` marks what
-    takes seconds at the first step: a search tries it last.
+    takes seconds at the first step: a search tries it last. `frameworks_choose` marks what
+    Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
     """
 
     name: ClassVar[str]
@@ -171,6 +173,7 @@ class Optimization(ABC):
     variable: ClassVar[str | None] = None
     follows: ClassVar[bool] = False
     costly: ClassVar[bool] = False
+    frameworks_choose: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -189,6 +192,14 @@ class Optimization(ABC):
     ) -> Callable[[], AbstractContextManager[Any]]:
         """What must surround a forward pass: asked once when applied, called at every step."""
         return nullcontext
+
+    @abstractmethod
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """The same without SpeedKit, with the arguments of a framework where it has them.
+
+        `facts` are those once the plan is applied. Raises SpeedKitError where a framework can't
+        do it.
+        """
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """State of model and optimizers that this changes, for the before/after table."""

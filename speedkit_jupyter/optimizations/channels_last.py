@@ -21,6 +21,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
 )
 from speedkit_jupyter.optimizations.layout import followers, owns_its_storage, restride
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +85,19 @@ class ChannelsLast(Optimization):
                 for tensor in followers(weight, optimizers):
                     if id(tensor) not in known:  # made meanwhile: like its parameter
                         restride(tensor, weight.stride())
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """The whole model where that moves nothing but convolutions, else each of them."""
+        kinds = {4: ("2d", "channels_last"), 5: ("3d", "channels_last_3d")}
+        formats = [kinds[dimensions] for dimensions in facts.convolution_dims]
+        if len(formats) == 1 and not facts.others_of_such_dims:
+            return Snippet(model=(f"model = model.to(memory_format=torch.{formats[0][1]})",))
+        lines = ["for module in model.modules():"]
+        for kind, memory_format in formats:
+            classes = f"(torch.nn.Conv{kind}, torch.nn.ConvTranspose{kind})"
+            lines.append(f"    if isinstance(module, {classes}):")
+            lines.append(f"        module.to(memory_format=torch.{memory_format})")
+        return Snippet(model=tuple(lines))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """How many convolutions lie channels-last."""

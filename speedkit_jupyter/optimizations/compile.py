@@ -26,6 +26,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.snippet import Form, Snippet, call, source
 
 if TYPE_CHECKING:
     import torch
@@ -106,6 +107,20 @@ class Compile(Optimization):
                     attributes.pop("_compiled_call_impl", None)
                 else:
                     attributes["_compiled_call_impl"] = found
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """`torch.compile(model)`: unlike `model.compile()` it takes torch.nn's own classes too."""
+        options = _options(decision.details)
+        if form == "transformers":
+            return _for_trainer(options)
+        if form == "fabric" or form == "torch":
+            return Snippet(compiled=call("torch.compile", "model", **options))
+        if not options:
+            return Snippet(arguments={"dynamo_backend": '"inductor"'})
+        return Snippet(
+            imports=("from accelerate.utils import TorchDynamoPlugin",),
+            arguments={"dynamo_plugin": call("TorchDynamoPlugin", backend="inductor", **options)},
+        )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """Whether a call of the model goes through compiled code."""
@@ -193,6 +208,32 @@ class CompiledCall:
         return result
 
 
+def _options(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not torch.compile's defaults."""
+    options: dict[str, Any] = {}
+    if details.get("mode", "default") != "default":
+        options["mode"] = details["mode"]
+    if details.get("fullgraph", False):
+        options["fullgraph"] = True
+    if details.get("dynamic", "auto") != "auto":
+        options["dynamic"] = details["dynamic"]
+    return options
+
+
+def _for_trainer(options: Mapping[str, Any]) -> Snippet:
+    """Trainer takes the mode; what else there is reaches Accelerate through the environment."""
+    arguments = {"torch_compile": "True"}
+    if "mode" in options:
+        arguments["torch_compile_mode"] = source(options["mode"])
+    lines = tuple(
+        f'os.environ["ACCELERATE_DYNAMO_USE_{key.upper()}"] = "{options[key]}"'
+        for key in ("fullgraph", "dynamic")
+        if key in options
+    )
+    imports = ("import os",) if lines else ()
+    return Snippet(imports=imports, setup=lines, arguments=arguments)
+
+
 def _compile(model: torch.nn.Module, details: Mapping[str, Any]) -> Callable[..., Any]:
     """Through a function of ours: `nn.Module.compile()` skips torch.nn's own classes."""
     import torch
@@ -200,11 +241,7 @@ def _compile(model: torch.nn.Module, details: Mapping[str, Any]) -> Callable[...
     def forward(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)
 
-    options: dict[str, Any] = {"fullgraph": details.get("fullgraph", False)}
-    if details.get("dynamic", "auto") != "auto":
-        options["dynamic"] = details["dynamic"]
-    if details.get("mode", "default") != "default":
-        options["mode"] = details["mode"]
+    options = _options(details)
     if "isolate_recompiles" in signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
     else:  # several plans on one model: each needs a code object, and so a cache, of its own

@@ -20,6 +20,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 
 class CudnnBenchmark(Optimization):
@@ -61,6 +62,10 @@ class CudnnBenchmark(Optimization):
 
         with overridden(target, ("cudnn.benchmark",), change):
             yield
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """The same line everywhere."""
+        return Snippet(setup=(f"torch.backends.cudnn.benchmark = {decision.value}",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """On, where there are convolutions for it."""

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import Decision, Effect, Optimization, Request, Target
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +32,7 @@ class Device(Optimization):
         ),
     ]
     variable = "SPEEDKIT_DEVICE"
+    frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """`auto`: the GPU where there is one and the model is on none yet."""
@@ -78,10 +81,36 @@ class Device(Optimization):
                     module._buffers[name] = buffer
             _move_followers(target, where, origin)
 
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """A move of model and batch, or the framework's own choice of a device."""
+        device, comment = facts.device, decision.reason.partition(";")[0]
+        kind, _, index = device.partition(":")
+        if form == "fabric":
+            return Snippet(comment, batch=".to(fabric.device)", arguments=_of_fabric(kind, index))
+        if form == "torch":
+            move = f'.to("{device}")'
+            return Snippet(comment, model=(f"model = model{move}",), batch=move)
+        batch = ".to(accelerator.device)"
+        if kind == "cpu":
+            argument = "cpu" if form == "accelerate" else "use_cpu"
+            return Snippet(comment, batch=batch, arguments={argument: "True"})
+        if index in ("", "0"):
+            return Snippet(comment, batch=batch)
+        if kind == "cuda":  # both take the first GPU that they see
+            line = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
+            return Snippet(comment, imports=("import os",), setup=(line,), batch=batch)
+        return Snippet(comment, setup=(f"torch.{kind}.set_device({index})",), batch=batch)
+
     def observe(self, target: Target) -> Mapping[str, Any]:
         """Where the first parameter lies."""
         parameter = next(target.model.parameters(), None)
         return {} if parameter is None else {"model.device": str(parameter.device)}
+
+
+def _of_fabric(kind: str, index: str) -> dict[str, str]:
+    if kind not in ("cpu", "cuda", "mps"):
+        raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
+    return {"accelerator": f'"{kind}"', "devices": f"[{index}]" if index.strip("0") else "1"}
 
 
 def _places(target: Target) -> dict[int, str]:

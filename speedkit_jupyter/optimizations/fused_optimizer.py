@@ -20,6 +20,7 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,12 @@ class FusedOptimizer(Optimization):
                 if _obstacle(its_facts, options, facts) is None:
                     stack.enter_context(_switched(optimizer))
             yield
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """`fused=True` for every optimizer that can."""
+        options = self.Options(enabled=True, name=decision.details.get("name"))
+        can = [_obstacle(optimizer, options, facts) is None for optimizer in facts.optimizers]
+        return Snippet(optimizers=tuple({"fused": "True"} if one else {} for one in can))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """`fused` of each optimizer's groups."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
@@ -22,6 +23,8 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
+from speedkit_jupyter.optimizations.precision import framework_precision
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +76,19 @@ class GradScaler(Optimization):
             del target.memo["grad_scaler"]
             for handle in handles:
                 handle.remove()
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """A GradScaler, unless the framework has one of its own for fp16."""
+        if facts.precision == "fp16" and framework_precision("fp16", facts.device_type, form):
+            return Snippet()
+        if form == "transformers":
+            raise SpeedKitError("Trainer scales the loss for fp16 on a GPU only: take --as torch")
+        return Snippet(
+            training=(f'scaler = torch.amp.GradScaler("{facts.device_type}")',),
+            loss="scaler.scale(loss)",
+            step="scaler.step({optimizer})",
+            after_step=("scaler.update()",),
+        )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """Whether ctx.grad_scaler scales."""

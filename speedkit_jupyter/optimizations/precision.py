@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base import (
@@ -20,6 +21,7 @@ from speedkit_jupyter.optimizations.base import (
     Request,
     Target,
 )
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -118,6 +120,17 @@ class Precision(Optimization):
             return partial(torch.autocast, device_type, enabled=False)
         return nullcontext
 
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """torch.autocast around the forward pass, or the framework's mixed precision."""
+        dtype, kind = decision.value, facts.device_type
+        arguments = framework_precision(dtype, kind, form)
+        if arguments:
+            own = {"accelerate": ("accelerator.autocast()",), "fabric": ("fabric.autocast()",)}
+            return Snippet(arguments=arguments, forward=own.get(form, ()))
+        if form == "transformers":
+            raise SpeedKitError(f"Trainer has no {dtype} on {kind}: take --as torch")
+        return Snippet(forward=(f'torch.autocast("{kind}", dtype=torch.{DTYPES[dtype]})',))
+
     def observe(self, target: Target) -> Mapping[str, Any]:
         """What ctx.autocast() stands for."""
         return {"ctx.autocast()": target.memo.get("autocast", "off")}
@@ -128,6 +141,19 @@ class Precision(Optimization):
         if gpu is None:
             return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
         return (("bf16",) if gpu.bf16 else ()) + (("fp16",) if _has_fp16(gpu) else ())
+
+
+def framework_precision(dtype: str, device_type: str, form: Form) -> dict[str, str]:
+    """A framework's arguments for mixed precision; empty where it has none (fp16 on a CPU)."""
+    if dtype == "fp16" and device_type == "cpu":
+        return {}
+    fabric = {"bf16": '"bf16-mixed"', "fp16": '"16-mixed"'}
+    known: dict[str, dict[str, str]] = {
+        "accelerate": {"mixed_precision": f'"{dtype}"'},
+        "fabric": {"precision": fabric[dtype]},
+        "transformers": {dtype: "True"},
+    }
+    return known.get(form, {})
 
 
 def _has_fp16(gpu: Accelerator) -> bool:

@@ -19,6 +19,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 BACKENDS = {
     "flash": "FLASH_ATTENTION",
@@ -97,12 +98,41 @@ class Sdpa(Optimization):
             return nullcontext
         return lambda: overridden(target, SWITCHES, lambda: _choose(decision.value))
 
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """torch's public context manager, with the same switches and order inside.
+
+        Compiled code needs a tag: the choice is not part of its cache's key.
+        """
+        first = BACKENDS[decision.value]
+        names = (first,) if decision.value == "math" else _in_order(first)
+        kernels = ", ".join(f"SDPBackend.{name}" for name in names)
+        tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{decision.value}"'
+        return Snippet(
+            imports=("from torch.nn.attention import SDPBackend, sdpa_kernel",),
+            setup=(f"attention = [{kernels}]",),
+            compiling=(
+                "# torch.compile's cache does not tell one choice of kernels from another.",
+                tag,
+            ),
+            forward=("sdpa_kernel(attention, set_priority=True)",),
+        )
+
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Every kernel that the GPU has; on a CPU torch's own choice has no rival."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None or gpu.kind != "cuda":
             return ()
         return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
+
+
+def _in_order(first: str) -> tuple[str, ...]:
+    """The chosen kernel, and after it the others in torch's own order."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    names = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
+    order = [names[one] for one in torch._C._get_sdp_priority_order() if one in names]
+    return (first, *(name for name in order if name != first))
 
 
 def _choose(backend: str) -> None:

@@ -19,6 +19,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 
 class Tf32(Optimization):
@@ -37,6 +38,7 @@ class Tf32(Optimization):
     ]
     aliases = ("tf32_matmul_precision",)
     variable = "SPEEDKIT_TF32"
+    frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """On from compute capability 8.0; elsewhere only what was asked and exists."""
@@ -82,6 +84,22 @@ class Tf32(Optimization):
 
         with overridden(target, NAMES, change):
             yield
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """torch's setting; a fresh process lets cuDNN use TF32, so only `highest` must say no.
+
+        Trainer switches TF32 on by itself when it compiles.
+        """
+        now = facts.flags.get("float32_matmul_precision", "highest")
+        full = (decision.value if decision.active else now) == "highest"
+        if form == "transformers" and facts.device_type == "cuda" and (full or decision.active):
+            return Snippet(arguments={"tf32": str(not full)})
+        if not decision.active:
+            return Snippet()
+        lines = [f'torch.set_float32_matmul_precision("{decision.value}")']
+        if full:
+            lines.append("torch.backends.cudnn.allow_tf32 = False")
+        return Snippet(setup=tuple(lines))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """`high` with TF32 hardware; `medium` on a CPU with bf16 units."""

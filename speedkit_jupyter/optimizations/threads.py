@@ -18,6 +18,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 
 class Threads(Optimization):
@@ -53,6 +54,10 @@ class Threads(Optimization):
 
         with overridden(target, ("num_threads",), lambda: torch.set_num_threads(decision.value)):
             yield
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """The same line everywhere."""
+        return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """All usable cores, and half of them (two threads a core rarely pay)."""

@@ -29,9 +29,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to paste into a cell."""
+    """Lines to paste into a cell; those in a `language` are a whole file, coloured in HTML."""
 
     text: str
+    language: str = ""
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,33 @@ def _section(section: Section) -> str:
     if isinstance(body, Table):
         return title + _table(body)
     if isinstance(body, Code):
-        return f'{title}<pre style="{CODE}">{escape(body.text)}</pre>'
+        return f'{title}<pre style="{CODE}">{_coloured(body)}</pre>'
     if isinstance(body, Picture):
         source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
         alt = escape(body.text)
         return f'{title}<img alt="{alt}" style="max-width:100%;width:36em" src="{source}">'
     lines = "".join(f"<div>{_text(line)}</div>" for line in body.splitlines())
     return f'{title}<div style="margin:4px 0">{lines}</div>'
+
+
+def _coloured(code: Code) -> str:
+    """By Pygments, where the language is known; in colours for light and dark themes."""
+    if not code.language:
+        return escape(code.text)
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+    from pygments.style import Style
+    from pygments.token import Comment, Keyword, Literal, String
+
+    class Readable(Style):  # type: ignore[misc]
+        styles = {
+            Comment: "italic #7f848e", Keyword: "#a855c7", String: "#2f9e5b",
+            Literal.Number: "#c2701d",
+        }  # fmt: skip
+
+    formatter = HtmlFormatter(nowrap=True, noclasses=True, style=Readable)
+    return str(highlight(code.text, get_lexer_by_name(code.language), formatter)).rstrip("\n")
 
 
 def _table(table: Table) -> str:

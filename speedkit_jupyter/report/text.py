@@ -26,7 +26,7 @@ def _section(section: Section, width: int) -> str:
     if isinstance(body, Table):
         text = _table(body, width)
     elif isinstance(body, Code):
-        text = textwrap.indent(body.text, "    ")
+        text = body.text if body.language else textwrap.indent(body.text, "    ")
     else:
         assert isinstance(body, str)
         text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())

@@ -1,0 +1,84 @@
+"""%speedkit code, and the plan that a model has or would get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics.namespace import find_model, find_optimizers
+from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
+from speedkit_jupyter.magics.session import or_learned
+from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.report.code import code_report
+from speedkit_jupyter.report.document import Document
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.magics.session import Session
+
+
+def code(shell: Any, session: Session, line: str) -> None:
+    """The plan in force, or what apply would do now, as code without SpeedKit."""
+    arguments = parsing.code_parser().parse_line(line)
+    applied = dict(session.applied(shell.user_ns))
+    name = named(shell, applied, arguments.model)
+    context = applied.get(name)
+    if context is None:
+        model = find_model(shell.user_ns, name)[1]
+        optimizers = find_optimizers(shell.user_ns, arguments.optimizer, model)
+        found = planned(shell, session.config, name, optimizers)
+    elif arguments.optimizer:
+        raise UsageError(f"%speedkit code: {name} has a plan; its optimizers are those of apply")
+    else:
+        found, optimizers = context.plan, _with_names(shell, context)
+    document = code_report(found, arguments.form, optimizers, f"`{name}`")
+    if arguments.save is None:
+        display(document)
+        return
+    _write(arguments.save, document.data["code"], arguments.force)
+    display(Document(f"Saved to {arguments.save}", (), document.to_dict()))
+
+
+def named(shell: Any, applied: Mapping[str, SpeedContext], name: str | None) -> str:
+    """The model that a line is about: the named one, the only one with a plan, or the only one."""
+    if name is None and len(applied) == 1:
+        return next(iter(applied))
+    if name is not None and name in applied:
+        return name
+    return find_model(shell.user_ns, name)[0]
+
+
+def planned(
+    shell: Any, config: SpeedConfig, name: str, optimizers: Mapping[str, Any] | None = None
+) -> Plan:
+    """What apply would do to a model that has no plan yet."""
+    _, model = find_model(shell.user_ns, name)
+    found = find_optimizers(shell.user_ns, None, model) if optimizers is None else optimizers
+    listed = list(found.values())
+    return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
+
+
+def _with_names(shell: Any, context: SpeedContext) -> dict[str, Any]:
+    """The optimizers of an applied plan, by the names that they have in the notebook."""
+    names = {id(one): name for name, one in all_optimizers(shell.user_ns).items()}
+    return {
+        names.get(id(one), f"optimizer_{number}"): one
+        for number, one in enumerate(context.target.optimizers, 1)
+    }
+
+
+def _write(file: str, text: str, force: bool) -> None:
+    """A new file; raises UsageError where one is there already, or can't be written."""
+    try:
+        with open(file, "w" if force else "x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UsageError(f"{file} is there already: --force writes over it") from None
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None

@@ -1,0 +1,45 @@
+"""A decision as plain code: the pieces of a script that one optimization needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Form = Literal["torch", "accelerate", "fabric", "transformers"]
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Python source, by the place in a script where it belongs.
+
+    It is about the names `model`, `loss` and (in braces) `{optimizer}`. Where a framework does
+    the same by itself, `arguments` of its `Accelerator`, `Fabric` or `TrainingArguments` stand
+    in place of lines. `comment` is the decision's reason where that speaks of SpeedKit.
+    """
+
+    comment: str = ""
+    imports: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()  # process-wide, once, at the top
+    compiling: tuple[str, ...] = ()  # also process-wide, but only where the model is compiled
+    model: tuple[str, ...] = ()  # about the model, before the optimizer is made
+    batch: str = ""  # a method call on each tensor of a batch
+    optimizers: tuple[Mapping[str, str], ...] = ()  # keyword arguments for each of the facts'
+    training: tuple[str, ...] = ()  # once, after the optimizer was made
+    compiled: str = ""  # an expression: the compiled model
+    forward: tuple[str, ...] = ()  # context managers around forward pass and loss
+    loss: str = "loss"  # what backward runs on
+    step: str = "{optimizer}.step()"
+    after_step: tuple[str, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+def call(function: str, *sources: str, **values: object) -> str:
+    """A call as source: `sources` as they stand, `values` as keyword arguments."""
+    keywords = (f"{key}={source(value)}" for key, value in values.items())
+    return f"{function}({', '.join([*sources, *keywords])})"
+
+
+def source(value: object) -> str:
+    """A plain value as source, strings in double quotes."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,0 +1,90 @@
+"""A plan as plain code to paste into a script, without SpeedKit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.planning import Plan
+from speedkit_jupyter.report import frameworks
+from speedkit_jupyter.report.document import Code, Document, Section
+from speedkit_jupyter.report.made_optimizers import makeable, making
+from speedkit_jupyter.report.script import Script, assembled, gather, header
+from speedkit_jupyter.report.training_step import function
+
+if TYPE_CHECKING:
+    import torch
+
+    Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
+
+FORMS = ("torch", "yaml", "accelerate", "fabric", "transformers")
+
+
+def code(plan: Plan | SpeedContext, form: str = "torch", optimizers: Optimizers = ()) -> str:
+    """The plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
+
+    `optimizers` are those that the plan was made with, by name where they are a mapping; their
+    hyperparameters are written out. An applied plan (a SpeedContext) knows them. The framework
+    need not be installed. Raises SpeedKitError for an unknown form, for other optimizers than
+    the plan's, and where a framework can't do what was planned.
+    """
+    if isinstance(plan, SpeedContext):
+        optimizers = optimizers or plan.target.optimizers
+        plan = plan.plan
+    if form == "yaml":
+        return plan.to_yaml()
+    writers: dict[str, Callable[[Script], str]] = {
+        "torch": _torch,
+        "accelerate": frameworks.accelerate,
+        "fabric": frameworks.fabric,
+        "transformers": frameworks.transformers,
+    }
+    if form not in writers:
+        known = ", ".join(FORMS)
+        raise SpeedKitError(f"there is no form {form!r}: {known}.{did_you_mean(form, FORMS)}")
+    named = _named(plan, optimizers)
+    return writers[form](gather(plan, form, named))  # type: ignore[arg-type]
+
+
+def code_report(
+    plan: Plan | SpeedContext, form: str, optimizers: Optimizers, name: str
+) -> Document:
+    """The same to be shown; `name` is the user's word for the model."""
+    text = code(plan, form, optimizers)
+    what = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
+    language = "yaml" if form == "yaml" else "python"
+    body = Section(Code(text.rstrip("\n"), language))
+    return Document(f"The plan for {name} as {what}", (body,), {"form": form, "code": text})
+
+
+def _torch(script: Script) -> str:
+    compiled = [
+        [*script.reasons("compiled"), f"compiled_model = {snippet.compiled}"]
+        for snippet in script.snippets
+        if snippet.compiled
+    ]
+    blocks = [
+        *script.setup(),
+        *script.blocks("model"),
+        making(script),
+        *script.blocks("training"),
+        *compiled,
+        script.reasons("arguments"),
+    ]
+    given = ["model", *(name for name in script.optimizers if not makeable(script, name))]
+    body = function(script, "compiled_model" if compiled else "model", "{loss}.backward()")
+    return assembled(header(script, given), script, blocks, body)
+
+
+def _named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimizer | None]:
+    """By name: the user's own, `optimizer`, or `optimizer_1` and so on."""
+    number = len(plan.facts.optimizers)
+    if optimizers and len(optimizers) != number:
+        raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(optimizers)}")
+    if isinstance(optimizers, Mapping):
+        return dict(optimizers)
+    names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
+    found: Sequence[torch.optim.Optimizer | None] = optimizers or [None] * number
+    return dict(zip(names, found, strict=True))

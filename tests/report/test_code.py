@@ -1,0 +1,277 @@
+"""A plan as code: what is written, and that it does without SpeedKit what SpeedKit does."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, SpeedKitError, apply_speedups, code, plan
+from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.report.code import FORMS
+
+MACHINES = sorted((Path(__file__).parents[2] / "configs" / "hardware").glob("*.json"))
+PYTHON_FORMS = [form for form in FORMS if form != "yaml"]
+FACTS = Facts(
+    parameters=11_000_000, convolutions=20, attentions=1, optimizers=(OptimizerFacts("AdamW"),)
+)
+machines = pytest.mark.parametrize("machine", MACHINES, ids=lambda one: one.stem)
+
+
+def plans(machine: Path):
+    """The auto plan, and every candidate of the catalog: with the rules, and alone."""
+    hardware = Hardware.from_json(machine)
+    device = hardware.accelerators[0].kind if hardware.accelerators else "cpu"
+    there = FACTS.moved(device)
+    for facts in (FACTS, there, Facts(parameters=5), FACTS.moved(f"{device}:1")):
+        yield plan(SpeedConfig(), hardware, facts)
+        for optimization in CATALOG:
+            extra = {"sdpa": ("math",), "threads": (64,), "tf32": ("highest",)}
+            tried = optimization.candidates(hardware, facts)
+            for value in (*tried, *extra.get(optimization.name, ())):
+                config = SpeedConfig(**{optimization.name: value})
+                yield plan(config, hardware, facts)
+                yield plan(config.alone(), hardware, facts)
+    details = {"enabled": True, "mode": "max-autotune", "fullgraph": True, "dynamic": False}
+    for precision, compile in itertools.product(("fp32", "bf16", "fp16"), (True, details)):
+        config = SpeedConfig(precision=precision, compile=compile, sdpa="flash", threads=3)
+        yield plan(config, hardware, FACTS)
+
+
+def written(one, form: str) -> str | None:
+    """The code, or None where the framework can't do it, which it must say in one line."""
+    try:
+        return code(one, form)
+    except SpeedKitError as error:
+        refused = str(error)
+    assert refused.endswith("take --as torch")
+    assert form in ("fabric", "transformers")
+    return None
+
+
+# --- what is written ---
+
+
+@machines
+@pytest.mark.parametrize("form", PYTHON_FORMS)
+def test_every_plan_is_code_that_compiles_and_names_what_is_active_and_no_more(machine, form):
+    number = 0
+    for one in plans(machine):
+        text = written(one, form)
+        if text is None:
+            continue
+        number += 1
+        compile(text, machine.stem, "exec")
+        for decision in one:
+            assert (f"# {decision.name}: " in text) == decision.active, text
+        for word in ("ctx", "%%", "speedkit_jupyter"):
+            assert word not in text
+        assert max(map(len, text.splitlines())) <= 88
+    assert number
+
+
+def test_the_code_is_formatted_and_has_no_unused_import(tmp_path):
+    texts = {
+        text
+        for machine in MACHINES
+        for form in PYTHON_FORMS
+        for one in plans(machine)
+        if (text := written(one, form))
+    }
+    assert len(texts) > 100
+    for number, text in enumerate(sorted(texts)):
+        (tmp_path / f"{number}.py").write_text(text, encoding="utf-8")
+    ruff = [sys.executable, "-m", "ruff"]
+    formatted = [*ruff, "format", "--isolated", "--diff", str(tmp_path)]
+    builtins = 'builtins=["model", "optimizer"]'
+    checked = [
+        *ruff,
+        "check",
+        "--isolated",
+        "--select=E,F,I",
+        "--ignore=E501",
+        "--config",
+        builtins,
+    ]
+    for command in (formatted, [*checked, str(tmp_path)]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[:3000] + done.stderr[:3000]
+
+
+def test_a_plan_that_changes_nothing_says_so_and_gives_the_plain_loop():
+    text = code(plan(SpeedConfig().alone(), Hardware(), Facts(optimizers=(OptimizerFacts(),))))
+    assert "Nothing is to be changed here" in text
+    assert "    loss = loss_fn(model(inputs), targets)\n    loss.backward()\n" in text
+    assert "with " not in text
+
+
+def test_without_an_optimizer_it_predicts_and_scales_no_loss(hardware):
+    for form in ("torch", "accelerate", "fabric"):
+        text = code(plan(SpeedConfig(), hardware("t4"), Facts(parameters=5)), form)
+        assert "def predict(inputs):" in text
+        assert "backward" not in text
+        assert "scaler" not in text.replace("# grad_scaler", "")
+
+
+def test_the_first_lines_name_machine_and_torch(hardware):
+    first = code(plan(SpeedConfig(), hardware("a100"), FACTS)).splitlines()[0]
+    assert "A100" in first
+    assert "torch 2.13.0" in first
+
+
+def test_an_unknown_form_is_one_line_with_the_nearest():
+    with pytest.raises(SpeedKitError, match=r"no form 'fabrik'.*Did you mean 'fabric'\?"):
+        code(plan(), "fabrik")
+
+
+def test_a_kernel_choice_is_told_to_the_cache_of_torch_compile_only_where_it_compiles(hardware):
+    for wish, expected in ((True, True), (False, False)):
+        config = SpeedConfig(sdpa="math", compile=wish)
+        text = code(plan(config, hardware("a100"), FACTS))
+        assert ('torch.compiler.config.cache_key_tag = "|sdpa:math"' in text) is expected
+
+
+@pytest.mark.parametrize(("form", "expected"), [
+    ("accelerate", 'os.environ["CUDA_VISIBLE_DEVICES"] = "1"'),
+    ("fabric", 'Fabric(accelerator="cuda", devices=[1]'),
+    ("transformers", 'os.environ["CUDA_VISIBLE_DEVICES"] = "1"'),
+])  # fmt: skip
+def test_frameworks_are_told_the_device_also_where_the_model_lies_there_already(
+    hardware, form, expected
+):
+    found = plan(SpeedConfig(), hardware("a100"), FACTS.moved("cuda:1"))
+    assert not found["device"].active
+    assert expected in code(found, form)
+
+
+def test_a_model_that_shall_stay_on_the_cpu_is_not_moved_by_a_framework(hardware):
+    for config in (SpeedConfig(device="cpu"), SpeedConfig(threads=3).alone()):
+        found = plan(config, hardware("a100"), FACTS)
+        assert 'Fabric(accelerator="cpu", devices=1)' in code(found, "fabric")
+        assert "Accelerator(cpu=True)" in code(found, "accelerate")
+        assert "use_cpu=True" in code(found, "transformers")
+
+
+def test_trainer_is_told_not_to_switch_tf32_on_where_the_plan_does_not(hardware):
+    found = plan(SpeedConfig(compile=True).alone(), hardware("a100"), FACTS.moved("cuda:0"))
+    assert not found["tf32"].active
+    assert "tf32=False" in code(found, "transformers")
+
+
+# --- optimizers ---
+
+
+def planned(model: nn.Module, *optimizers: torch.optim.Optimizer, **wishes):
+    return plan(SpeedConfig(**wishes), Hardware.detect(), Facts.read(model, optimizers))
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (
+            lambda p: torch.optim.AdamW(p, lr=3e-4, weight_decay=0.1),
+            "optimizer = torch.optim.AdamW(\n    model.parameters(),\n    lr=0.0003,\n"
+            "    weight_decay=0.1,\n    fused=True,\n)",
+        ),
+        (
+            lambda p: torch.optim.SGD(p, 0.1, 0.9),
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)",
+        ),
+        (
+            lambda p: torch.optim.Adam(p, betas=(0.8, 0.9), amsgrad=True, foreach=True),
+            "optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9), amsgrad=True, "
+            "foreach=True)",
+        ),
+        (lambda p: torch.optim.RMSprop(p), "optimizer = torch.optim.RMSprop(model.parameters())"),
+        (
+            lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.5)),
+            "optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5), fused=True)",
+        ),
+    ],
+)
+def test_an_optimizer_is_made_with_the_users_own_hyperparameters(make, line):
+    model = nn.Linear(2, 2)
+    optimizer = make(model.parameters())
+    text = code(planned(model, optimizer), "torch", [optimizer])
+    assert " ".join(line.split()).replace("( ", "(").replace(", )", ")") in " ".join(
+        text.split()
+    ).replace("( ", "(").replace(", )", ")")
+
+
+def test_a_schedulers_learning_rate_is_the_one_that_it_began_with():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
+    optimizer.step()
+    scheduler.step()
+    assert "lr=0.5" in code(planned(model, optimizer), "torch", [optimizer])
+
+
+class Mine(torch.optim.AdamW):
+    """A class of the user's, which only the user can make."""
+
+
+@pytest.mark.parametrize("kind", ["groups", "own class", "a part of the model"])
+def test_what_one_line_can_not_make_is_switched_in_place(kind):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    parts = [{"params": one.parameters()} for one in model]
+    optimizer = {
+        "groups": lambda: torch.optim.AdamW(parts, foreach=True),
+        "own class": lambda: Mine(model.parameters(), foreach=True),
+        "a part of the model": lambda: torch.optim.AdamW(model[0].parameters(), foreach=True),
+    }[kind]()
+    text = code(planned(model, optimizer, fused_optimizer=True), "torch", {"opt": optimizer})
+    assert "torch.optim" not in text
+    assert "`model`, `opt`" in text.splitlines()[1]
+    names = {"model": model, "opt": optimizer}
+    exec(text, names)
+    assert [group["fused"] for group in optimizer.param_groups] == [True] * len(
+        optimizer.param_groups
+    )
+    assert not any(group["foreach"] for group in optimizer.param_groups)
+    names["train_step"](torch.ones(1, 2), torch.ones(1, 2), nn.functional.mse_loss)
+
+
+def test_lbfgs_gets_its_closure():
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
+    text = code(planned(model, optimizer), "torch", [optimizer])
+    names = {"model": model}
+    exec(text, names)
+    x, y = torch.rand(4, 2), torch.rand(4, 2)
+    losses = [names["train_step"](x, y, nn.functional.mse_loss).item() for _ in range(3)]
+    assert losses[2] < losses[0]
+
+
+def test_other_optimizers_than_the_plans_are_refused():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(SpeedKitError, match="made with 1 optimizers, not 2"):
+        code(planned(model, optimizer), "torch", [optimizer, optimizer])
+
+
+def test_an_applied_plan_knows_its_optimizers():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.25)
+    with apply_speedups(model, optimizer=optimizer)[1] as context:
+        assert "SGD(model.parameters(), lr=0.25, fused=True)" in code(context)
+
+
+# --- as YAML ---
+
+
+@machines
+def test_a_plan_as_yaml_gives_just_this_plan_again(machine, tmp_path):
+    path = tmp_path / "plan.yaml"
+    for one in plans(machine):
+        path.write_text(code(one, "yaml"), encoding="utf-8")
+        again = plan(SpeedConfig.from_yaml(path), one.hardware, one.facts)
+        active = [[(d.name, d.value, d.details) for d in p if d.active] for p in (one, again)]
+        assert active[0] == active[1]
