@@ -195,7 +195,8 @@ class Benchmark:
         __tracebackhide__ = True
         if self._drop:
             runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
-        self._sampler = Sampler(runners, self.budget_s, self._throughput, note_failure)
+        patient = bool(self._drop or self._decisive)  # a search, whose stages build on each other
+        self._sampler = Sampler(runners, self.budget_s, self._throughput, note_failure, patient)
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._settled, self._known, self._is_hopeless)

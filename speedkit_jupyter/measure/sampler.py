@@ -25,6 +25,7 @@ BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
 # After each switch of variants this long is not timed: caches and clocks settle.
 LEAD_IN_S = 0.0005
 MOST_ROUNDS = 20_000
+PATIENCE = 2.0
 # So many rounds in a row without an optimizer step, and the variant does not work.
 MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
@@ -39,7 +40,10 @@ class Progress:
 
 
 class Sampler:
-    """Takes the times. `looks` are the rounds after which it may end before the budget does."""
+    """Takes the times. `looks` are the rounds after which it may end before the budget does.
+
+    Where it is `patient`, too few rounds for an interval go on beyond the budget, up to PATIENCE.
+    """
 
     def __init__(
         self,
@@ -47,8 +51,10 @@ class Sampler:
         budget_s: float,
         throughput: bool,
         failed: Callable[[Runner, Exception], None],
+        patient: bool = False,
     ) -> None:
-        self._failed = failed
+        self._failed, self.patient = failed, patient
+        self._comparisons = len(runners) - 1
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
         self.ended = False
@@ -71,9 +77,8 @@ class Sampler:
     def too_few(self) -> str:
         """Why the budget can't give an interval, with one that can; empty where it can."""
         rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
-        comparisons = len(self.runners) - 1
-        least = least_pairs(ERROR * LAST_LOOK / max(comparisons, 1))
-        if rounds >= least or not comparisons:
+        least = self._least()
+        if rounds >= least or len(self.runners) < 2:
             return ""
         enough = math.ceil(2 * least * self.expected_round_s())
         return (
@@ -123,9 +128,17 @@ class Sampler:
                 # Nothing has been looked at yet, and the rounds will be shorter than they were.
                 left_s = self.budget_s - elapsed
                 self.looks = planned_looks(number + int(left_s / self._round_s()))
-            if elapsed >= self.budget_s or not self.runners:
+            patience = PATIENCE if self._lacks(number) else 1.0
+            if not self.runners or elapsed >= patience * self.budget_s:
                 break
         self.ended = True
+
+    def _lacks(self, rounds: int) -> bool:
+        """Whether a search has too few rounds for any interval: all of its time would be lost."""
+        return self.patient and rounds < self._least()
+
+    def _least(self) -> int:
+        return least_pairs(ERROR * LAST_LOOK / max(self._comparisons, 1))
 
     def _drop(self, hopeless: Callable[[Record, bool], bool], is_look: bool) -> bool:
         """Take out what has no hope; says whether anything was."""
