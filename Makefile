@@ -33,9 +33,9 @@ colab: .venv-colab/installed
 gpu: .venv/installed
 	$(BIN)/pytest -n 0 -m gpu
 
-# Without truth.py, which takes half an hour and can be stopped and resumed.
+# Without truth.py and oracle.py, which take half an hour and can be stopped and resumed.
 benchmarks: .venv/installed
-	for program in $(filter-out %/truth.py %/_ratios.py,$(wildcard tests/benchmarks/*.py)); do \
+	for program in $(filter-out %/truth.py %/oracle.py %/_ratios.py %/_workloads.py,$(wildcard tests/benchmarks/*.py)); do \
 	  $(BIN)/python $$program || exit 1; done
 
 .venv/installed: pyproject.toml configs/constraints.txt

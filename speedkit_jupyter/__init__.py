@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from speedkit_jupyter.planning import plan as plan
     from speedkit_jupyter.report.code import code as code
     from speedkit_jupyter.tuning.functions import tune as tune
+    from speedkit_jupyter.tuning.functions import verify as verify
+    from speedkit_jupyter.tuning.learning import tuned as tuned
 
 __version__ = "0.1.0"
 
@@ -47,6 +49,8 @@ _HOMES = {  # where each public name lives
     "restore_all": "context",
     "sdp_context": "context",
     "tune": "tuning.functions",
+    "tuned": "tuning.learning",
+    "verify": "tuning.functions",
 }
 
 __all__ = sorted(_HOMES)

@@ -52,6 +52,7 @@ class SpeedConfig(_Fields):
 
     _variables: dict[str, str] = PrivateAttr(default_factory=dict)
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
+    _why: str = PrivateAttr(default="")
     _alone: bool = PrivateAttr(default=False)
 
     def __init__(self, origin: _Origin | None = None, /, **values: Any) -> None:
@@ -118,25 +119,30 @@ class SpeedConfig(_Fields):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    def with_source(self, source: Source) -> SpeedConfig:
-        """The same wishes, said to come from `source` (as when they were measured)."""
+    def with_source(self, source: Source, why: str = "") -> SpeedConfig:
+        """The same wishes, said to come from `source`; `why` stands in their reasons."""
         twin = self.model_copy()
         twin._variables = dict(self._variables)
         twin._sources = dict.fromkeys(type(self).model_fields, source)
-        twin._alone = self._alone
+        twin._alone, twin._why = self._alone, why
         return twin
 
     def alone(self) -> SpeedConfig:
         """The same wishes and no others: what is auto is left as it is, not decided by rules."""
         twin = self.model_copy()
         twin._variables, twin._sources = dict(self._variables), dict(self._sources)
-        twin._alone = True
+        twin._alone, twin._why = True, self._why
         return twin
 
     @property
     def is_alone(self) -> bool:
         """Whether what is auto is left as it is."""
         return self._alone
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether nothing definite is asked for, neither here nor by the environment."""
+        return not (self._alone or self._variables or self.to_dict())
 
     def request(self, name: str) -> Request:
         """What is asked of one optimization, and where that came from."""
@@ -145,7 +151,7 @@ class SpeedConfig(_Fields):
             return Request(name, value, "env", self._variables[name])
         if value == _default(_optimization(name)):
             return Request(name, value)
-        return Request(name, value, self._sources.get(name, "user"))
+        return Request(name, value, self._sources.get(name, "user"), why=self._why)
 
 
 def _prepared(

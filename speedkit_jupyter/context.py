@@ -96,6 +96,12 @@ def hidden(model: torch.nn.Module) -> Iterator[None]:
                 top._activate()
 
 
+def plan_in_force(model: torch.nn.Module) -> Plan | None:
+    """The plan that is applied to the model now."""
+    contexts = _contexts(model)
+    return contexts[-1].plan if contexts else None
+
+
 def restore_all() -> int:
     """Restore every context in this process; returns how many there were."""
     contexts = [context for context in _LIVE if not context.restored]

@@ -11,7 +11,7 @@ import datetime
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,15 @@ CREATE TABLE IF NOT EXISTS results (
     name TEXT NOT NULL,
     saved_at TEXT NOT NULL,
     result TEXT NOT NULL
-)
+);
+CREATE TABLE IF NOT EXISTS plans (
+    id INTEGER PRIMARY KEY,
+    setting TEXT NOT NULL,
+    task TEXT NOT NULL,
+    learned_at TEXT NOT NULL,
+    plan TEXT NOT NULL,
+    UNIQUE (setting, task)
+);
 """
 
 
@@ -43,6 +51,21 @@ class Saved:
     result: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Learned:
+    """A plan that was proven, as it was kept.
+
+    `setting` stands for model, optimizers, machine and torch version; `task` for the shapes that
+    went in and what was aimed at.
+    """
+
+    number: int
+    setting: str
+    task: str
+    learned_at: datetime.datetime
+    plan: Mapping[str, Any]
+
+
 def folder() -> Path:
     """Where the database lies."""
     import platformdirs
@@ -53,11 +76,10 @@ def folder() -> Path:
 
 def save(name: str, result: Mapping[str, Any]) -> None:
     """Keep a result under a name; earlier ones of that name stay. Raises SpeedKitError."""
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with _database() as database:
         database.execute(
             "INSERT INTO results (name, saved_at, result) VALUES (?, ?, ?)",
-            (name, now, json.dumps(result)),
+            (name, _now(), json.dumps(result)),
         )
 
 
@@ -81,6 +103,42 @@ def forget(name: str) -> int:
         return database.execute("DELETE FROM results WHERE name = ?", (name,)).rowcount
 
 
+def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
+    """Keep a plan in place of an earlier one for the same. Raises SpeedKitError."""
+    with _database() as database:
+        database.execute(
+            "INSERT OR REPLACE INTO plans (setting, task, learned_at, plan) VALUES (?, ?, ?, ?)",
+            (setting, task, _now(), json.dumps(plan)),
+        )
+
+
+def learned(setting: str | None = None) -> list[Learned]:
+    """The plans that were kept, oldest first: all, or those of one setting."""
+    if not (folder() / "speedkit.sqlite").exists():
+        return []
+    where, values = ("", ()) if setting is None else ("WHERE setting = ?", (setting,))
+    with _database() as database:
+        query = f"SELECT id, setting, task, learned_at, plan FROM plans {where} ORDER BY id"
+        rows = database.execute(query, values).fetchall()
+    return [
+        Learned(number, its, task, datetime.datetime.fromisoformat(when), json.loads(text))
+        for number, its, task, when, text in rows
+    ]
+
+
+def unlearn(numbers: Iterable[int]) -> int:
+    """Delete these plans; returns how many there were."""
+    with _database() as database:
+        return sum(
+            database.execute("DELETE FROM plans WHERE id = ?", (number,)).rowcount
+            for number in numbers
+        )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 @contextmanager
 def _database() -> Iterator[sqlite3.Connection]:
     """A connection and its transaction: all of the block is written, or nothing."""
@@ -90,10 +148,15 @@ def _database() -> Iterator[sqlite3.Connection]:
         connection = sqlite3.connect(file, timeout=PATIENCE_S)
         try:
             with connection:
-                connection.execute(SCHEMA)
+                _create_tables(connection)
                 yield connection
         finally:
             connection.close()
     except (sqlite3.Error, OSError) as error:
         hint = f"{FOLDER} can name another folder"
         raise SpeedKitError(f"the history in {file} can't be used: {error} ({hint})") from None
+
+
+def _create_tables(connection: sqlite3.Connection) -> None:
+    for statement in SCHEMA.split(";"):  # `executescript` would end the transaction
+        connection.execute(statement)

@@ -154,6 +154,8 @@ def test_the_public_names_are_these() -> None:
         "restore_all",
         "sdp_context",
         "tune",
+        "tuned",
+        "verify",
     ]
     for name in speedkit_jupyter.__all__:
         assert getattr(speedkit_jupyter, name).__name__ == name

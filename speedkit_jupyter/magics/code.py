@@ -14,12 +14,13 @@ from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers
 from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
+from speedkit_jupyter.magics.session import or_learned
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.report.code import code_report
 from speedkit_jupyter.report.document import Document
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.magics.speedkit import Session
+    from speedkit_jupyter.magics.session import Session
 
 
 def code(shell: Any, session: Session, line: str) -> None:
@@ -59,7 +60,8 @@ def planned(
     """What apply would do to a model that has no plan yet."""
     _, model = find_model(shell.user_ns, name)
     found = find_optimizers(shell.user_ns, None, model) if optimizers is None else optimizers
-    return plan(config, facts=Facts.read(model, list(found.values())))
+    listed = list(found.values())
+    return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
 
 
 def _with_names(shell: Any, context: SpeedContext) -> dict[str, Any]:

@@ -24,6 +24,10 @@ def complete(shell: Any, event: Any) -> list[str]:
         return [*_models(shell), "--json"]
     if words[1] == "history":
         return [*_saved(), "--forget"]
+    if words[1] == "verify":
+        return _of_verify(words)
+    if words[1] == "tuned":
+        return ["list", "forget"] if len(words) == 2 else _learned()
     if words[1] == "config":
         return ["show", "load", "save"] if len(words) == 2 else _files()
     return []
@@ -43,6 +47,16 @@ def _of_apply(shell: Any, words: list[str]) -> list[str]:
     if last == "--ctx":
         return ["ctx"]
     return [*_models(shell), *(name for name in known if name not in words)]
+
+
+def _of_verify(words: list[str]) -> list[str]:
+    from speedkit_jupyter.magics import parsing
+    from speedkit_jupyter.measure.variants import AUTO, CURRENT
+    from speedkit_jupyter.measure.variants import words as plan_words
+
+    if words[-1] == "--plan":
+        return [CURRENT, AUTO, *plan_words(), *_saved()]
+    return list(parsing.options(parsing.verify_parser()))
 
 
 def _of_code(shell: Any, words: list[str]) -> list[str]:
@@ -75,6 +89,12 @@ def _saved() -> list[str]:
     from speedkit_jupyter import store
 
     return sorted({one.name for one in store.saved()})
+
+
+def _learned() -> list[str]:
+    from speedkit_jupyter import store
+
+    return ["all", *(str(one.number) for one in store.learned())]
 
 
 def _models(shell: Any) -> list[str]:

@@ -21,6 +21,8 @@ SUBCOMMANDS = {
     "report": "each decision with its reason, and the flags before and after",
     "apply": "plan for a model and apply the plan",
     "restore": "put everything back",
+    "verify": "train with and without a plan, and compare the loss curves",
+    "tuned": "the plans that tuning has learned; tuned forget NUMBER drops one",
     "code": "the plan as code without SpeedKit: --as torch, yaml, accelerate, fabric, transformers",
     "history": "saved benchmarks, and how the newest compares with those before it",
     "config": "show, load or save the session's config",
@@ -32,6 +34,7 @@ PLAIN_OPTIONS = {
     "optimizer": "the optimizer's name; without it those that hold the model's parameters",
     "ctx": "the name that the context gets (ctx)",
     "config": "a YAML file to start from",
+    "rules": "by rules, although tuning has learned a plan",
 }
 
 
@@ -88,6 +91,7 @@ def apply_parser() -> Parser:
     parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
     parser.add_argument("--ctx", default="ctx", metavar="NAME")
     parser.add_argument("--config", metavar="FILE")
+    parser.add_argument("--rules", action="store_true")
     for option, destination, annotation, summary in config_options():
         words = choices(annotation)
         bare = {"nargs": "?", "const": "true"} if "true" in words else {}
@@ -175,6 +179,24 @@ def history_parser() -> Parser:
     return parser
 
 
+def verify_parser() -> Parser:
+    """`%speedkit verify`."""
+    parser = Parser(prog="%speedkit verify", add_help=False, allow_abbrev=False)
+    parser.add_argument("--steps", type=_whole_number, default=50, metavar="NUMBER")
+    parser.add_argument("--step", metavar="NAME")
+    parser.add_argument("--plan", metavar="NAME")
+    parser.add_argument("-v", metavar="NAME")
+    return parser
+
+
+def tuned_parser() -> Parser:
+    """`%speedkit tuned`."""
+    parser = Parser(prog="%speedkit tuned", add_help=False, allow_abbrev=False)
+    parser.add_argument("action", nargs="?", choices=("list", "forget"), default="list")
+    parser.add_argument("which", nargs="?", metavar="NUMBER")
+    return parser
+
+
 @lru_cache(maxsize=1)
 def speedbench_parser() -> Parser:
     """`%%speedbench`: options of `%%timeit`, and those of a comparison."""
@@ -186,6 +208,8 @@ def speedbench_parser() -> Parser:
     parser.add_argument("--check", type=_names, action="extend", metavar="NAMES")
     parser.add_argument("--save", metavar="NAME")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--apply", action="store_true")
+    parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--objective", choices=("time", "memory"))
     parser.add_argument("--steps", type=_whole_number, metavar="NUMBER")
     parser.add_argument("--paranoid", action="store_true")

@@ -18,11 +18,9 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
     def speedkit(self, line: str) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
         __tracebackhide__ = True
-        from speedkit_jupyter.magics.speedkit import Session, run
+        from speedkit_jupyter.magics.speedkit import run
 
-        if self.session is None:
-            self.session = Session()
-        run(self.shell, self.session, line)
+        run(self.shell, self._session(), line)
 
     @cell_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -32,6 +30,13 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         from speedkit_jupyter.magics.speedbench import run
 
         try:
-            return run(self.shell, line, cell)
+            return run(self.shell, self._session(), line, cell)
         except SyntaxError as error:  # IPython shows every frame of these: leave only this one
             raise error.with_traceback(None) from None
+
+    def _session(self) -> Any:
+        from speedkit_jupyter.magics.session import Session
+
+        if self.session is None:
+            self.session = Session()
+        return self.session

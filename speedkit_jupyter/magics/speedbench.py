@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from functools import partial
 from keyword import iskeyword
 from typing import Any
 
@@ -13,9 +14,11 @@ from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.progress import ProgressLine
+from speedkit_jupyter.magics.session import Session
 from speedkit_jupyter.measure.benchmark import Benchmark, environment
 from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.reach import (
@@ -36,7 +39,9 @@ TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")
 BUDGET_S, TUNE_BUDGET_S = 10.0, 60.0
 
 
-def run(shell: Any, line: str, source: str) -> Comparison | Timing | Tuning | None:
+def run(
+    shell: Any, session: Session, line: str, source: str
+) -> Comparison | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
     typed, setup = parsing.split_setup(line)
@@ -46,28 +51,33 @@ def run(shell: Any, line: str, source: str) -> Comparison | Timing | Tuning | No
     cell = Cell(shell, source)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     try:
-        if arguments.save and not arguments.tune:
-            check_free(arguments.save)
-        if arguments.tune:
-            work: Any = _search(shell, cell, arguments, setup)
-        elif arguments.compare is None:
-            work = _timer(shell, cell, arguments, setup, command)
-        else:
-            work = _benchmark(shell, cell, arguments, setup, command)
+        work = _work(shell, cell, arguments, setup, command)
         earlier = store.saved(arguments.save)[-1:] if arguments.save else []
-        result = _drain(work, arguments, earlier)
+        session.last_step = partial(_step, shell, cell, arguments, cell.reads("ctx"))
+        with Applied(shell, session, work if arguments.apply else None) as applied:
+            result = _drain(work, arguments, earlier, shell.user_ns)
+            applied.settle()
         if arguments.save:
             store.save(arguments.save, result.to_dict())
     except SpeedKitError as error:
         raise UsageError(f"%%speedbench: {error}") from None
-    if arguments.v:
-        shell.user_ns[arguments.v] = result
     return result if arguments.o else None
+
+
+def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Any:
+    """What the options ask for; raises UsageError where they don't fit together."""
+    if arguments.tune:
+        return _search(shell, cell, arguments, setup)
+    _refuse(arguments, ("objective", "steps", "apply", "fresh"), "to --tune")
+    if arguments.save:
+        check_free(arguments.save)
+    if arguments.compare is None:
+        return _timer(shell, cell, arguments, setup, command)
+    return _benchmark(shell, cell, arguments, setup, command)
 
 
 def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Benchmark:
     _refuse(arguments, TIMEIT_OPTIONS, "to timing without --compare")
-    _refuse(arguments, ("objective", "steps"), "to --tune")
     if setup and arguments.compare.endswith(","):
         raise UsageError(f"%%speedbench: --compare takes commas without spaces (before {setup!r})")
     _refuse_setup(setup)
@@ -84,13 +94,14 @@ def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str)
 
 
 def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
-    """With --tune: the fastest safe plan for this cell; nothing is applied."""
+    """With --tune: the fastest safe plan for this cell."""
     _refuse(arguments, ("compare", "check", "throughput", "save"), "to a comparison, not to --tune")
     _refuse(arguments, TIMEIT_OPTIONS, "to timing without --tune")
     _refuse_setup(setup)
     budget_s = TUNE_BUDGET_S if arguments.budget is None else arguments.budget
     step = _step(shell, cell, arguments, calls_context=cell.reads("ctx"))
-    return Search(step, budget_s, arguments.steps, arguments.objective or "time")
+    objective = arguments.objective or "time"
+    return Search(step, budget_s, arguments.steps, objective, arguments.fresh)
 
 
 def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:
@@ -111,7 +122,6 @@ def _refuse_setup(setup: str) -> None:
 def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Timer:
     """Without --compare: the cell as it stands, with a plan in force if there is one."""
     _refuse(arguments, ("check", "paranoid", "throughput"), "to a comparison: add --compare")
-    _refuse(arguments, ("objective", "steps"), "to --tune")
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
     step = _step(shell, cell, arguments, calls_context=False)
@@ -140,8 +150,13 @@ def _cpu_seconds() -> float:
     return float(clock())
 
 
-def _drain(work: Benchmark | Timer | Search, arguments: Any, earlier: list[store.Saved]) -> Any:
-    """Run to the end; the result takes the place of the progress line."""
+def _drain(
+    work: Benchmark | Timer | Search,
+    arguments: Any,
+    earlier: list[store.Saved],
+    names: dict[str, Any],
+) -> Any:
+    """Run to the end; the result takes the place of the progress line, and the name of -v."""
     __tracebackhide__ = True
     title = f"{len(work.variants)} variants" if isinstance(work, Benchmark) else "timing"
     title = "tuning" if isinstance(work, Search) else title
@@ -154,9 +169,14 @@ def _drain(work: Benchmark | Timer | Search, arguments: Any, earlier: list[store
         except KeyboardInterrupt:
             steps.close()
             if work.has_results():
-                progress.replace(work.result().report())
+                result = work.result()
+                if arguments.v:
+                    names[arguments.v] = result
+                progress.replace(result.report())
             raise
         result = work.result()
+        if arguments.v:
+            names[arguments.v] = result
         if not quiet:
             progress.replace(result.report())
     for kept in earlier if not arguments.q else ():

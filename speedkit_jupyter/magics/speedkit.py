@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -15,27 +13,9 @@ from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.code import code, named, planned
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
+from speedkit_jupyter.magics.session import Session, or_learned
 from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
 from speedkit_jupyter.report.units import count
-
-
-@dataclass
-class Session:
-    """What one shell remembers: its config, and the contexts that it applied, by model name."""
-
-    config: SpeedConfig = field(default_factory=SpeedConfig)
-    contexts: dict[str, SpeedContext] = field(default_factory=dict)
-
-    def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-        """The contexts that are not restored, by the name of their model.
-
-        A name that means another object by now is marked.
-        """
-        self.contexts = {n: one for n, one in self.contexts.items() if not one.restored}
-        return [
-            (n if "." in n or names.get(n) is one.model else f"{n} (an earlier model)", one)
-            for n, one in self.contexts.items()
-        ]
 
 
 def run(shell: Any, session: Session, line: str) -> None:
@@ -100,6 +80,8 @@ def apply(shell: Any, session: Session, line: str) -> None:
     typed = parsing.config_values(arguments)
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
     optimizers = find_optimizers(shell.user_ns, arguments.optimizer, model)
+    if not arguments.rules:
+        config = or_learned(config, model, list(optimizers.values()))
     _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
     session.contexts[name] = context
     shell.user_ns[arguments.ctx] = context
@@ -170,6 +152,34 @@ def history(shell: Any, session: Session, line: str) -> None:
     display(history_report(kept))
 
 
+def verify(shell: Any, session: Session, line: str) -> None:
+    """Loss curves with and without a plan, for the last %%speedbench cell or a function."""
+    from speedkit_jupyter.magics.verify import run as run_verify
+
+    run_verify(shell, session, parsing.verify_parser().parse_line(line))
+
+
+def tuned(shell: Any, session: Session, line: str) -> None:
+    """Plans that tuning has learned."""
+    from speedkit_jupyter import store
+    from speedkit_jupyter.report.tunings import tuned_list
+
+    arguments = parsing.tuned_parser().parse_line(line)
+    known = store.learned()
+    if arguments.action == "list":
+        if arguments.which:
+            raise UsageError(f"%speedkit tuned list takes no more words, not {arguments.which!r}")
+        display(tuned_list(known))
+        return
+    which = arguments.which
+    if which is None:
+        raise UsageError("%speedkit tuned forget: which NUMBER? (or all; %speedkit tuned lists)")
+    chosen = [one.number for one in known if which in ("all", str(one.number))]
+    if not chosen and which != "all":
+        raise UsageError(f"%speedkit tuned forget: there is no plan {which}; %speedkit tuned lists")
+    display(Document(f"Forgot {count(store.unlearn(chosen), 'learned plan')}"))
+
+
 def repair(shell: Any, session: Session, line: str) -> None:
     """Make torch's two TF32 APIs agree."""
     from speedkit_jupyter import flags
@@ -211,6 +221,8 @@ COMMANDS = {
     "restore": restore,
     "config": config,
     "history": history,
+    "tuned": tuned,
+    "verify": verify,
     "repair": repair,
     "help": help_,
 }

@@ -14,15 +14,16 @@ from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import has_lazy_parameters
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure import clock, memory
+from speedkit_jupyter.measure import clock, dropping, memory
 from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.examination import Examination
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import OVERFLOW, Progress, Sampler
 from speedkit_jupyter.measure.statistics import ERROR
 from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.variants import CURRENT, Variant
+from speedkit_jupyter.measure.variants import Variant, config_of
 from speedkit_jupyter.planning import describe
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ class Benchmark:
     `budget_s` are the seconds for the rounds, after warm-up. The device is synchronized around
     each step, or with `throughput` only around blocks of steps. `check` names what the step
     leaves in its namespace for the accuracy check, in place of what backward ran on;
-    `drop_slower` takes variants out of the rounds once they are known to be slower. Whatever
-    happens, models, optimizers, random generators and names end as they began. Raises StepError.
+    `drop` takes variants out of the rounds: `slower` those that are known to gain nothing worth
+    it, `beaten` also those that another one is known to beat. The rounds end when the verdicts of
+    the `decisive` variants (all, without) are clear. Whatever happens,
+    models, optimizers, random generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -54,7 +57,8 @@ class Benchmark:
         throughput: bool = False,
         check: Sequence[str] = (),
         command: str = "",
-        drop_slower: bool = False,
+        drop: Drop = "",
+        decisive: Sequence[str] = (),
     ) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
@@ -65,7 +69,7 @@ class Benchmark:
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
-        self._drop_slower = drop_slower
+        self._drop, self._decisive = drop, tuple(decisive)
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
@@ -95,7 +99,7 @@ class Benchmark:
         """Measure; yields after every block. Closing the generator ends it and puts all back."""
         __tracebackhide__ = True
         step = self.step
-        configs = [_config(one, step) for one in self.variants]
+        configs = [config_of(one, step.models) for one in self.variants]
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
             for model in step.models:
@@ -143,11 +147,13 @@ class Benchmark:
         with record.compilations.counted():
             record.first_call_s = clock.timed(runner.once, device)
         last, spent, calls = record.first_call_s, record.first_call_s, 1
+        runner.fastest_s = math.inf
         while calls < MOST_SKIPPED:
             graphs, scale = record.compilations.graphs, runner.scale()
             with record.compilations.counted():
                 now = clock.timed(runner.once, device)
             spent, calls = spent + now, calls + 1
+            runner.fastest_s = min(runner.fastest_s, now)
             skipped = runner.scale() < scale
             settled = calls > 2 and abs(now - last) < STABLE * last
             settled = settled and graphs == record.compilations.graphs
@@ -187,6 +193,8 @@ class Benchmark:
 
     def _sample(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         __tracebackhide__ = True
+        if self._drop:
+            runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
         self._sampler = Sampler(runners, self.budget_s, self._throughput, note_failure)
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
@@ -196,16 +204,22 @@ class Benchmark:
         """Every verdict is clear, and precise; to choose by, not to print, less is enough."""
         assert self._sampler is not None
         result = self.result()
-        ratios = [result.ratio(one.record) for one in self._sampler.runners]
-        if self._drop_slower:
+        records = [one.record for one in self._sampler.runners]
+        ratios = [
+            result.ratio(one) for one in records if not self._decisive or one.name in self._decisive
+        ]
+        if self._drop:
             return all(
                 r.verdict != "too noisy" and r.is_precise(ENOUGH_TO_CHOOSE) for r in ratios if r
             )
         return all(r.settled for r in ratios if r)
 
-    def _is_hopeless(self, record: Record) -> bool:
-        """For a search: what is slower or wrong need not be measured more exactly."""
-        return self._drop_slower and self.result().verdict(record) in ("slower", "wrong")
+    def _is_hopeless(self, record: Record, is_look: bool) -> bool:
+        if not self._drop:
+            return False
+        if not is_look:
+            return dropping.is_far_behind(self._records[0].times_s, record.times_s)
+        return dropping.cannot_win(self.result(), record, self._drop)
 
     def _known(self) -> str:
         """The intervals so far, in words."""
@@ -226,14 +240,6 @@ def _nothing_to_measure(record: Record) -> None:
         record.notes = {}
     else:
         record.same_as_baseline = True
-
-
-def _config(one: Variant, step: Step) -> Any:
-    """The variant's config; `current` asks for what is applied to the model now."""
-    if one.name != CURRENT:
-        return one.config
-    slot = step.models[0].__dict__.get("_speedkit_contexts")
-    return slot[-1].plan.to_config() if slot else None
 
 
 def _keep_copies_where_they_fit(step: Step, copies: int) -> None:

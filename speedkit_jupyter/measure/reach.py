@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Sequence
-from types import FunctionType, MethodType, ModuleType
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def _reach(value: Any, found: dict[int, Any], depth: int) -> None:
         _reach(value.__self__, found, depth)
         value = value.__func__
     if isinstance(value, FunctionType):
-        variables = inspect.getclosurevars(value)
-        for one in (*variables.nonlocals.values(), *variables.globals.values()):
+        for one in _variables(value):
             _reach(one, found, depth - 1)
     elif isinstance(value, list | tuple) and len(value) <= 32:
         for one in value:
@@ -43,6 +42,22 @@ def _reach(value: Any, found: dict[int, Any], depth: int) -> None:
     elif _is_the_users(value):
         for one in list(vars(value).values()):
             _reach(one, found, depth - 1)
+
+
+def _variables(function: FunctionType) -> Iterator[Any]:
+    """The values of a function's closure and of the globals that it names, also in a lambda or a
+    comprehension inside it. (`inspect.getclosurevars` fails on a variable that has no value yet.)
+    """
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # no value yet
+            yield cell.cell_contents
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+        yield from (
+            function.__globals__[name] for name in code.co_names if name in function.__globals__
+        )
 
 
 def _is_the_users(value: Any) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes, known after warm-up.
+    `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then.
     """
 
     step: Step
@@ -33,6 +33,7 @@ class Runner:
     record: Record
     warm: State | None = field(default=None, repr=False)
     step_s: float = 0.0
+    fastest_s: float = 0.0
     skipped_in_a_row: int = 0
     _router: Router | None = None
 
@@ -52,10 +53,11 @@ class Runner:
                 stack.enter_context(self._router.installed())
             return stack.pop_all()
 
-    def once(self) -> object:
-        """One step."""
+    def once(self, rewind: bool = True) -> object:
+        """One step, on the same data as every other unless it shall not `rewind`."""
         __tracebackhide__ = True
-        self.step.rewind()
+        if rewind:
+            self.step.rewind()
         try:
             if self._router is None:
                 return self.step.run(self.contexts[0])

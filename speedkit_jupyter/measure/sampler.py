@@ -85,11 +85,12 @@ class Sampler:
         self,
         settled: Callable[[], bool],
         found: Callable[[], str],
-        hopeless: Callable[[Record], bool] = lambda record: False,
+        hopeless: Callable[[Record, bool], bool] = lambda record, is_look: False,
     ) -> Iterator[Progress]:
         """Rounds until the budget is spent or, at a planned look, all is `settled`.
 
-        `found` gives in words what is known so far; what is `hopeless` at a look leaves the rounds.
+        `found` gives in words what is known so far. `hopeless` is asked after every round, and
+        told whether it may look at the intervals; what it names leaves the rounds.
         """
         order = random.Random(0)  # not the user's generator, which is being kept
         start, known, number = time.perf_counter(), "", 0
@@ -113,14 +114,30 @@ class Sampler:
                 self.round_s = elapsed / (number + self.skipped_rounds)
                 if number == 1:  # planned before anything is seen, so that looking costs its due
                     self.looks = planned_looks(int(self.budget_s / self.round_s))
-            if number in self.looks and times is not None:
+            is_look = number in self.looks and times is not None
+            if is_look:
                 if settled():
                     return
                 known = found()
-                self.runners[1:] = [one for one in self.runners[1:] if not hopeless(one.record)]
+            if self._drop(hopeless, is_look) and number < min(self.looks, default=math.inf):
+                # Nothing has been looked at yet, and the rounds will be shorter than they were.
+                left_s = self.budget_s - elapsed
+                self.looks = planned_looks(number + int(left_s / self._round_s()))
             if elapsed >= self.budget_s or not self.runners:
                 break
         self.ended = True
+
+    def _drop(self, hopeless: Callable[[Record, bool], bool], is_look: bool) -> bool:
+        """Take out what has no hope; says whether anything was."""
+        kept = [one for one in self.runners[1:] if not hopeless(one.record, is_look)]
+        dropped = len(kept) < len(self.runners) - 1
+        self.runners[1:] = kept
+        return dropped
+
+    def _round_s(self) -> float:
+        """About how long the last round would have taken with the variants that are left."""
+        last = sum(one.record.times_s[-1] for one in self.runners if one.record.times_s)
+        return max((self._lead_in + self._length) * last, 1e-6)
 
     def _left(self, elapsed: float) -> str:
         return f"at most {max(self.budget_s - elapsed, 0):.0f} s left"

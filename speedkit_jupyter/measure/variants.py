@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import store
 from speedkit_jupyter.config import SpeedConfig, choices, from_arguments, from_word
+from speedkit_jupyter.context import plan_in_force
 from speedkit_jupyter.exceptions import StepError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Fields
+
+if TYPE_CHECKING:
+    import torch
 
 BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
 
@@ -56,6 +60,14 @@ def variant(name: str) -> Variant:
             raise StepError(f"variant {name}: it names {twice} twice")
         values.update(found)
     return Variant(name, _config(values, name))
+
+
+def config_of(one: Variant, models: Sequence[torch.nn.Module]) -> SpeedConfig | None:
+    """The variant's config; `current` asks for what is applied to the models now."""
+    if one.name != CURRENT or not models:
+        return one.config
+    plan = plan_in_force(models[0])
+    return None if plan is None else plan.to_config()
 
 
 def _saved(name: str, kept: store.Saved) -> SpeedConfig | None:

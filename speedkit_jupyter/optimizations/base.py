@@ -65,12 +65,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one optimization: the config's value and where it came from."""
+    """What is asked of one optimization: the config's value, where it came from, and why."""
 
     name: str
     value: Any
     source: Source = "auto"
     variable: str | None = None
+    why: str = ""
 
     @property
     def explicit(self) -> bool:
@@ -94,6 +95,9 @@ class Request:
     def _decision(self, value: Any, reason: str, **more: Any) -> Decision:
         if self.variable:
             reason = f"{reason} (the environment variable {self.variable} decides)"
+        if self.why:
+            rest = reason.removeprefix("as asked").lstrip(";,: ")
+            reason = f"{self.why}; {rest}" if rest else self.why
         return Decision(self.name, value, reason, source=self.source, **more)
 
 

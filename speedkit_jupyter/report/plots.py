@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.comparison import Comparison
-from speedkit_jupyter.report.units import ratio
+from speedkit_jupyter.measure.statistics import Ratio
+from speedkit_jupyter.report.units import ratio, seconds
+from speedkit_jupyter.tuning.verification import Verification
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,30 +63,71 @@ def speedups(comparison: Comparison) -> Figure:
     return figure
 
 
-def parts(found: Sequence[tuple[str, float]], whole: str, comparison: Comparison) -> Figure:
-    """Bars from 1: each part alone, then the whole with its confirmed interval."""
+def waterfall(found: Sequence[tuple[str, Ratio]], baseline_s: float) -> Figure:
+    """From the baseline's step down to the plan's: the time that each part takes away.
+
+    `found` are the speed-ups with each part added to those before it; the last has its interval.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    together = comparison.ratio(comparison.records[1])
-    assert together is not None
-    rows = [*found, (whole, together.median)]
-    figure = Figure(figsize=(7, 0.9 + 0.4 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(7, 1.2 + 0.4 * (len(found) + 1)), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.subplots()
     axes.patch.set_alpha(0)
-    axes.axvline(1, color=NEUTRAL, linewidth=1, linestyle="--")
-    for row, (_, value) in enumerate(rows):
-        colour = COLOURS["faster"] if row == len(found) else NEUTRAL
-        axes.barh(row, value - 1, left=1, height=0.5, color=colour)
-        axes.annotate(ratio(value), (max(value, 1), row), (6, 0), textcoords="offset points",
+    whole = found[-1][1]
+    axes.barh(0, baseline_s, height=0.6, color=NEUTRAL, alpha=0.5)
+    before_s = baseline_s
+    for row, (_, part) in enumerate(found, start=1):
+        after_s = baseline_s / part.median
+        colour = COLOURS["faster"] if after_s < before_s else COLOURS["slower"]
+        axes.barh(row, after_s - before_s, left=before_s, height=0.6, color=colour)
+        saved = f"{seconds(abs(after_s - before_s))} {'less' if after_s < before_s else 'more'}"
+        label = f"{saved}, now {ratio(part.median)}"
+        axes.annotate(label, (max(before_s, after_s), row), (6, 0), textcoords="offset points",
                       va="center", color=colour, fontsize=9)  # fmt: skip
-    axes.plot([together.low, together.high], [len(found)] * 2, color="black", linewidth=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ratio(value)))
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        before_s = after_s
+    row = len(found) + 1
+    axes.barh(row, baseline_s / whole.median, height=0.6, color=COLOURS["faster"], alpha=0.5)
+    if whole.low > 0 and whole.high < float("inf"):
+        axes.plot([baseline_s / whole.high, baseline_s / whole.low], [row, row],
+                  color=NEUTRAL, linewidth=3)  # fmt: skip
+    names = ["baseline", *(f"+ {name}" for name, _ in found), "with the plan"]
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(0, baseline_s * 1.35)
     axes.invert_yaxis()
-    axes.set_xlabel(f"speed-up over {comparison.baseline.name}", color=NEUTRAL)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
+    axes.set_xlabel("time of one step", color=NEUTRAL)
     axes.tick_params(colors=NEUTRAL)
     for side in axes.spines.values():
         side.set_visible(False)
+    return figure
+
+
+def loss_curves(found: Verification) -> Figure:
+    """Baseline, plan and the other baseline over the steps."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    other = "baseline, rounded weights" if found.by_weights else "baseline, other seed"
+    curves: tuple[tuple[list[float], str, Any], ...] = (
+        (found.other_seed, other, {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.5}),
+        (found.baseline, "baseline", {"color": NEUTRAL, "linewidth": 2.5}),
+        (found.planned, found.name, {"color": "#1f6feb", "linestyle": "--", "linewidth": 1.5}),
+    )
+    for losses, label, style in curves:
+        axes.plot(range(1, len(losses) + 1), losses, label=label, **style)
+    axes.set_xlabel("step", color=NEUTRAL)
+    axes.set_ylabel("loss", color=NEUTRAL)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(colors=NEUTRAL)
+    axes.legend(frameon=False, labelcolor=NEUTRAL)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(NEUTRAL)
     return figure

@@ -2,61 +2,123 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.statistics import Ratio, spread
 from speedkit_jupyter.report.comparisons import describe_verdict
 from speedkit_jupyter.report.document import Code, Document, Picture, Row, Section, Table
-from speedkit_jupyter.report.units import ratio, seconds, size
+from speedkit_jupyter.report.units import count, day, ratio, seconds, size
+from speedkit_jupyter.store import Learned
 from speedkit_jupyter.tuning.result import Tuning
+
+NEXT = """\
+%speedkit apply   # puts it into force; from Python: tuning.apply()
+%speedkit verify  # compares loss curves with and without it
+%speedkit code    # the same as plain PyTorch, to take home"""
 
 
 def tuning_report(tuning: Tuning) -> Document:
     """What to do, what it was proven to bring, and everything that was tried."""
     sections = []
     if tuning.helped:
-        sections.append(Section(_parts(tuning), "What each part brings alone"))
-        sections += _picture(tuning)
+        sections += _proof(tuning)
     if tuning.rejected:
         rows = tuple(Row((one.name, one.reason)) for one in tuning.rejected)
         sections.append(Section(Table(("tried", "why it is not in the plan"), rows)))
-    untouched = "Model, optimizer and random state are as before; nothing is applied."
-    sections.append(Section(untouched))
+    sections += [Section(note) for note in tuning.notes]
+    if tuning.learned is not None and tuning.confirmed:
+        when = day(tuning.learned.learned_at)
+        sections.append(
+            Section(f"Learned before ({when}) and checked again now; --fresh searches anew.")
+        )
+    undone = "All that measuring did to model, optimizer and random state is undone."
+    sections.append(Section(undone))
     if tuning.helped:
-        again = f"%%speedbench --compare baseline,{tuning.winner.name}"
-        sections.append(Section(Code(f"contexts = tuning.apply()  # or measure again: {again}")))
+        sections.append(Section(Code(NEXT)))
     return Document(_headline(tuning), tuple(sections), tuning.to_dict())
 
 
+def tuned_list(plans: Sequence[Learned]) -> Document:
+    """The plans that were learned, newest first."""
+    if not plans:
+        return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
+    columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
+    rows = tuple(_learned(one) for one in reversed(plans))
+    note = "`%speedkit apply` uses the newest that fits; `%speedkit tuned forget NUMBER` drops one."
+    data = {
+        "plans": [
+            {"number": one.number, "learned_at": one.learned_at.isoformat(), **one.plan}
+            for one in plans
+        ]
+    }
+    headline = count(len(plans), "learned plan")
+    return Document(headline, (Section(Table(columns, rows, columns[:1])), Section(note)), data)
+
+
+def _learned(one: Learned) -> Row:
+    plan = one.plan
+    high = "" if plan["high"] is None else ratio(plan["high"])
+    gain = "–" if plan["speedup"] is None else ratio(plan["speedup"])
+    interval = f"{gain} ({ratio(plan['low'])} to {high})" if plan["low"] else gain
+    work = "training" if plan["trains"] else "inference"
+    what = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
+    inputs = ", ".join(plan["inputs"]) or "not seen"
+    return Row((str(one.number), plan["name"], interval, what, inputs, day(one.learned_at)))
+
+
 def _headline(tuning: Tuning) -> str:
-    took = f"searched for {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
-    if not tuning.helped or tuning.comparison is None:
+    took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
+    if not tuning.helped or tuning.comparison is None or tuning.record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
-    record = tuning.comparison.records[1]
-    found = describe_verdict(tuning.comparison, record)
-    return f"{tuning.winner.name} is {found}, confirmed in fresh rounds ({took})"
+    found = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
+    if tuning.confirmed:
+        return f"{found}, confirmed in fresh rounds ({took})"
+    return f"Best so far: {found}; interrupted before it was confirmed"
 
 
-def _parts(tuning: Tuning) -> Table:
-    rows = [Row((name, ratio(value))) for name, value in tuning.parts()]
+def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
+    """What was aimed at, and what it brings."""
+    speed = f"is {describe_verdict(comparison, record)}"
+    before, now = comparison.baseline.memory, record.memory
+    if tuning.objective == "memory" and before is not None and now is not None:
+        return f"needs {size(now.peak_bytes)} in place of {size(before.peak_bytes)} and {speed}"
+    if tuning.steps is None or tuning.ratio is None:
+        return speed
+    all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
+    with_plan_s = record.settling_s + all_s / tuning.ratio.median
+    total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
+    return f"{speed}: {count(tuning.steps, 'step')} take {total}"
+
+
+def _proof(tuning: Tuning) -> list[Section]:
+    """What each part adds, in numbers and as a waterfall, and what it does to memory."""
+    parts, comparison, record = tuning.parts(), tuning.comparison, tuning.record
+    rows = [
+        Row((f"+ {name}" if number else name, f"{ratio(r.median)}", _interval(r)))
+        for number, (name, r) in enumerate(parts)
+    ]
+    sections = []
+    if rows:
+        columns = ("parts, each added to those before", "speed-up over baseline", "95 % interval")
+        sections.append(Section(Table(columns, tuple(rows), columns[1:])))
+    if comparison is not None and record is not None:
+        before, after = comparison.baseline.memory, record.memory
+        if before is not None and after is not None:
+            memory = f"{size(before.peak_bytes)} before, {size(after.peak_bytes)} with the plan"
+            sections.append(Section(f"Peak memory of a step: {memory}."))
+        if rows and comparison.baseline.times_s:
+            sections.append(Section(Picture(lambda: _waterfall(tuning), "What each part adds")))
+    return sections
+
+
+def _interval(found: Ratio) -> str:
+    return f"{ratio(found.low)} to {ratio(found.high)}"
+
+
+def _waterfall(tuning: Tuning) -> bytes:
+    from speedkit_jupyter.report import plots
+
     assert tuning.comparison is not None
-    record = tuning.comparison.records[1]
-    found = tuning.comparison.ratio(record)
-    whole = "–" if found is None else f"{ratio(found.median)}"
-    rows.append(Row((f"together: {tuning.winner.name}", whole), "good"))
-    before, after = tuning.comparison.baseline.memory, record.memory
-    if before is not None and after is not None:
-        memory = f"{size(before.peak_bytes)} before, {size(after.peak_bytes)} now"
-        rows.append(Row(("peak memory of a step", memory)))
-    return Table(("part", "speed-up over baseline"), tuple(rows))
-
-
-def _picture(tuning: Tuning) -> list[Section]:
-    parts = tuning.parts()
-    comparison = tuning.comparison
-    if len(parts) < 2 or comparison is None:
-        return []
-
-    def png() -> bytes:
-        from speedkit_jupyter.report import plots
-
-        return plots.as_png(plots.parts(parts, tuning.winner.name, comparison))
-
-    return [Section(Picture(png, "Speed-up of each part alone and of all together"))]
+    baseline_s = spread(tuning.comparison.baseline.times_s).median_s
+    return plots.as_png(plots.waterfall(tuning.parts(), baseline_s))

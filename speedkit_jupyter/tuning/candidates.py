@@ -30,6 +30,14 @@ class Candidate:
         """As the benchmark takes it."""
         return named(self.name, self.values) if self.values else Variant("baseline")
 
+    def cumulated(self) -> list[Candidate]:
+        """The first part, the first two, … and at last all, in the catalog's order."""
+        names = list(self.values)
+        return [
+            Candidate({name: self.values[name] for name in names[: number + 1]}, self.costly)
+            for number in range(len(names))
+        ]
+
     def __add__(self, other: Candidate) -> Candidate:
         """Both; the other's value where they name the same optimization."""
         values = {**self.values, **other.values}

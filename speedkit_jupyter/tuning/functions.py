@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.variants import CURRENT, config_of, variant
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
+from speedkit_jupyter.tuning.verification import Verification, Verifier
 
 if TYPE_CHECKING:
     import torch
@@ -21,15 +25,52 @@ def tune(
     budget_s: float = 60.0,
     steps: int | None = None,
     objective: str = "time",
+    fresh: bool = False,
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
     `budget_s` are about the seconds for it all; warm-up and compiling may exceed them. With
     `steps` the objective is the total time of so many steps, compiling included; with `objective`
-    "memory" the peak of a step, at no loss of speed. Nothing is applied: `Tuning.apply()` does.
-    Raises StepError where the step can't be measured; all that it changed is put back.
+    "memory" the peak of a step, at no loss of speed. A plan that was learned for this very step
+    is only checked again, unless the search shall be `fresh`. Nothing is applied:
+    `Tuning.apply()` does. Raises StepError where the step can't be measured; all that it changed
+    is put back. Ctrl-C goes on to the caller, with the best so far as the error's `tuning`.
     """
-    search = Search(step_of(step, model, optimizer), budget_s, steps, objective)
-    for _ in search.run():
-        pass
+    search = Search(step_of(step, model, optimizer), budget_s, steps, objective, fresh)
+    try:
+        for _ in search.run():
+            pass
+    except KeyboardInterrupt as interrupt:
+        interrupt.tuning = search.result()  # type: ignore[attr-defined]
+        if hasattr(interrupt, "add_note"):  # from Python 3.11 on
+            name = search.result().winner.name
+            interrupt.add_note(f"the best so far is {name}: sys.last_value.tuning has it")
+        raise
     return search.result()
+
+
+def verify(
+    step: Callable[..., object],
+    plan: str | SpeedConfig = CURRENT,
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    steps: int = 50,
+) -> Verification:
+    """Train for so many steps with and without a plan and compare the loss curves.
+
+    `plan` is a variant's name (`current`: what is applied now) or a config. Each run begins from
+    the model as it is, with the same seed and data; a second baseline with another seed shows how
+    far apart two curves lie anyway. All that the runs changed is put back. Raises StepError.
+    """
+    verifier = verifier_of(step_of(step, model, optimizer), plan, steps)
+    for _ in verifier.run():
+        pass
+    return verifier.result()
+
+
+def verifier_of(step: Step, plan: str | SpeedConfig, steps: int) -> Verifier:
+    """A verifier of a variant by its name, or of a config."""
+    if isinstance(plan, SpeedConfig):
+        return Verifier(step, "plan", plan, steps)
+    return Verifier(step, plan, config_of(variant(plan), step.models), steps)

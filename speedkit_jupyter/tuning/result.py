@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext, apply_speedups
-from speedkit_jupyter.measure.comparison import Comparison
+from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.shown import Shown
+from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.store import Learned
+from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import Candidate
 
 if TYPE_CHECKING:
@@ -38,8 +41,10 @@ class Rejected:
 class Tuning(Shown):
     """The result. `winner` is empty where the answer is to leave everything as it is.
 
-    `comparison` is the confirmation: fresh rounds of baseline and winner that took no part in
-    choosing; None where the search ended before. `seconds` is how long it all took.
+    `comparison` is the proof: where `confirmed`, fresh rounds that took no part in choosing, of
+    baseline and the winner's parts, each added to those before it; else, after an interrupt, the
+    rounds in which the winner led. `learned` is the plan that an earlier search had found for
+    this step. `seconds` is how long it all took.
     """
 
     step: Step
@@ -48,9 +53,12 @@ class Tuning(Shown):
     objective: str = "time"
     steps: int | None = None
     winner: Candidate = field(default_factory=lambda: Candidate({}))
+    confirmed: bool = False
     comparison: Comparison | None = None
+    learned: Learned | None = None
     stages: list[Stage] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -59,13 +67,26 @@ class Tuning(Shown):
         return bool(self.winner.values)
 
     @property
+    def record(self) -> Record | None:
+        """The winner's row in `comparison`; None where there is none."""
+        rows = () if self.comparison is None else self.comparison.records[1:]
+        return next((one for one in rows if one.name == self.winner.name), None)
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """The winner's speed-up over baseline with its interval."""
+        if self.comparison is None or self.record is None:
+            return None
+        return self.comparison.ratio(self.record)
+
+    @property
     def config(self) -> SpeedConfig:
         """The plan as a config: what it names and no more. All that it decides was measured."""
         if not self.helped:
             return SpeedConfig().alone()
         config = self.winner.variant().config
         assert config is not None
-        return config.with_source("measured")
+        return config.with_source("measured", self._why())
 
     @property
     def plan(self) -> Plan:
@@ -81,18 +102,21 @@ class Tuning(Shown):
             for model in self.step.models
         ]
 
-    def parts(self) -> list[tuple[str, float]]:
-        """How much faster baseline became with each part alone, by the first stage's rounds."""
-        found = []
-        for name, value in self.winner.values.items():
-            single = Candidate({name: value}).name
-            for stage in self.stages:
-                record = next((r for r in stage.comparison.records if r.name == single), None)
-                ratio = None if record is None else stage.comparison.ratio(record)
-                if ratio is not None:
-                    found.append((single, ratio.median))
-                    break
-        return found
+    def parts(self) -> list[tuple[str, Ratio]]:
+        """Each part of the winner with the speed-up over baseline once it is added to those before
+        it, measured in the same rounds; the last is the whole. Empty until it is confirmed.
+        """
+        if not self.confirmed or self.comparison is None:
+            return []
+        words = [Candidate({name: value}).name for name, value in self.winner.values.items()]
+        ratios = [self.comparison.ratio(one) for one in self.comparison.records[1:]]
+        return [(word, found) for word, found in zip(words, ratios, strict=False) if found]
+
+    def _why(self) -> str:
+        found = self.ratio
+        if found is not None:
+            return learning.proof(self.winner.name, found.median, found.low, found.high)
+        return "measured" if self.learned is None else learning.why(self.learned)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -102,7 +126,10 @@ class Tuning(Shown):
             "objective": self.objective,
             "steps": self.steps,
             "seconds": self.seconds,
-            "confirmed": None if self.comparison is None else self.comparison.to_dict(),
+            "confirmed": self.confirmed,
+            "learned_at": None if self.learned is None else self.learned.learned_at.isoformat(),
+            "comparison": None if self.comparison is None else self.comparison.to_dict(),
+            "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
             "rejected": [{"name": one.name, "reason": one.reason} for one in self.rejected],
         }

@@ -1,27 +1,34 @@
 """The search: single changes first, then combinations of what helped, costly ones last.
 
 Every stage is an interleaved benchmark with an accuracy check. What is chosen is confirmed against
-baseline in fresh rounds, so that the figure that is reported did not win by luck.
+baseline in fresh rounds, so that the figure that is reported did not win by luck. A plan that was
+learned for this very step earlier is only confirmed.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 
-from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.context import hidden
+from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.dropping import WORTH_IT, Drop, is_far_behind
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant
+from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combined
+from speedkit_jupyter.tuning.learning import Task
 from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
 
-# Shares of the budget that the rounds of a stage may take; early stops leave more to the next.
+# Shares of the budget that the rounds of a stage may take; most stages end earlier.
 SINGLES, COMBINATIONS, COSTLY, CONFIRMED = 0.3, 0.25, 0.2, 0.25
 # A costly candidate is compiled for about so long before it runs; less than that is not enough.
 COMPILE_S = 15.0
@@ -34,7 +41,8 @@ class Search:
     """Drain `run()`, then read `result()`; closing the generator keeps the best plan so far.
 
     `objective` is `time` or `memory`; with `steps` it is the total time of so many steps, what
-    comes before the first one included. Raises StepError.
+    comes before the first one included. `fresh` searches although a plan is known. Raises
+    StepError.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class Search:
         budget_s: float = 60.0,
         steps: int | None = None,
         objective: str = "time",
+        fresh: bool = False,
     ) -> None:
         if objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r}")
@@ -51,26 +60,65 @@ class Search:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to tune")
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self.budget_s = step, budget_s
+        self.step, self.budget_s, self._fresh = step, budget_s, fresh
         model = step.models[0]
-        self._tuning = Tuning(
-            step, Hardware.detect(), Facts.read(model, step.holders(model)), objective, steps
-        )
+        with hidden(model):
+            facts = Facts.read(model, step.holders(model))
+        self._tuning = Tuning(step, Hardware.detect(), facts, objective, steps)
+        self._identity: tuple[str, Task] | None = None
         self._end = 0.0
 
     def result(self) -> Tuning:
-        """What is known so far; a plan that was not confirmed is none."""
+        """What is known so far; a winner that was not confirmed says so."""
         return self._tuning
 
     def has_results(self) -> bool:
         """Whether there is anything to show already."""
         return bool(self._tuning.stages)
 
+    def recall(self) -> Tuning:
+        """The result with the plan that was learned for this step, if one was; not yet checked.
+
+        Runs one step, which is undone. Raises what the step raises.
+        """
+        __tracebackhide__ = True
+        tuning = self._tuning
+        if self._identity is None:
+            self._identity = learning.identify(
+                self.step, tuning.hardware, tuning.objective, tuning.steps
+            )
+            tuning.learned = None if self._fresh else learning.find(*self._identity)
+            if tuning.learned is not None:
+                tuning.winner = Candidate(tuning.learned.plan["values"])
+        return tuning
+
     def run(self) -> Generator[Progress, None, None]:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         __tracebackhide__ = True
         start = time.perf_counter()
         self._end = start + self.budget_s
+        tuning = self._tuning
+        yield Progress(0.0, "looking at one step")
+        known = self.recall().winner
+        try:
+            if known.values:
+                yield from self._check(known)
+            if not tuning.confirmed:
+                yield from self._search()
+        finally:
+            tuning.seconds = time.perf_counter() - start
+
+    def _check(self, known: Candidate) -> Generator[Progress, None, None]:
+        """A short A/B of the plan that was learned; it is forgotten where it does not hold."""
+        __tracebackhide__ = True
+        yield from self._confirm(known, "checking the learned plan")
+        learned, tuning = self._tuning.learned, self._tuning
+        if not tuning.confirmed and learned is not None:
+            learning.forget(learned)
+            tuning.learned, tuning.comparison = None, None
+
+    def _search(self) -> Generator[Progress, None, None]:
+        __tracebackhide__ = True
         tuning = self._tuning
         found = candidates(tuning.hardware, tuning.facts)
         cheap = [one for one in found if not one.costly]
@@ -86,8 +134,8 @@ class Search:
                 mixes = [one, best + one] if best.values else [one]
                 best = yield from self._stage(title, mixes, COSTLY, [best])
         if best.values:
-            yield from self._confirm(best)
-        tuning.seconds = time.perf_counter() - start
+            yield from self._confirm(best, "confirming")
+            self._keep()
 
     def _stage(
         self,
@@ -100,45 +148,84 @@ class Search:
         __tracebackhide__ = True
         known = [one for one in known if one.values]
         every = {one.name: one for one in (*known, *tried)}
-        variants = [BASELINE.variant(), *(one.variant() for one in every.values())]
-        comparison = yield from self._benchmark(title, variants, share, drop_slower=True)
-        self._tuning.stages.append(Stage(title, comparison))
+        drop: Drop = "beaten" if known else "slower"
+        comparison = yield from self._benchmark(title, list(every.values()), share, drop)
         scores = {
             every[record.name]: self._score(comparison, record) for record in comparison.records[1:]
         }
-        best = max(scores, key=lambda one: scores[one], default=BASELINE)
-        best = best if scores.get(best, 0.0) > 1 else (known[0] if known else BASELINE)
+        best = self._best_so_far(scores) or (known[0] if known else BASELINE)
         for record in comparison.records[1:]:
             if record.name not in (best.name, *(one.name for one in known)):
                 self._reject(comparison, record, best.name)
         return best
 
     def _benchmark(
-        self, title: str, variants: Sequence[Variant], share: float, drop_slower: bool
+        self,
+        title: str,
+        tried: Sequence[Candidate],
+        share: float,
+        drop: Drop = "",
+        decisive: Sequence[str] = (),
     ) -> Generator[Progress, None, Comparison]:
+        """Baseline and what is tried, as a stage of the result, also where it is cut short."""
         __tracebackhide__ = True
-        left = self._end - time.perf_counter()
-        budget_s = max(min(share * self.budget_s, left), 0.5)
-        benchmark = Benchmark(self.step, variants, budget_s, drop_slower=drop_slower)
-        for one in benchmark.run():
-            done = 1 - max(self._end - time.perf_counter(), 0.0) / self.budget_s
-            yield Progress(min(done, 1.0), f"{title}: {one.text}")
-        return benchmark.result()
+        variants = [BASELINE.variant(), *(one.variant() for one in tried)]
+        budget_s = share * self.budget_s
+        benchmark = Benchmark(self.step, variants, budget_s, drop=drop, decisive=decisive)
+        try:
+            with closing(benchmark.run()) as run:
+                for one in run:
+                    done = 1 - max(self._end - time.perf_counter(), 0.0) / self.budget_s
+                    yield Progress(min(done, 1.0), f"{title}: {one.text}")
+        finally:
+            comparison = benchmark.result()
+            if benchmark.has_results():
+                self._tuning.stages.append(Stage(title, comparison))
+                self._lead(tried, comparison)
+        return comparison
 
-    def _confirm(self, best: Candidate) -> Generator[Progress, None, None]:
-        """Baseline against the winner in rounds that took no part in choosing it."""
+    def _lead(self, tried: Sequence[Candidate], comparison: Comparison) -> None:
+        """The best so far, not confirmed yet: what an interrupted search ends with."""
+        scores = {
+            one: self._score(comparison, record)
+            for one, record in zip(tried, comparison.records[1:], strict=True)
+        }
+        best = self._best_so_far(scores)
+        if best is not None:
+            self._tuning.winner, self._tuning.comparison = best, comparison
+
+    def _best_so_far(self, scores: Mapping[Candidate, float]) -> Candidate | None:
+        best = max(scores, key=lambda one: scores[one], default=None)
+        return best if best is not None and scores[best] > 1 else None
+
+    def _confirm(self, best: Candidate, title: str) -> Generator[Progress, None, None]:
+        """Baseline against the winner in rounds that took no part in choosing it.
+
+        Its parts go along, each added to those before it, so that what each adds is known too.
+        """
         __tracebackhide__ = True
-        variants = [BASELINE.variant(), best.variant()]
-        comparison = yield from self._benchmark("confirming", variants, CONFIRMED, False)
         tuning = self._tuning
+        comparison = yield from self._benchmark(
+            title, best.cumulated(), CONFIRMED, decisive=[best.name]
+        )
         tuning.comparison = comparison
-        if self._score(comparison, comparison.records[1]) > 1:
-            tuning.winner = best
-        else:
-            verdict = comparison.verdict(comparison.records[1])
-            tuning.rejected.append(
-                Rejected(best.name, f"the fresh rounds did not confirm it: {verdict}")
-            )
+        record = comparison.records[-1]
+        tuning.confirmed = self._score(comparison, record) > 1
+        tuning.winner = best if tuning.confirmed else BASELINE
+        if not tuning.confirmed:
+            why = f"fresh rounds did not confirm it: {_why_not(comparison, record, best.name)}"
+            tuning.rejected.append(Rejected(best.name, why))
+
+    def _keep(self) -> None:
+        """Remember a confirmed plan; a store that can't be written is said, and no more."""
+        tuning = self._tuning
+        if not tuning.confirmed or self._identity is None:
+            return
+        winner = tuning.winner
+        try:
+            learning.keep(*self._identity, tuning.plan, winner.values, winner.name, tuning.ratio)
+        except SpeedKitError as error:
+            tuning.notes.append(f"the plan was not kept for the next time: {error}")
 
     def _that_helped(self, tried: Sequence[Candidate]) -> list[Candidate]:
         """Best first; one value for each optimization."""
@@ -220,8 +307,14 @@ def _why_not(comparison: Comparison, record: Record, best: str) -> str:
         return "changes nothing here"
     ratio = comparison.ratio(record)
     if ratio is None:
-        return "not measured"
+        return record.notes.get("dropped", "not measured")
+    if math.isinf(ratio.high) and is_far_behind(comparison.baseline.times_s, record.times_s):
+        return f"far slower in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
+    if math.isinf(ratio.high):
+        return f"too few rounds to tell: {ratio.pairs} in the budget"
     number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
     if verdict == "faster":
         return f"helps ({number}), {best} more"
-    return f"{verdict}: {number}"
+    if verdict == "too noisy" and ratio.high < WORTH_IT:
+        return f"gains less than {WORTH_IT - 1:.0%}: {number}"
+    return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"

@@ -106,10 +106,10 @@ class Kernel:
         self._traceback: list[str] = []
         self._id = self._client.execute(source)
 
-    def wait_for(self, text: str, timeout: float = 120) -> None:
-        """Until the running cell has shown `text`."""
-        while text not in "".join(self._shown):
-            assert self._next(timeout), f"the cell ended before it showed {text!r}: {self._shown}"
+    def wait_for(self, *texts: str, timeout: float = 120) -> None:
+        """Until the running cell has shown one of `texts`."""
+        while not any(text in "".join(self._shown) for text in texts):
+            assert self._next(timeout), f"the cell ended before it showed {texts}: {self._shown}"
 
     def finish(self, timeout: float = 120) -> dict[str, Any]:
         """Until the running cell has ended."""

@@ -14,7 +14,7 @@ def test_it_says_what_to_do_and_applies_nothing(shell):
     shown = shell.run(f"%%speedbench --tune --budget 2 -v tuning\n{STEP}")
     tuning = shell.names["tuning"]
     assert ("confirmed in fresh rounds" in " ".join(shown.split())) is tuning.helped
-    assert "nothing is applied" in shown
+    assert "is undone" in shown
     assert all(map(torch.equal, before, shell.names["model"].parameters()))
     assert "loss" not in shell.names
     tried = {one.name for one in tuning.rejected} | {tuning.winner.name}
@@ -39,6 +39,8 @@ def test_memory_is_an_objective(shell):
         ("--tune --budget 0", ["positive"]),
         ("--tune bf16", ["bf16", "earlier cell"]),
         ("--steps 5", ["--steps", "--tune"]),
+        ("--apply", ["--apply", "--tune"]),
+        ("--compare baseline,auto --fresh", ["--fresh", "--tune"]),
         ("--compare baseline,auto --objective time", ["--objective", "--tune"]),
     ],
 )
@@ -47,3 +49,69 @@ def test_a_wrong_line_is_one_usage_error(shell, line, words):
     assert isinstance(error, UsageError)
     for word in words:
         assert word in str(error)
+
+
+def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(shell):
+    from speedkit_jupyter import store
+
+    shell.run(f"%%speedbench -q --tune --apply --budget 3 -v tuning\n{STEP}")
+    tuning = shell.names["tuning"]
+    if not tuning.helped:  # nothing pays on this machine today: then nothing is applied
+        assert "ctx" not in shell.names
+        assert store.learned() == []
+        return
+    assert shell.names["ctx"].active
+    assert {d.source for d in shell.names["ctx"].plan if d.active} == {"measured"}
+    shown = shell.run(f"%%speedbench --tune --apply --budget 3 -v tuning\n{STEP}")
+    assert shell.names["tuning"].learned is not None or not shell.names["tuning"].helped
+    assert "Applied to" in shown
+
+
+def learned(shell, values=None, name="channels_last"):
+    """A plan as an earlier session would have left it."""
+    from speedkit_jupyter import Facts, Hardware, plan
+    from speedkit_jupyter.measure.statistics import Ratio
+    from speedkit_jupyter.tuning import learning
+
+    model = shell.names["model"]
+    task = learning.Task("Sequential", ("8x1x8x8 float32",), trains=True)
+    values = values or {"channels_last": True}
+    made = plan(facts=Facts.read(model))
+    where = learning.setting([model], Hardware.detect())
+    learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50))
+
+
+def test_what_was_learned_is_listed_and_forgotten(shell):
+    assert "Nothing learned" in shell.run("%speedkit tuned")
+    learned(shell)
+    shown = shell.run("%speedkit tuned list")
+    assert "channels_last" in shown
+    assert "1.25×" in shown
+    assert "8x1x8x8 float32" in shown
+    error = shell.fails("%speedkit tuned forget 99")
+    assert isinstance(error, UsageError)
+    assert "99" in str(error)
+    assert "which NUMBER" in str(shell.fails("%speedkit tuned forget"))
+    assert "Forgot 1" in shell.run("%speedkit tuned forget 1")
+    assert "Nothing learned" in shell.run("%speedkit tuned")
+
+
+def test_apply_uses_what_was_learned_unless_something_definite_is_asked_for(shell):
+    learned(shell)
+    assert "measured: channels_last 1.25x [1.20, 1.31]" in shell.run("%speedkit report model")
+    shell.run("%speedkit apply")
+    on = {d.name: d.source for d in shell.names["ctx"].plan if d.active}
+    assert on == {"channels_last": "measured"}
+    shell.run("%speedkit apply --rules")
+    assert shell.names["ctx"].plan["channels_last"].source == "auto"
+    shell.run("%speedkit apply --fused_optimizer")
+    assert shell.names["ctx"].plan["fused_optimizer"].source == "user"
+    shell.run("%speedkit restore")
+
+
+def test_apply_goes_by_rules_where_the_store_cannot_be_read(shell, monkeypatch, tmp_path):
+    (tmp_path / "speedkit.sqlite").write_text("this is no database, but long enough to be read")
+    monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path))
+    assert "can't be used" in shell.run("%speedkit apply")
+    assert shell.names["ctx"].active
+    shell.run("%speedkit restore")

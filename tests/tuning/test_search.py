@@ -1,9 +1,9 @@
-"""The search, on steps whose speed is made: they sleep, so that no noise decides."""
+"""The search: what it finds, confirms, refuses and leaves behind."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combined
 from speedkit_jupyter.tuning.search import Search
 
-LATE = 0.008  # seconds of a slow step
+LATE = 0.008  # seconds of a slow step, on the tests' own clock
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
@@ -26,14 +26,22 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     return network, torch.optim.AdamW(network.parameters()), torch.rand(2, 3, 8, 8)
 
 
-def sleeping(
-    network: nn.Module, optimizer: Any, x: torch.Tensor, seconds: Callable[[bool, bool], float]
-) -> Callable[[], None]:
-    """A training step that sleeps for `seconds(fused, channels_last)`."""
+@pytest.fixture
+def sleeping(made_time) -> Callable[..., Callable[[], None]]:
+    """`sleeping(network, optimizer, x, seconds)`: a step that takes `seconds(fused, last)`."""
+    return partial(_sleeping, made_time)
 
+
+def _sleeping(
+    made: Any,
+    network: nn.Module,
+    optimizer: Any,
+    x: torch.Tensor,
+    seconds: Callable[[bool, bool], float],
+) -> Callable[[], None]:
     def step() -> None:
         fused = bool(optimizer.param_groups[0]["fused"])
-        time.sleep(seconds(fused, network[0].weight.stride()[1] == 1))
+        made.sleep(seconds(fused, network[0].weight.stride()[1] == 1))
         network(x).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -41,26 +49,7 @@ def sleeping(
     return step
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two that wait for one another on a busy machine would take longer than the sleeps."""
-    found = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(found)
-
-
-@pytest.fixture(autouse=True)
-def few_candidates(monkeypatch):
-    """Threads are the machine's own affair, and compiling takes long: neither is tried here."""
-    from speedkit_jupyter.optimizations.compile import Compile
-    from speedkit_jupyter.optimizations.threads import Threads
-
-    for optimization in (Compile, Threads):
-        monkeypatch.setattr(optimization, "candidates", lambda self, hardware, facts: ())
-
-
-def test_what_helps_is_found_confirmed_and_applied_as_measured():
+def test_what_helps_is_found_confirmed_and_applied_as_measured(sleeping):
     network, optimizer, x = parts()
     before = [p.detach().clone() for p in network.parameters()]
     step = sleeping(network, optimizer, x, lambda fused, last: LATE if not fused else LATE / 4)
@@ -77,7 +66,7 @@ def test_what_helps_is_found_confirmed_and_applied_as_measured():
     assert "confirmed in fresh rounds" in " ".join(repr(tuning).split())
 
 
-def test_where_nothing_helps_the_answer_is_to_leave_it():
+def test_where_nothing_helps_the_answer_is_to_leave_it(sleeping):
     network, optimizer, x = parts()
     tuning = tune(
         sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + fused + last)), budget_s=8
@@ -90,7 +79,7 @@ def test_where_nothing_helps_the_answer_is_to_leave_it():
     assert reasons["channels_last"].startswith("slower")
 
 
-def test_two_that_help_alone_and_hurt_together_are_not_joined():
+def test_two_that_help_alone_and_hurt_together_are_not_joined(sleeping):
     network, optimizer, x = parts()
 
     def seconds(fused: bool, last: bool) -> float:
@@ -102,7 +91,7 @@ def test_two_that_help_alone_and_hurt_together_are_not_joined():
     assert reasons["channels_last+fused_optimizer"].startswith("slower")
 
 
-def test_two_that_help_together_are_joined():
+def test_two_that_help_together_are_joined(sleeping):
     network, optimizer, x = parts()
     step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 2 * fused + 2 * last))
     tuning = tune(step, budget_s=8)
@@ -110,12 +99,12 @@ def test_two_that_help_together_are_joined():
     assert [name for name, _ in tuning.parts()] == ["channels_last", "fused_optimizer"]
 
 
-def test_what_is_wrong_is_never_chosen_however_fast():
+def test_what_is_wrong_is_never_chosen_however_fast(made_time):
     network, optimizer, x = parts()
 
     def step() -> None:
         fused = bool(optimizer.param_groups[0]["fused"])
-        time.sleep(0 if fused else LATE)
+        made_time.sleep(0 if fused else LATE)
         (network(x).sum() * (1.1 if fused else 1.0)).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -125,7 +114,7 @@ def test_what_is_wrong_is_never_chosen_however_fast():
     assert any(one.reason.startswith("wrong") for one in tuning.rejected)
 
 
-def test_a_search_that_is_stopped_leaves_everything_as_before():
+def test_a_search_that_is_stopped_leaves_everything_as_before(sleeping):
     network, optimizer, x = parts()
     before = [p.detach().clone() for p in network.parameters()]
     step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + fused))
@@ -139,7 +128,9 @@ def test_a_search_that_is_stopped_leaves_everything_as_before():
     assert not optimizer.state
 
 
-def test_compiling_is_not_tried_where_the_budget_or_the_steps_do_not_pay_for_it(monkeypatch):
+def test_compiling_is_not_tried_where_the_budget_or_the_steps_do_not_pay_for_it(
+    sleeping, monkeypatch
+):
     from speedkit_jupyter.optimizations.compile import Compile
 
     monkeypatch.setattr(Compile, "candidates", lambda self, hardware, facts: (True,))
@@ -150,7 +141,7 @@ def test_compiling_is_not_tried_where_the_budget_or_the_steps_do_not_pay_for_it(
     assert "of the budget were left" in reasons[0]
 
 
-def test_bad_wishes_are_one_clear_error():
+def test_bad_wishes_are_one_clear_error(sleeping):
     network, optimizer, x = parts()
     step = sleeping(network, optimizer, x, lambda fused, last: 0.0)
     with pytest.raises(StepError, match="'speed'"):
@@ -180,3 +171,100 @@ def test_candidates_join_in_the_catalogs_order_one_value_each():
     )
     assert (fused + bf16).name == "bf16+fused_optimizer"
     assert combined([fp16, fused, bf16]).name == "fp16+fused_optimizer"
+
+
+def test_what_each_part_adds_is_measured_in_the_rounds_that_confirm(sleeping):
+    network, optimizer, x = parts()
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 2 * fused + 2 * last))
+    tuning = tune(step, budget_s=8)
+    first, both = (ratio.median for _, ratio in tuning.parts())
+    assert 1 < first < both
+    assert tuning.ratio.median == both
+    assert tuning.confirmed
+
+
+def test_an_interrupted_search_ends_with_the_best_so_far_and_says_that_it_is_not_confirmed(
+    sleeping,
+):
+    network, optimizer, x = parts()
+    before = [p.detach().clone() for p in network.parameters()]
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 3 * fused))
+
+    def interrupted() -> None:
+        if "combinations" in stage or "confirming" in stage:
+            raise KeyboardInterrupt
+        step()
+
+    stage = ""
+
+    def drain(search: Search) -> None:
+        nonlocal stage
+        for one in search.run():
+            stage = one.text
+
+    search = Search(step_of(interrupted, network, optimizer), budget_s=6)
+    with pytest.raises(KeyboardInterrupt):
+        drain(search)
+    tuning = search.result()
+    assert tuning.winner.name == "fused_optimizer"
+    assert not tuning.confirmed
+    assert "Best so far" in repr(tuning)
+    assert all(map(torch.equal, before, network.parameters()))
+    assert optimizer.param_groups[0]["fused"] is None
+    (context,) = tuning.apply()
+    context.restore()
+
+
+def test_ctrl_c_in_tune_carries_the_best_so_far(made_time):
+    network, optimizer, x = parts()
+    started = made_time.perf_counter()
+
+    def step() -> None:
+        if made_time.perf_counter() - started > 0.5:
+            raise KeyboardInterrupt
+        made_time.sleep(LATE / 4 if optimizer.param_groups[0]["fused"] else LATE)
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tune(step, model=network, optimizer=optimizer, budget_s=30)
+    assert caught.value.tuning.winner.name in ("fused_optimizer", "baseline")
+
+
+def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
+    network, optimizer, x = parts()
+    tuning = tune(
+        sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + 9 * last - 0.5 * fused)),
+        budget_s=8,
+    )
+    reasons = {one.name: one.reason for one in tuning.rejected}
+    assert reasons["channels_last"] == "far slower: 10.0 times in its fastest step"
+    assert tuning.winner.name == "fused_optimizer"
+
+
+def test_with_steps_the_total_is_what_counts_and_what_is_said(sleeping):
+    network, optimizer, x = parts()
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + fused))
+    tuning = tune(step, budget_s=8, steps=1000)
+    assert tuning.steps == 1000
+    assert "1,000 steps take 4" in " ".join(repr(tuning).split())
+    assert "in place of 8" in " ".join(repr(tuning).split())
+
+
+def test_with_memory_as_the_objective_the_bytes_are_said(made_time):
+    torch.manual_seed(0)
+    network = nn.Linear(512, 512)
+    optimizer = torch.optim.AdamW(network.parameters())
+    x = torch.rand(64, 512)
+
+    def step() -> None:
+        made_time.sleep(LATE)
+        copies = 1 if optimizer.param_groups[0]["fused"] else 40
+        network(x.repeat(copies, 1)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=4, objective="memory")
+    assert tuning.winner.name == "fused_optimizer"
+    assert "in place of" in " ".join(repr(tuning).split())

@@ -1,0 +1,64 @@
+"""%speedkit verify: find the step and the plan, train, show the curves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.context import plan_in_force
+from speedkit_jupyter.exceptions import did_you_mean
+from speedkit_jupyter.magics.progress import ProgressLine
+from speedkit_jupyter.magics.session import Session
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.variants import AUTO, CURRENT
+from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.functions import verifier_of
+
+
+def run(shell: Any, session: Session, arguments: Any) -> None:
+    """Train with and without; Ctrl-C shows the curves so far and then stops the notebook."""
+    __tracebackhide__ = True
+    if arguments.v and not arguments.v.isidentifier():
+        raise UsageError(f"%speedkit verify: -v {arguments.v}: this is no name for a variable")
+    step = _step(shell.user_ns, session, arguments.step)
+    verifier = verifier_of(step, arguments.plan or _plan(step), arguments.steps)
+    with ProgressLine("verifying") as progress:
+        steps = verifier.run()
+        try:
+            for one in steps:
+                progress.show(one.done, one.text)
+        except KeyboardInterrupt:
+            steps.close()
+            if verifier.has_results():
+                progress.replace(verifier.result().report())
+            raise
+        progress.replace(verifier.result().report())
+    if arguments.v:
+        shell.user_ns[arguments.v] = verifier.result()
+
+
+def _step(names: dict[str, Any], session: Session, name: str | None) -> Step:
+    if name is not None:
+        if not callable(names.get(name)):
+            functions = [one for one, value in names.items() if callable(value) and one[:1] != "_"]
+            hint = did_you_mean(name, functions)
+            raise UsageError(f"%speedkit verify: {name} is no function in this notebook.{hint}")
+        return step_of(names[name])
+    if session.last_step is None:
+        raise UsageError(
+            "%speedkit verify: which step? Run a %%speedbench cell before, or name a function: "
+            "--step train_step"
+        )
+    return session.last_step()
+
+
+def _plan(step: Step) -> Any:
+    """What is in force, else what was learned, else what the rules would do."""
+    model = step.models[0] if step.models else None
+    if model is None:
+        return AUTO
+    if plan_in_force(model) is not None:
+        return CURRENT
+    return learning.tuned(model, step.holders(model)) or AUTO

@@ -1,0 +1,46 @@
+"""When a search gives a variant up: what can't win any more need not be measured more exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.runner import Runner
+
+# Nothing; what gains nothing worth it; also what another variant is known to beat.
+Drop = Literal["", "slower", "beaten"]
+
+# A gain below this is not worth a change, and not the time to prove it.
+WORTH_IT = 1.02
+# So many rounds in a row this many times slower, and a variant is given up.
+FAR_ROUNDS, FAR = 3, 2.0
+# By so much while warming up, and it is not even taken into the rounds.
+TOO_SLOW = 3.0
+
+
+def is_too_slow(runner: Runner, baseline: Runner) -> bool:
+    """By the fastest of some warm-up steps, which no disturbance makes faster than it is."""
+    times = runner.fastest_s / max(baseline.fastest_s, 1e-9)
+    if times > TOO_SLOW:
+        runner.record.notes["dropped"] = f"far slower: {times:.1f} times in its fastest step"
+    return times > TOO_SLOW
+
+
+def is_far_behind(baseline_s: Sequence[float], times_s: Sequence[float]) -> bool:
+    """Whether every one of some rounds was far slower: no verdict, but not worth waiting for one,
+    since such rounds are long.
+    """
+    pairs = list(zip(baseline_s, times_s, strict=False))
+    return len(pairs) >= FAR_ROUNDS and all(slow > FAR * base for base, slow in pairs)
+
+
+def cannot_win(comparison: Comparison, record: Record, drop: Drop) -> bool:
+    """Whether its interval, at a planned look, leaves nothing to hope for."""
+    ratio = comparison.ratio(record)
+    if ratio is None:
+        return False
+    ahead = [one for one in comparison.records if comparison.verdict(one) == "faster"]
+    leads = [found.low for one in ahead if (found := comparison.ratio(one)) is not None]
+    least = max([WORTH_IT, *(leads if drop == "beaten" else [])])
+    return comparison.verdict(record) in ("slower", "wrong") or ratio.high < least

@@ -1,0 +1,220 @@
+"""Plans that were proven once: kept, found again for the same model, shapes and machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter import store
+from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.context import hidden, prepare
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.measure.comparison import Record
+from speedkit_jupyter.measure.runner import Runner
+from speedkit_jupyter.measure.statistics import Ratio
+from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.variants import named
+from speedkit_jupyter.planning import Plan, describe
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a step does with its models, and what a plan for it aims at.
+
+    `model` is the first one's class; `inputs` are the shapes and dtypes of the tensors that the
+    first call of a model got; `optimizers` those that the step has; `trains` whether one of them
+    made a step.
+    """
+
+    model: str = ""
+    inputs: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    trains: bool = False
+    objective: str = "time"
+    steps: int | None = None
+
+    def key(self) -> str:
+        """The same for the same task."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
+    """A fingerprint of the models' structure, shapes and dtypes, of the machine and of torch.
+
+    Values of parameters are no part of it. The models must be in their original state.
+    """
+    import torch
+
+    device = Facts.read(models[0]).device
+    lines = [describe(hardware, device), hardware.torch, str(torch.get_num_threads())]
+    for model in models:
+        for name, module in model.named_modules():
+            lines.append(f"{name} {type(module).__qualname__} {_extra(module)}")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            shape = tuple(getattr(tensor, "shape", ()))
+            lines.append(f"{name} {shape} {tensor.dtype} {tensor.device} {tensor.requires_grad}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def identify(step: Step, hardware: Hardware, objective: str, steps: int | None) -> tuple[str, Task]:
+    """The setting and the task of a step. Runs it once, undone at its end; raises what it raises.
+
+    A model that was compiled by the user runs no hooks: its inputs stay unknown.
+    """
+    __tracebackhide__ = True
+    seen: list[tuple[str, ...]] = []
+    stepped: list[bool] = []
+    with ExitStack() as stack:
+        for model in step.models:
+            stack.enter_context(hidden(model))
+        where = setting(step.models, hardware)
+        facts = Facts.read(step.models[0], step.optimizers)
+        watched = step.models if facts.compiled == "no" else ()
+        stack.enter_context(step.isolated())
+        contexts = [prepare(model, None, step.holders(model)) for model in step.models]
+        runner = Runner(step, contexts, Record("baseline"))
+        stack.enter_context(runner.applied())
+        stack.enter_context(_watched(watched, seen, stepped))
+        runner.once()
+    optimizers = tuple(str(one) for one in facts.optimizers)
+    inputs = seen[0] if seen else ()
+    name = type(step.models[0]).__name__
+    return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)
+
+
+def find(where: str, task: Task) -> store.Learned | None:
+    """The plan that was learned for this very setting and task. Raises SpeedKitError."""
+    return next((one for one in store.learned(where) if one.task == task.key()), None)
+
+
+def newest(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], hardware: Hardware
+) -> store.Learned | None:
+    """The last plan that was learned for a model, whatever went in; training ones where there is
+    an optimizer.
+    """
+    if not store.learned():  # a fingerprint takes time, too
+        return None
+    with hidden(model):
+        known = store.learned(setting([model], hardware))
+    fitting = [one for one in known if one.plan["trains"] == bool(optimizers)]
+    return next(reversed(fitting or known), None)
+
+
+def keep(
+    where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, found: Ratio | None
+) -> None:
+    """Remember a plan (its config values and variant name) with its proof.
+
+    Raises SpeedKitError where the store can't be written.
+    """
+    store.learn(
+        where,
+        task.key(),
+        {
+            "name": name,
+            "values": dict(values),
+            "speedup": None if found is None else found.median,
+            "low": None if found is None else found.low,
+            "high": None if found is None or found.high == float("inf") else found.high,
+            "parameters": plan.facts.parameters,
+            "device": describe(plan.hardware, plan.facts.device),
+            "torch": plan.hardware.torch,
+            **asdict(task),
+        },
+    )
+
+
+def config_of(learned: store.Learned) -> SpeedConfig:
+    """The plan as a config: what it names and no more, its decisions `measured`."""
+    config = named(learned.plan["name"], learned.plan["values"]).config
+    assert config is not None
+    return config.with_source("measured", why(learned))
+
+
+def why(learned: store.Learned) -> str:
+    """The number behind it, when it was found and for which inputs."""
+    plan = learned.plan
+    inputs = ", ".join(plan["inputs"]) or "inputs unknown"
+    day = learned.learned_at.astimezone().date().isoformat()
+    return f"{proof(plan['name'], plan['speedup'], plan['low'], plan['high'])} on {day} ({inputs})"
+
+
+def proof(name: str, speedup: float | None, low: float | None, high: float | None) -> str:
+    """`measured: bf16+compile 1.31x [1.25, 1.38]`."""
+    if speedup is None:
+        return f"measured: {name}"
+    upper = "" if high is None or math.isinf(high) else f"{high:.2f}"
+    return f"measured: {name} {speedup:.2f}x [{low:.2f}, {upper}]"
+
+
+def tuned(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+) -> SpeedConfig | None:
+    """The plan that tuning learned for this model on this machine, or None.
+
+    `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
+    Raises SpeedKitError where the store can't be read.
+    """
+    optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    found = newest(model, optimizers, Hardware.detect())
+    return None if found is None else config_of(found)
+
+
+def forget(found: store.Learned) -> None:
+    """Drop a plan that does not hold; a store that can't be written is no reason to stop."""
+    try:
+        store.unlearn([found.number])
+    except SpeedKitError:
+        return
+
+
+@contextmanager
+def _watched(
+    models: Sequence[torch.nn.Module], seen: list[tuple[str, ...]], stepped: list[bool]
+) -> Iterator[None]:
+    """Notes the first call's tensors, and each optimizer's step."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def called(module: Any, args: Any, kwargs: Any) -> None:
+        seen.append(_tensors((args, kwargs)))
+
+    handles: list[Any] = [
+        model.register_forward_pre_hook(called, with_kwargs=True) for model in models
+    ]
+    handles.append(register_optimizer_step_pre_hook(lambda *_: stepped.append(True)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(values: Any) -> tuple[str, ...]:
+    """`32x3x224x224 float32` for every tensor in there."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return tuple(
+        f"{'x'.join(map(str, one.shape)) or 'scalar'} {str(one.dtype).removeprefix('torch.')}"
+        for one in tree_leaves(values)
+        if isinstance(one, torch.Tensor)
+    )
+
+
+def _extra(module: torch.nn.Module) -> str:
+    try:
+        return module.extra_repr()
+    except Exception:  # the user's own code: a fingerprint is no reason to fail
+        return ""

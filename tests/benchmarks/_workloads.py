@@ -1,0 +1,147 @@
+"""Small workloads of the usual kinds, for the benchmark programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Workload:
+    """A model, its optimizer (None for inference) and what one step does with a model.
+
+    `step(model, optimizer)` takes both, so that a copy that a framework has wrapped runs the same.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    step: Callable[..., object]
+
+
+class Transformer(nn.Module):
+    """A small encoder over tokens that classifies each position."""
+
+    def __init__(self, width: int = 128, layers: int = 2, words: int = 500) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Batch x length tokens to batch x length x words."""
+        return self.head(self.encoder(self.embedding(tokens)))
+
+
+class Cnn(nn.Module):
+    """Convolutions with batch norm and a residual connection."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width))
+        self.block = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Batch x 3 x height x width images to batch x 10."""
+        found = torch.relu(self.stem(images))
+        return self.head(torch.relu(found + self.block(found)).mean((2, 3)))
+
+
+class Lstm(nn.Module):
+    """A sequence to a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(32, 128, batch_first=True)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, sequence: torch.Tensor) -> torch.Tensor:
+        """Batch x length x 32 to batch x 10."""
+        return self.head(self.lstm(sequence)[0][:, -1])
+
+
+def mlp(width: int, layers: int) -> nn.Module:
+    """Linear layers with ReLU between."""
+    parts: list[nn.Module] = [nn.Linear(64, width), nn.ReLU()]
+    for _ in range(layers - 2):
+        parts += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*parts, nn.Linear(width, 10))
+
+
+def _training(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
+    loss_fn = nn.CrossEntropyLoss()
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        loss = loss_fn(model(x).flatten(0, -2), y.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Workload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), step)
+
+
+def _inference(model: nn.Module, x: torch.Tensor) -> Workload:
+    def step(model: nn.Module, optimizer: None = None) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x)
+
+    return Workload(model.eval(), None, step)
+
+
+def _rollout() -> Workload:
+    """A policy that acts 24 times in a made environment, then learns once from the return."""
+    policy = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
+    world = torch.randn(4, 16) / 4
+    start = torch.randn(16, 16)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        state, total, said = start, torch.zeros(16), torch.zeros(16)
+        for _ in range(24):
+            logits = model(state).float()
+            action = logits.detach().argmax(-1)
+            said = said + logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
+            state = torch.tanh(state + world[action])
+            total = total + state[:, 0]
+        loss = -(said * (total - total.mean())).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Workload(policy, torch.optim.AdamW(policy.parameters()), step)
+
+
+def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(500, (8, 64)), torch.randint(500, (8, 64))
+
+
+def _classes(batch: int) -> torch.Tensor:
+    return torch.randint(10, (batch,))
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "transformer, training": lambda: _training(Transformer(), *_tokens()),
+    "transformer, inference": lambda: _inference(Transformer(), _tokens()[0]),
+    "CNN, training": lambda: _training(Cnn(), torch.rand(16, 3, 32, 32), _classes(16)),
+    "CNN, inference": lambda: _inference(Cnn(), torch.rand(16, 3, 32, 32)),
+    "tiny MLP, training": lambda: _training(mlp(64, 4), torch.rand(32, 64), _classes(32)),
+    "large MLP, training": lambda: _training(mlp(1024, 5), torch.rand(64, 64), _classes(64)),
+    "large MLP, inference": lambda: _inference(mlp(1024, 5), torch.rand(64, 64)),
+    "LSTM, training": lambda: _training(Lstm(), torch.rand(16, 50, 32), _classes(16)),
+    "rollout, training": _rollout,
+}
+
+
+def made(name: str) -> Workload:
+    """A fresh workload with fixed random numbers."""
+    torch.manual_seed(0)
+    return WORKLOADS[name]()

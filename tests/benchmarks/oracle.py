@@ -1,0 +1,290 @@
+"""What `tune()` finds against everything there is to find, and against what people do by hand.
+
+For each of nine small workloads, in one run:
+
+1. `tune()` with its default budget, nothing learned before;
+2. an exhaustive grid: every combination of what the catalog offers for this machine, bf16 included
+   whether there are units for it or not, interleaved with baseline, GRID_S seconds for each;
+3. interleaved with baseline and the tuned plan, each on a copy of its own: `torch.compile(model)`,
+   Accelerate with bf16 and inductor, Fabric's bf16-mixed with torch.compile.
+
+    python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
+
+A workload takes some minutes. Each is appended to the file, so that a run can be stopped and goes
+on where it was; `--table` only prints. Exits 1 where a promise is broken: the plan is at least 0.97
+as fast as the best of the grid, in a quarter of the grid's time, and never slower than 0.98 of
+baseline. Needs `pip install accelerate lightning` for the last two; without them they are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from _ratios import machine
+from _workloads import WORKLOADS, Workload, made
+
+from speedkit_jupyter import Facts, Hardware, tune
+from speedkit_jupyter.context import prepare
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.statistics import Ratio, paired_ratio
+from speedkit_jupyter.measure.variants import Variant
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.result import Tuning
+
+GRID_S = 10.0  # for each combination: the default budget of a benchmark
+BY_HAND_S, MOST_ROUNDS, LEAST_ROUNDS = 30.0, 300, 12
+AGAINST_BEST, AGAINST_BASELINE, SHARE_OF_TIME = 0.97, 0.98, 0.25
+
+
+def main() -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="workloads whose name holds this")
+    parser.add_argument("--file", type=Path, default=Path("oracle.jsonl"))
+    parser.add_argument("--table", action="store_true", help="print what the file holds")
+    options = parser.parse_args()
+    done = {row["workload"]: row for row in _read(options.file)}
+    for name in WORKLOADS if not options.table else ():
+        if name in done or (options.only and options.only not in name):
+            continue
+        done[name] = measured(name)
+        with options.file.open("a") as file:
+            file.write(json.dumps(done[name]) + "\n")
+        print(_line(done[name]), flush=True)
+    print(table(list(done.values())))
+    return 0 if all(not broken(row) for row in done.values()) else 1
+
+
+def measured(name: str) -> dict[str, Any]:
+    """One workload, whole."""
+    work, start = made(name), time.perf_counter()
+    with tempfile.TemporaryDirectory() as nothing_learned:
+        os.environ["SPEEDKIT_DATA"] = nothing_learned
+        tuning = tune(_step(work), model=work.model, optimizer=work.optimizer or ())
+    tuned_s = time.perf_counter() - start
+    start = time.perf_counter()
+    grid = Benchmark(
+        step_of(_step(work), work.model, work.optimizer or ()),
+        [Variant("baseline"), *(one.variant() for one in combinations(work))],
+        GRID_S * len(combinations(work)),
+    )
+    for one in grid.run():
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{name}: {one.done:.0%} {one.text[:80]}", end="", file=sys.stderr)
+    grid_s = time.perf_counter() - start
+    comparison = grid.result()
+    rows = {r.name: comparison.times_s(r) for r in comparison.records if comparison.times_s(r)}
+    medians = {one: _ratio(rows["baseline"], times).median for one, times in rows.items()}
+    best = max(medians, key=lambda one: medians[one])
+    winner = tuning.winner.name
+    return {
+        "workload": name,
+        "machine": machine(),
+        "tuned": winner,
+        "tuned_s": tuned_s,
+        "grid_s": grid_s,
+        "grid_size": len(rows),
+        "rounds": len(rows["baseline"]),
+        "best": best,
+        "best_over_baseline": medians[best],
+        "tuned_over_best": _listed(_ratio(rows[best], rows[winner])),
+        "tuned_over_baseline": _listed(_ratio(rows["baseline"], rows[winner])),
+        "failed": {r.name: r.failure for r in comparison.records if r.failure},
+        "by_hand": by_hand(name, tuning),
+    }
+
+
+def combinations(work: Workload) -> list[Candidate]:
+    """Everything that the catalog offers here, each with each; bf16 too where it is emulated."""
+    hardware = Hardware.detect()
+    facts = Facts.read(work.model, [work.optimizer] if work.optimizer else [])
+    offered: list[list[dict[str, Any]]] = []
+    for optimization in CATALOG:
+        values = list(optimization.candidates(hardware, facts))
+        if optimization.name == "precision" and "bf16" not in values and not facts.lstms:
+            values.append("bf16")
+        if optimization.name == "threads":
+            values = [one for one in values if one != torch.get_num_threads()]
+        if values:
+            offered.append([{}, *({optimization.name: value} for value in values)])
+    found = [
+        Candidate({name: value for part in parts for name, value in part.items()})
+        for parts in itertools.product(*offered)
+    ]
+    return [one for one in found if one.values]
+
+
+def by_hand(name: str, tuning: Tuning) -> dict[str, list[float]]:
+    """Speed-ups over the plain model: the tuned plan, and what people write themselves."""
+    makers: dict[str, Callable[[Workload], Callable[[], object]]] = {
+        "torch.compile": _torch_compile,
+    }
+    if find_spec("accelerate"):
+        makers["Accelerate, bf16 + inductor"] = _accelerate
+    if find_spec("lightning"):
+        makers["Fabric, bf16-mixed + compile"] = _fabric
+    steps: dict[str, Callable[[], object]] = {"baseline": _step(made(name))}
+    tuned = made(name)
+    optimizers = [tuned.optimizer] if tuned.optimizer else []
+    context = prepare(tuned.model, tuning.config if tuning.helped else None, optimizers)
+    steps["tuned"] = _step(tuned, context)
+    for label, maker in makers.items():
+        steps[label] = maker(made(name))
+    forces = {"tuned": context.in_force}
+    times = _interleaved(steps, forces)
+    return {
+        label: _listed(_ratio(times["baseline"], times[label]))
+        for label in steps
+        if label != "baseline"
+    }
+
+
+def _step(work: Workload, context: Any = None) -> Callable[[], object]:
+    def step() -> object:
+        if context is None:
+            return work.step(work.model, work.optimizer)
+        with context.autocast():
+            return work.step(work.model, work.optimizer)
+
+    return step
+
+
+def _torch_compile(work: Workload) -> Callable[[], object]:
+    model = torch.compile(work.model)
+    return lambda: work.step(model, work.optimizer)
+
+
+def _accelerate(work: Workload) -> Callable[[], object]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="inductor", cpu=True)
+    if work.optimizer is None:
+        model, optimizer = accelerator.prepare(work.model), None
+    else:
+        model, optimizer = accelerator.prepare(work.model, work.optimizer)
+    return lambda: work.step(model, optimizer)
+
+
+def _fabric(work: Workload) -> Callable[[], object]:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    model = torch.compile(work.model)
+    if work.optimizer is None:
+        model, optimizer = fabric.setup(model), None
+    else:
+        model, optimizer = fabric.setup(model, work.optimizer)
+    return lambda: work.step(model, optimizer)
+
+
+def _interleaved(
+    steps: dict[str, Callable[[], object]], forces: dict[str, Callable[[], Any]]
+) -> dict[str, list[float]]:
+    """Seconds of a step by name, in shuffled rounds after three calls of each."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for name, step in steps.items():
+        with _in_force(forces, name):
+            for _ in range(3):
+                step()
+    end = time.perf_counter() + BY_HAND_S
+    for number in range(MOST_ROUNDS):
+        if time.perf_counter() > end and number >= LEAST_ROUNDS:
+            break
+        for name in random.sample(list(steps), len(steps)):
+            with _in_force(forces, name):
+                steps[name]()  # not timed: caches settle
+                start = time.perf_counter()
+                steps[name]()
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+@contextmanager
+def _in_force(forces: dict[str, Callable[[], Any]], name: str) -> Iterator[None]:
+    if name not in forces:
+        yield
+        return
+    with forces[name]():
+        yield
+
+
+def broken(row: dict[str, Any]) -> list[str]:
+    """The promises that this row breaks."""
+    return [
+        text
+        for text, holds in (
+            (f"below {AGAINST_BEST} of the best", row["tuned_over_best"][0] >= AGAINST_BEST),
+            ("more than a quarter of the time", row["tuned_s"] <= SHARE_OF_TIME * row["grid_s"]),
+            ("slower than baseline", row["tuned_over_baseline"][0] >= AGAINST_BASELINE),
+        )
+        if not holds
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown, as it stands in the README."""
+    if not rows:
+        return "nothing measured yet"
+    hands = list(dict.fromkeys(label for row in rows for label in row["by_hand"]))
+    head = ["workload", "tuned plan", "over baseline", "of the grid's best", "time, of the grid's"]
+    lines = [rows[0]["machine"], "", _row([*head, *(h for h in hands if h != "tuned")])]
+    lines.append(_row(["---"] * (len(head) + len(hands) - 1)))
+    for row in rows:
+        share = row["tuned_s"] / row["grid_s"]
+        cells = [
+            row["workload"],
+            row["tuned"] if row["tuned"] != "baseline" else "leave it as it is",
+            _shown(row["tuned_over_baseline"]),
+            f"{row['tuned_over_best'][0]:.2f} ({row['best']})",
+            f"{row['tuned_s']:.0f} of {row['grid_s']:.0f} s, {share:.0%}",
+        ]
+        cells += [_shown(row["by_hand"][h]) for h in hands if h != "tuned"]
+        lines.append(_row(cells))
+    problems = [f"{row['workload']}: {one}" for row in rows for one in broken(row)]
+    return "\n".join([*lines, "", *(problems or ["every promise holds"])])
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _shown(found: list[float]) -> str:
+    return f"{found[0]:.2f}× [{found[1]:.2f}, {found[2]:.2f}]"
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{row['workload']}: {row['tuned']} {_shown(row['tuned_over_baseline'])}"
+
+
+def _ratio(baseline: list[float], times: list[float]) -> Ratio:
+    pairs = min(len(baseline), len(times))
+    return paired_ratio(baseline[:pairs], times[:pairs])
+
+
+def _listed(found: Ratio) -> list[float]:
+    return [found.median, found.low, found.high]
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines() if line]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

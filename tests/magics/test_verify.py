@@ -1,0 +1,45 @@
+"""%speedkit verify as a user types it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+def test_it_takes_the_last_speedbench_cell(shell):
+    before = [p.detach().clone() for p in shell.names["model"].parameters()]
+    shell.run(f"%%speedbench -q -n 1 -r 1\n{STEP}")
+    shown = shell.run("%speedkit verify --plan bf16 --steps 5 -v found")
+    assert "the loss curve is the baseline's over 5 steps" in " ".join(shown.split())
+    assert shell.names["found"].plan == {"precision": "bf16"}
+    assert all(map(torch.equal, before, shell.names["model"].parameters()))
+    assert "loss" not in shell.names
+
+
+def test_it_takes_a_function_by_name_and_the_plan_in_force(shell):
+    shell.run(f"def train_step():\n    {STEP}")
+    shell.run("%speedkit apply --precision bf16 --fused_optimizer false --channels_last false")
+    shown = shell.run("%speedkit verify --step train_step --steps 4")
+    assert "current (bf16)" in " ".join(shown.split())
+    shell.run("%speedkit restore")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--steps 5", ["which step", "--step"]),
+        ("--step nosuch", ["nosuch", "no function"]),
+        ("--step train_step --plan fb16", ["fb16", "bf16"]),
+        ("--step train_step --steps 0", ["1 or more"]),
+        ("--step train_step -v 1a", ["1a"]),
+    ],
+)
+def test_a_wrong_line_is_one_usage_error(shell, line, words):
+    shell.run(f"def train_step():\n    {STEP}")
+    error = shell.fails(f"%speedkit verify {line}")
+    assert isinstance(error, UsageError)
+    for word in words:
+        assert word in str(error)

@@ -1,0 +1,40 @@
+"""When a search gives a variant up."""
+
+from __future__ import annotations
+
+import pytest
+
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.dropping import cannot_win, is_far_behind
+
+
+@pytest.mark.parametrize(
+    ("baseline_s", "times_s", "behind"),
+    [
+        ([1.0, 1.1, 0.9], [3.0, 9.0, 2.0], True),
+        ([1.0, 1.1, 0.9], [3.0, 9.0, 1.7], False),  # one round was not
+        ([1.0, 1.1], [3.0, 9.0], False),  # too few to tell from a disturbance
+        ([], [], False),
+    ],
+)
+def test_far_behind_is_every_one_of_three_rounds(baseline_s, times_s, behind):
+    assert is_far_behind(baseline_s, times_s) is behind
+
+
+def compared(**speedups: float) -> Comparison:
+    """Exact times: each variant is so many times as fast as baseline in every round."""
+    records = [Record("baseline", [1.0] * 40)]
+    records += [Record(name, [1 / speedup] * 40) for name, speedup in speedups.items()]
+    return Comparison(tuple(records), {}, 10.0)
+
+
+def test_what_gains_next_to_nothing_is_dropped_and_what_helps_is_kept():
+    comparison = compared(slow=0.9, little=1.01, good=1.2, best=1.5)
+    kept = [one.name for one in comparison.records[1:] if not cannot_win(comparison, one, "slower")]
+    assert kept == ["good", "best"]
+
+
+def test_where_only_the_best_counts_what_is_beaten_is_dropped():
+    comparison = compared(good=1.2, best=1.5)
+    kept = [one.name for one in comparison.records[1:] if not cannot_win(comparison, one, "beaten")]
+    assert kept == ["best"]

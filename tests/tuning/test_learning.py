@@ -1,0 +1,157 @@
+"""Learned plans: kept, found for the same setting and task only, dropped where they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Hardware, apply_speedups, store, tune, tuned
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.tuning import learning
+
+LATE = 0.006  # seconds of a slow step
+
+
+@pytest.fixture
+def network_and_step(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
+    """A network, its optimizer and its step."""
+    return partial(_network_and_step, made_time)
+
+
+def _network_and_step(
+    made: Any,
+    width: int = 8,
+    batch: int = 4,
+    seconds: Callable[[bool], float] | None = None,
+) -> tuple[nn.Module, Any, Callable[[], None]]:
+    """A network whose step takes less time where its optimizer is fused, or `seconds(fused)`."""
+    torch.manual_seed(0)
+    network = nn.Linear(width, 2)
+    optimizer = torch.optim.AdamW(network.parameters())
+    x = torch.rand(batch, width)
+    wait = seconds or (lambda fused: LATE / 4 if fused else LATE)
+
+    def step() -> None:
+        made.sleep(wait(bool(optimizer.param_groups[0]["fused"])))
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return network, optimizer, step
+
+
+def test_a_second_search_checks_what_the_first_has_learned(network_and_step):
+    _, _, step = network_and_step()
+    first = tune(step, budget_s=4)
+    assert first.learned is None
+    assert first.winner.name == "fused_optimizer"
+    _, optimizer, step = network_and_step()  # as after a restart: other objects
+    second = tune(step, budget_s=4)
+    assert second.learned is not None
+    assert second.confirmed
+    assert [one.title for one in second.stages] == ["checking the learned plan"]
+    assert optimizer.param_groups[0]["fused"] is None
+    assert "Learned before" in " ".join(repr(second).split())
+
+
+def test_a_fresh_search_does_not_look_at_what_was_learned(network_and_step):
+    _, _, step = network_and_step()
+    tune(step, budget_s=4)
+    assert tune(step, budget_s=4, fresh=True).stages[0].title == "single changes"
+
+
+def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_anew(
+    network_and_step,
+):
+    tune(network_and_step()[2], budget_s=4)
+    assert len(store.learned()) == 1
+    _, _, slower = network_and_step(seconds=lambda fused: 2 * LATE if fused else LATE)
+    tuning = tune(slower, budget_s=4)
+    assert not tuning.helped
+    assert store.learned() == []
+    assert any("did not confirm" in one.reason for one in tuning.rejected)
+    assert len(tuning.stages) > 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"width": 9}, id="another shape of the parameters"),
+        pytest.param({"batch": 5}, id="another batch"),
+    ],
+)
+def test_another_model_or_batch_finds_nothing(network_and_step, other):
+    hardware = Hardware.detect()
+    known = learning.identify(step_of(network_and_step()[2]), hardware, "time", None)
+    same = learning.identify(step_of(network_and_step()[2]), hardware, "time", None)
+    assert same == known
+    assert learning.identify(step_of(network_and_step(**other)[2]), hardware, "time", None) != known
+
+
+def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
+    hardware = Hardware.detect()
+
+    def of(*layers: nn.Module) -> str:
+        return learning.setting([nn.Sequential(*layers)], hardware)
+
+    torch.manual_seed(0)
+    plain = of(nn.Linear(4, 4), nn.ReLU())
+    torch.manual_seed(1)
+    assert of(nn.Linear(4, 4), nn.ReLU()) == plain
+    assert of(nn.Linear(4, 4), nn.GELU()) != plain
+    assert of(nn.Linear(4, 4).double(), nn.ReLU()) != plain
+    assert of(nn.Linear(4, 4, bias=False), nn.ReLU()) != plain
+    other = hardware.model_copy(update={"torch": "2.99.0"})
+    assert learning.setting([nn.Sequential(nn.Linear(4, 4), nn.ReLU())], other) != plain
+
+
+def test_identifying_runs_one_step_and_undoes_it(network_and_step):
+    network, optimizer, step = network_and_step()
+    before = [p.detach().clone() for p in network.parameters()]
+    random = torch.get_rng_state()
+    _, task = learning.identify(step_of(step), Hardware.detect(), "time", None)
+    assert task.inputs == ("4x8 float32",)
+    assert task.trains
+    assert all(map(torch.equal, before, network.parameters()))
+    assert not optimizer.state
+    assert torch.equal(random, torch.get_rng_state())
+    assert not network._forward_pre_hooks
+
+
+def test_a_plan_in_force_changes_neither_setting_nor_task(network_and_step):
+    network, optimizer, step = network_and_step()
+    hardware = Hardware.detect()
+    before = learning.identify(step_of(step), hardware, "time", None)
+    _, context = apply_speedups(network, optimizer=optimizer)
+    with context:
+        assert learning.identify(step_of(step), hardware, "time", None) == before
+
+
+def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(network_and_step):
+    tune(network_and_step()[2], budget_s=4)
+    network, optimizer, _ = network_and_step()
+    config = tuned(network, optimizer)
+    _, context = apply_speedups(network, config, optimizer=optimizer)
+    with context:
+        decision = context.plan["fused_optimizer"]
+        assert decision.active
+        assert decision.source == "measured"
+        assert "measured: fused_optimizer" in decision.reason
+        assert "4x8 float32" in decision.reason
+    assert tuned(nn.Linear(3, 3)) is None
+
+
+def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(
+    network_and_step, monkeypatch, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    _, _, step = network_and_step()
+    monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "file" / "data"))
+    tuning = tune(step, budget_s=4)
+    assert tuning.helped
+    assert any("not kept" in note for note in tuning.notes)

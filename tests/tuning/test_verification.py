@@ -1,0 +1,152 @@
+"""Loss curves with and without a plan: same data, same seed, and what an own fault looks like."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
+from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.tuning.verification import Verification, Verifier
+
+Parts = tuple[nn.Module, Any, Callable[[], None]]
+
+
+def training(
+    dropout: float = 0.0, spoiled: Callable[[Any], None] = lambda optimizer: None
+) -> Parts:
+    """A network that learns, its optimizer and its step; `spoiled` may disturb a step."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(dropout), nn.Linear(32, 3))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    x, y = torch.rand(32, 6), torch.randint(3, (32,))
+    loss_fn = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        loss_fn(network(x), y).backward()
+        spoiled(optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return network, optimizer, step
+
+
+def test_a_plan_that_only_rounds_keeps_the_curve_and_everything_is_put_back():
+    network, optimizer, step = training(dropout=0.3)
+    before = copy.deepcopy(network.state_dict())
+    state = (torch.get_rng_state(), random.getstate())
+    found = verify(step, "bf16+fused_optimizer", steps=12)
+    assert found.verdict == "same"
+    assert found.plan == {"precision": "bf16", "fused_optimizer": True}
+    assert len(found.baseline) == len(found.planned) == len(found.other_seed) == 12
+    assert found.baseline[-1] < found.baseline[0]
+    assert found.other_seed != found.baseline
+    assert not found.by_weights
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert not optimizer.state
+    assert torch.equal(state[0], torch.get_rng_state())
+    assert state[1] == random.getstate()
+
+
+def test_without_random_numbers_the_second_baseline_starts_from_rounded_weights():
+    found = verify(training()[2], "bf16", steps=8)
+    assert found.by_weights
+    assert 0 < found.yardstick < 0.05
+    assert len(found.other_seed) == 8
+    assert "rounded" in " ".join(repr(found).split())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "verdict"),
+    [
+        pytest.param(lambda p: p.grad.mul_(-1), "worse", id="ascends"),
+        pytest.param(lambda p: p.grad.mul_(float("nan")), "worse", id="not a number"),
+        pytest.param(lambda p: p.grad.zero_(), "worse", id="learns nothing"),
+    ],
+)
+def test_a_plan_that_spoils_training_is_seen(spoil, verdict):
+    def spoiled(optimizer: Any) -> None:
+        if optimizer.param_groups[0]["fused"]:
+            for parameter in optimizer.param_groups[0]["params"]:
+                spoil(parameter)
+
+    found = verify(training(spoiled=spoiled)[2], "fused_optimizer", steps=20)
+    assert found.verdict == verdict
+
+
+def test_every_run_gets_the_same_data_and_each_step_new_data():
+    network, optimizer, _ = training()
+    drawn: list[float] = []
+    names: dict[str, Any] = {"batches": (torch.full((4, 6), float(i)) for i in range(100))}
+
+    def run(context: Any) -> None:
+        batch = next(names["batches"])
+        drawn.append(float(batch[0, 0]))
+        network(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = Step(run, [network], [optimizer], names=names, iterators=["batches"])
+    verifier = Verifier(step, "bf16", SpeedConfig.from_dict({"precision": "bf16"}), steps=5)
+    for _ in verifier.run():
+        pass
+    assert drawn[:10] == [0.0, 1.0, 2.0, 3.0, 4.0] * 2
+    assert float(next(names["batches"])[0, 0]) == 0.0
+
+
+def test_the_plan_in_force_is_what_is_verified_and_stays_in_force():
+    network, optimizer, step = training()
+    _, context = apply_speedups(
+        network, SpeedConfig.from_dict({"precision": "bf16"}), optimizer=optimizer
+    )
+    with context:
+        found = verify(step, steps=4)
+        assert found.plan["precision"] == "bf16"
+        assert context.active
+
+
+@pytest.mark.compile
+def test_copies_are_compiled_anew():
+    found = verify(training()[2], "compile", steps=4)
+    assert found.verdict == "same"
+
+
+def test_a_plan_that_fails_is_a_verdict_and_not_a_traceback():
+    def spoiled(optimizer: Any) -> None:
+        if optimizer.param_groups[0]["fused"]:
+            raise RuntimeError("out of luck\nand more")
+
+    found = verify(training(spoiled=spoiled)[2], "fused_optimizer", steps=4)
+    assert found.verdict == "failed"
+    assert found.failure == "RuntimeError: out of luck"
+    assert "out of luck" in repr(found)
+
+
+def test_what_cannot_be_verified_is_one_clear_error():
+    network, _, step = training()
+    with pytest.raises(StepError, match="changes nothing"):
+        verify(step, "baseline", steps=3)
+    with pytest.raises(StepError, match="2 steps"):
+        verify(step, "bf16", steps=1)
+    with pytest.raises(StepError, match="no backward"):
+        verify(lambda: network(torch.rand(2, 6)), "bf16", steps=3)
+    with pytest.raises(StepError, match="no model"):
+        verify(lambda: None, "bf16", steps=3)
+    hidden = (torch.rand(2, 6) for _ in range(9))
+    with pytest.raises(StepError, match="generator"):
+        verify(lambda: network(next(hidden)).sum().backward(), "bf16", steps=3)
+
+
+def test_the_verdict_is_the_yardsticks():
+    found = Verification("plan", {}, [4.0, 3.0, 2.0, 1.0], [4.0, 3.1, 2.1, 1.1], [4.0, 3.2, 2.2, 1])
+    assert found.verdict == "same"
+    found.other_seed = [4.0, 3.0, 2.0, 1.0]
+    assert found.verdict == "worse"
+    found.planned = [4.0, 2.9, 1.9, 0.9]
+    assert found.verdict == "different"
