@@ -276,6 +276,21 @@ def test_every_config_of_the_project_loads(name: str) -> None:
     assert SpeedConfig.from_yaml(CONFIGS / name)
 
 
+def test_alone_is_kept_by_files_and_dicts(path: Path) -> None:
+    config = SpeedConfig(precision="bf16").alone()
+    config.to_yaml(path)
+    assert SpeedConfig.from_yaml(path) == config == SpeedConfig.from_dict(config.to_dict())
+    assert config.is_alone
+    assert not SpeedConfig.from_dict({"alone": False}).is_alone
+
+
+def test_alone_is_true_or_false(path: Path) -> None:
+    (problem,) = problems(path, "precision: bf16\nalone: maybe\n")
+    assert problem == "speed.yaml, line 2: alone: 'maybe' is not allowed; allowed: true, false."
+    (problem,) = problems(path, "alnoe: true")
+    assert problem.endswith("Did you mean 'alone'?")
+
+
 def test_auto_yaml_is_the_default() -> None:
     assert SpeedConfig.from_yaml(CONFIGS / "auto.yaml") == SpeedConfig()
     for name in SpeedConfig.model_fields:

@@ -113,8 +113,10 @@ class Compile(Optimization):
         options = _options(decision.details)
         if form == "transformers":
             return _for_trainer(options)
-        if form == "fabric" or form == "torch":
-            return Snippet(compiled=call("torch.compile", "model", **options))
+        if form in ("torch", "fabric"):
+            save = "; save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
+            comment = decision.reason + save if form == "torch" else ""
+            return Snippet(comment, compiled=call("torch.compile", "model", **options))
         if not options:
             return Snippet(arguments={"dynamo_backend": '"inductor"'})
         return Snippet(

@@ -105,7 +105,7 @@ def gather(plan: Plan, form: Form, optimizers: Optimizers) -> Script:
             snippet = replace(snippet, batch="")
         if not optimizers and (snippet.optimizers or snippet.training):
             snippet = Snippet(f"{_plain(decision.reason)} (for training only, so not in here)")
-        reason = f"{decision.name}: {snippet.comment or _plain(decision.reason)}"
+        reason = f"{decision.name}: {_plain(snippet.comment or decision.reason)}"
         pieces.append(Piece(reason if decision.active else "", snippet))
     return Script(plan, tuple(pieces), optimizers)
 

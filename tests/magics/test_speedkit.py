@@ -91,6 +91,65 @@ def test_report_before_apply_shows_the_plan_and_changes_nothing(shell):
     assert shell.names["optimizer"].param_groups[0]["fused"] is None
 
 
+def test_code_before_apply_is_what_apply_would_do(shell):
+    shown = shell.run("%speedkit code")
+    assert "optimizer = torch.optim.AdamW(model.parameters(), fused=True)" in shown
+    assert shell.names["optimizer"].param_groups[0]["fused"] is None
+
+
+def test_code_of_an_applied_plan_is_that_plan_in_the_users_names(shell):
+    shell.run("opt = torch.optim.SGD(model.parameters(), 0.1); del optimizer")
+    shell.run("%speedkit apply model --precision bf16 --sdpa math")
+    shown = shell.run("%speedkit code --as torch")
+    for line in (
+        'torch.autocast("cpu", dtype=torch.bfloat16)',
+        "attention = [SDPBackend.MATH]",
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)",
+        "    opt.step()",
+    ):
+        assert line in shown
+
+
+@pytest.mark.parametrize("form", ["torch", "yaml", "accelerate", "fabric", "transformers"])
+def test_code_has_every_form_without_leading_blanks(shell, form):
+    shown = shell.run(f"%speedkit code model --as {form} --optimizer optimizer")
+    assert "\n# Planned " in shown
+
+
+def test_code_is_coloured_in_html(shell):
+    from speedkit_jupyter.report.code import code_report
+
+    shell.run("%speedkit apply model")
+    html = code_report(shell.names["ctx"], "torch", (), "model").to_html()
+    assert ">import</span>" in html
+    assert "&lt;b&gt;" in code_report(shell.names["ctx"], "yaml", (), "<b>").to_html()
+
+
+def test_code_as_yaml_is_a_config_that_gives_just_this_plan(shell, tmp_path: Path):
+    file = tmp_path / "plan.yaml"
+    shell.run("%speedkit apply model --sdpa math --channels_last false")
+    before = shell.names["ctx"].plan.active_values()
+    shell.run(f"%speedkit code --as yaml --save {file}\n%speedkit restore")
+    for load in ("config load {file}\n%speedkit apply model", "apply model --config {file}"):
+        shell.run(f"%speedkit {load.format(file=file)}")
+        assert shell.names["ctx"].plan.active_values() == before
+        assert shell.names["ctx"].config.is_alone
+        shell.run("%speedkit restore\n%speedkit config reset")
+
+
+def test_code_is_saved_and_never_written_over_unasked(shell, tmp_path: Path):
+    file = tmp_path / "fast.py"
+    assert "Saved to" in shell.run(f"%speedkit code --save {file}")
+    compile(file.read_text(), str(file), "exec")
+    file.write_text("mine")
+    error = shell.fails(f"%speedkit code --save {file}")
+    assert isinstance(error, UsageError)
+    assert "--force" in str(error)
+    assert file.read_text() == "mine"
+    shell.run(f"%speedkit code --save {file} --force")
+    assert "torch.optim" in file.read_text()
+
+
 def test_options_come_in_both_spellings(shell):
     shell.run("%speedkit apply model --channels-last false --fused_optimizer false")
     assert not any(decision.active for decision in shell.names["ctx"].plan)
@@ -130,6 +189,11 @@ def test_threads_takes_the_number_one(shell):
         ("config lod x.yaml", ["lod"]),
         ("config load", ["which FILE"]),
         ("restore model", ["takes no arguments"]),
+        ("code --as torhc", ["'torhc'", "'torch'"]),
+        ("code --as", ["--as", "expected one argument"]),
+        ("code modle", ["modle", "'model'"]),
+        ("code --optimizer model", ["not a torch.optim.Optimizer"]),
+        ("code --save no/such/folder.py", ["no/such/folder.py", "No such file"]),
     ],
 )
 def test_a_wrong_line_is_one_usage_error_with_the_nearest_right_word(shell, line, words):
@@ -256,6 +320,9 @@ def test_html_escapes_what_users_named(shell):
         ("%speedkit apply model --optimizer opt", "optimizer"),
         ("%speedkit config lo", "load"),
         ("%speedkit report --j", "--json"),
+        ("%speedkit code --as ac", "accelerate"),
+        ("%speedkit code mo", "model"),
+        ("%speedkit code model --sa", "--save"),
         ("%%speedbench --comp", "--compare"),
         ("%%speedbench --compare ba", "baseline"),
         ("%%speedbench --compare baseline,bf", "bf16"),

@@ -1,0 +1,323 @@
+"""Generated code in a fresh process: the same switches and numerics as the applied plan."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from speedkit_jupyter import Facts, SpeedConfig, code, flags, plan
+from speedkit_jupyter.facts import OptimizerFacts
+
+MODELS = {
+    "mlp": """
+model = nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 1))
+x, y = torch.rand(16, 20), torch.rand(16, 1)
+""",
+    "cnn": """
+model = nn.Sequential(
+    nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1),
+    nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8 * 36, 1),
+)
+x, y = torch.rand(8, 1, 10, 10), torch.rand(8, 1)
+""",
+    "convolutions of both kinds": """
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.flat, self.deep = nn.Conv2d(3, 4, 3), nn.Conv3d(4, 4, 3)
+        self.scale = nn.Parameter(torch.rand(1, 4, 6, 6))
+    def forward(self, x):
+        x = self.flat(x) * self.scale
+        return self.deep(x.unsqueeze(2).repeat(1, 1, 3, 1, 1)).mean((1, 2, 3, 4))[:, None]
+model = Both()
+x, y = torch.rand(4, 3, 8, 8), torch.rand(4, 1)
+""",
+    "attention": """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(16, 48), nn.Linear(16, 1)
+    def forward(self, x):
+        q, k, v = self.into(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2).mean(1))
+model = Attention()
+x, y = torch.rand(4, 10, 16), torch.rand(4, 1)
+""",
+}
+ADAMW = "optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)"
+SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)"
+GROUPS = """
+optimizer = torch.optim.AdamW(
+    [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 1e-2}]
+)
+"""
+
+BEGIN = """
+import sys, warnings
+import torch
+from torch import nn
+torch.manual_seed(0)
+"""
+# Flags are read where a batch meets its loss: inside whatever surrounds the forward pass.
+END = """
+def loss_fn(outputs, targets):
+    from speedkit_jupyter import flags
+    inside.update(flags.snapshot())
+    return nn.functional.mse_loss(outputs.float(), targets)
+inside, losses = {}, []
+for _ in range(3):
+    losses.append(train_step(x, y, loss_fn))
+found = {"inside": inside, "losses": torch.stack(losses), "parameters": dict(model.state_dict())}
+torch.save(found, sys.argv[1])
+"""
+WITH_SPEEDKIT = """
+from pathlib import Path
+from speedkit_jupyter import SpeedConfig, apply_speedups, code
+_, ctx = apply_speedups(model, SpeedConfig.from_dict({wishes!r}), optimizer=optimizer)
+Path(sys.argv[2]).write_text(code(ctx, "torch"))
+def train_step(inputs, targets, loss_fn):
+    with ctx.autocast(), ctx.sdpa():
+        loss = loss_fn(model(inputs), targets)
+    ctx.grad_scaler.scale(loss).backward()
+    ctx.grad_scaler.step(optimizer)
+    ctx.grad_scaler.update()
+    optimizer.zero_grad()
+    return loss.detach()
+"""
+WITHOUT = """
+assert "speedkit_jupyter" not in sys.modules
+"""
+
+
+def run(folder: Path, name: str, source: str) -> dict:
+    """A program in a fresh process; what it saved."""
+    program, result = folder / f"run_{name}.py", folder / f"{name}.pt"
+    program.write_text(source, encoding="utf-8")
+    command = [sys.executable, str(program), str(result), str(folder / "code.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:] + source
+    return torch.load(result) if result.exists() else {}
+
+
+def both(folder: Path, model: str, optimizer: str, wishes: dict) -> tuple[dict, dict, str]:
+    """What SpeedKit does, what the code does that it wrote about it, and the code."""
+    begin = BEGIN + MODELS[model]
+    applied = run(folder, "applied", begin + optimizer + WITH_SPEEDKIT.format(wishes=wishes) + END)
+    text = (folder / "code.txt").read_text(encoding="utf-8")
+    yours = "" if "torch.optim" in text else optimizer
+    return applied, run(folder, "plain", begin + yours + "\n" + text + WITHOUT + END), text
+
+
+def differences(applied: dict, plain: dict, compiled: bool) -> list:
+    """The switches that differ, save those that only matter to code that SpeedKit compiles."""
+    unlike = {"dynamo.skip_nnmodule_hook_guards"}
+    if not compiled:
+        unlike.add("compiler.cache_key_tag")
+    changes = flags.diff(applied["inside"], plain["inside"])
+    return [change for change in changes if change.name not in unlike]
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "wishes"),
+    [
+        ("mlp", ADAMW, {"precision": "bf16", "threads": 1}),
+        ("mlp", GROUPS, {"precision": "fp16"}),
+        ("cnn", SGD, {"channels_last": True}),
+        ("convolutions of both kinds", SGD, {"channels_last": True, "fused_optimizer": False}),
+        ("attention", ADAMW, {"sdpa": "math"}),
+    ],
+)
+def test_the_same_switches_and_the_same_bits(tmp_path, model, optimizer, wishes):
+    applied, plain, text = both(tmp_path, model, optimizer, wishes)
+    for name, value in wishes.items():
+        assert (f"# {name}: " in text) == (value is not False)
+    assert applied["inside"].keys() & plain["inside"].keys()
+    assert differences(applied, plain, compiled=False) == []
+    assert torch.equal(applied["losses"], plain["losses"])
+    assert applied["losses"][0] != applied["losses"][2]
+    assert applied["parameters"].keys() == plain["parameters"].keys()
+    for name, value in applied["parameters"].items():
+        assert torch.equal(value, plain["parameters"][name]), name
+        assert value.stride() == plain["parameters"][name].stride(), name
+
+
+@pytest.mark.compile
+def test_compiled_code_has_the_same_switches_and_close_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    wishes = {"compile": True, "sdpa": "math"}
+    applied, plain, text = both(tmp_path, "attention", ADAMW, wishes)
+    assert "compiled_model = torch.compile(model)" in text
+    assert differences(applied, plain, compiled=True) == []
+    assert torch.allclose(applied["losses"], plain["losses"], atol=1e-6)
+    for name, value in applied["parameters"].items():  # their keys too: no `_orig_mod.`
+        assert torch.allclose(value, plain["parameters"][name], atol=1e-5)
+
+
+@pytest.mark.parametrize("value", ["highest", "high"])
+def test_tf32_is_the_same_in_both_of_torchs_ways_to_say_it(tmp_path, hardware, value):
+    now = {"float32_matmul_precision": "medium"}
+    found = plan(SpeedConfig(tf32=value).alone(), hardware("a100"), Facts(device="cuda", flags=now))
+    assert found["tf32"].active
+    save = "from speedkit_jupyter import flags\ntorch.save(dict(flags.snapshot()), sys.argv[1])\n"
+    apply = f"""
+from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.tf32 import Tf32
+applied = Tf32().applied(Decision("tf32", "{value}", "asked", active=True), Target(nn.Module()))
+applied.__enter__()
+"""
+    applied = run(tmp_path, "applied", BEGIN + apply + save)
+    plain = run(tmp_path, "plain", BEGIN + code(found) + WITHOUT + save)
+    assert flags.diff(applied, plain) == ()
+
+
+# --- frameworks ---
+
+CHECKS = {
+    "accelerate": """
+assert accelerator.mixed_precision == "bf16"
+assert accelerator.device.type == "cpu"
+assert accelerator.state.dynamo_plugin.backend.value == ("INDUCTOR" if compiled else "NO")
+assert hasattr(model, "_orig_mod") == compiled
+assert type(optimizer).__name__ == "AcceleratedOptimizer"
+assert all(group["fused"] for group in optimizer.param_groups)
+""",
+    "fabric": """
+assert fabric._precision.precision == "bf16-mixed"
+assert fabric.device.type == "cpu"
+assert hasattr(model._forward_module, "_orig_mod") == compiled
+assert all(group["fused"] for group in optimizer.param_groups)
+""",
+}
+FRAMEWORK = {"accelerate": "accelerate", "fabric": "lightning", "transformers": "transformers"}
+
+
+def framework_code(form: str, **wishes) -> str:
+    """For the attention model with AdamW, on this machine."""
+    facts = Facts(parameters=833, optimizers=(OptimizerFacts("AdamW"),))
+    return code(plan(SpeedConfig(precision="bf16", **wishes), facts=facts), form)
+
+
+@pytest.fixture(scope="module")
+def in_plain_torch(tmp_path_factory):
+    """The losses of the same plan as plain torch."""
+    text = framework_code("torch", sdpa="math")
+    source = BEGIN + MODELS["attention"] + text + WITHOUT + END
+    return run(tmp_path_factory.mktemp("torch"), "torch", source)["losses"]
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{}, pytest.param({"compile": {"enabled": True, "mode": "reduce-overhead", "fullgraph": True}},
+                      marks=pytest.mark.compile)],
+    ids=["plain", "compiled"],
+)  # fmt: skip
+@pytest.mark.parametrize("form", CHECKS)
+def test_accelerate_and_fabric_do_what_was_planned(tmp_path, in_plain_torch, form, wishes):
+    pytest.importorskip(FRAMEWORK[form])
+    begin = BEGIN + MODELS["attention"]
+    checks = CHECKS[form].replace("compiled", str(bool(wishes)))
+    if form == "accelerate" and isinstance(wishes.get("compile"), dict):
+        checks += "assert accelerator.state.dynamo_plugin.mode == 'reduce-overhead'\n"
+        checks += "assert accelerator.state.dynamo_plugin.fullgraph is True\n"
+    end = END.replace("model.state_dict()", "{}")
+    found = run(
+        tmp_path, form, begin + framework_code(form, sdpa="math", **wishes) + WITHOUT + checks + end
+    )
+    assert torch.allclose(found["losses"], in_plain_torch, rtol=2e-2)
+    assert found["inside"]["sdp.flash"] is False
+    assert found["inside"]["autocast.cpu.enabled"] is True
+    assert found["inside"]["autocast.cpu.dtype"] is torch.bfloat16
+
+
+def test_the_scaler_that_a_framework_lacks_on_a_cpu_stays_torchs(tmp_path):
+    for form in CHECKS:
+        pytest.importorskip(FRAMEWORK[form])
+        facts = Facts(parameters=1409, optimizers=(OptimizerFacts("AdamW"),))
+        text = code(plan(SpeedConfig(precision="fp16"), facts=facts), form)
+        end = END.replace("model.state_dict()", "{}")
+        end += "assert scaler.get_scale() > 1 and all(map(torch.isfinite, losses))\n"
+        found = run(tmp_path, form, BEGIN + MODELS["mlp"] + text + WITHOUT + end)
+        assert found["inside"]["autocast.cpu.dtype"] is torch.float16
+        assert found["losses"][0] != found["losses"][2]
+
+
+TRAINER = """
+class Supervised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(20, 1)
+    def forward(self, x, labels):
+        outputs = self.layer(x)
+        dtypes.append(outputs.dtype)
+        return {"loss": nn.functional.mse_loss(outputs.float(), labels), "logits": outputs}
+dtypes, model = [], Supervised()
+dataset = [{"x": torch.rand(20), "labels": torch.rand(1)} for _ in range(16)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ("AdamW(model.parameters(), lr=0.002, weight_decay=0, eps=1e-6)",
+         'assert arguments.optim == "adamw_torch_fused"\n'
+         "assert arguments.learning_rate == 0.002 and arguments.adam_epsilon == 1e-6\n"),
+        ("SGD(model.parameters(), lr=0.002, momentum=0.9)",
+         "assert trainer.optimizer.optimizer is optimizer\n"),
+        ("AdamW(model.parameters(), lr=0.002, weight_decay=0.1)",  # Trainer's is another decay
+         "assert trainer.optimizer.optimizer is optimizer\n"
+         "assert optimizer.param_groups[0]['weight_decay'] == 0.1\n"),
+    ],
+)  # fmt: skip
+def test_trainer_does_what_was_planned(tmp_path, optimizer, expected):
+    pytest.importorskip("transformers")
+    names: dict = {}
+    exec(f"{BEGIN}{TRAINER}optimizer = torch.optim.{optimizer}", names)
+    found = plan(
+        SpeedConfig(precision="bf16", threads=1),
+        facts=Facts.read(names["model"], [names["optimizer"]]),
+    )
+    text = code(found, "transformers", [names["optimizer"]])
+    end = f"""
+arguments.max_steps, arguments.disable_tqdm, arguments.report_to = 3, True, []
+before = model.layer.weight.detach().clone()
+trainer = train(dataset)
+assert arguments.bf16 and arguments.use_cpu and arguments.device.type == "cpu"
+assert set(dtypes) == {{torch.bfloat16}}
+assert all(group["fused"] for group in trainer.optimizer.param_groups)
+assert trainer.state.global_step == 3 and not torch.equal(before, model.layer.weight)
+assert torch.get_num_threads() == 1
+{expected}"""
+    run(tmp_path, "trainer", BEGIN + TRAINER + text + WITHOUT + end)
+
+
+@pytest.mark.compile
+def test_trainer_compiles_as_planned(tmp_path):
+    pytest.importorskip("transformers")
+    facts = Facts(parameters=21, optimizers=(OptimizerFacts("AdamW"),))
+    wish = {"enabled": True, "mode": "reduce-overhead", "dynamic": False}
+    text = code(plan(SpeedConfig(compile=wish), facts=facts), "transformers")
+    end = """
+arguments.max_steps, arguments.disable_tqdm, arguments.report_to = 2, True, []
+trainer = train(dataset)
+plugin = trainer.accelerator.state.dynamo_plugin
+assert (plugin.backend.value, plugin.mode, plugin.dynamic) == ("INDUCTOR", "reduce-overhead", False)
+from torch._dynamo.utils import counters
+assert counters["frames"]["ok"]
+"""
+    run(
+        tmp_path,
+        "trainer",
+        BEGIN + TRAINER.replace("dtypes.append(outputs.dtype)", "pass") + text + end,
+    )
+
+
+@pytest.mark.parametrize("form", FRAMEWORK)
+def test_a_framework_need_not_be_installed_to_write_its_code(form, monkeypatch):
+    for name in ("accelerate", "lightning", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert f"from {FRAMEWORK[form]}" in framework_code(form)
