@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -98,9 +98,8 @@ def run(folder: Path, name: str, source: str) -> dict:
     """A program in a fresh process; what it saved."""
     program, result = folder / f"run_{name}.py", folder / f"{name}.pt"
     program.write_text(source, encoding="utf-8")
-    command = [sys.executable, str(program), str(result), str(folder / "code.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:] + source
+    exit_code, printed = fresh.run(program, str(result), str(folder / "code.txt"))
+    assert exit_code == 0, printed[-3000:] + source
     return torch.load(result) if result.exists() else {}
 
 
