@@ -21,6 +21,9 @@ settings.load_profile("patient")
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Two test processes share the cores: threads that spin while they wait would stall each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
