@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from functools import partial
 from keyword import iskeyword
 from typing import Any
 
@@ -11,7 +12,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
@@ -29,6 +30,7 @@ from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.timing import Timer, Timing, device_of
 from speedkit_jupyter.measure.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.histories import since
+from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
 
@@ -36,7 +38,9 @@ TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")
 BUDGET_S, TUNE_BUDGET_S = 10.0, 60.0
 
 
-def run(shell: Any, line: str, source: str) -> Comparison | Timing | Tuning | None:
+def run(
+    shell: Any, session: Session, line: str, source: str
+) -> Comparison | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
     typed, setup = parsing.split_setup(line)
@@ -54,6 +58,8 @@ def run(shell: Any, line: str, source: str) -> Comparison | Timing | Tuning | No
             work = _timer(shell, cell, arguments, setup, command)
         else:
             work = _benchmark(shell, cell, arguments, setup, command)
+        title = next((one for one in source.splitlines() if one.strip()), "")
+        session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
         earlier = store.saved(arguments.save)[-1:] if arguments.save else []
         result = _drain(work, arguments, earlier)
         if arguments.save:
@@ -164,7 +170,15 @@ def _drain(work: Benchmark | Timer | Search, arguments: Any, earlier: list[store
     return result
 
 
-def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
+def _again(shell: Any, cell: Cell, arguments: Any) -> Step:
+    """The cell as a step, with what its names mean by now; raises StepError."""
+    try:
+        return _step(shell, cell, arguments, calls_context=cell.reads("ctx"), quiet=True)
+    except UsageError as error:
+        raise StepError(str(error)) from None
+
+
+def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool, quiet: bool = False) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
     reached = cell.objects()
@@ -185,7 +199,7 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
             names["ctx"] = context
         return cell.run()
 
-    for warning in cell.beyond_undo():
+    for warning in () if quiet else cell.beyond_undo():
         print(warning)
     return Step(
         step,
@@ -198,4 +212,5 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
         others=others_among(reached),
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
+        reached=cell.objects,
     )

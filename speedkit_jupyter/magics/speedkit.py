@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -18,25 +17,7 @@ from speedkit_jupyter.magics.namespace import find_model, find_optimizers, model
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
 from speedkit_jupyter.report.units import count
-
-
-@dataclass
-class Session:
-    """What one shell remembers: its config, and the contexts that it applied, by model name."""
-
-    config: SpeedConfig = field(default_factory=SpeedConfig)
-    contexts: dict[str, SpeedContext] = field(default_factory=dict)
-
-    def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-        """The contexts that are not restored, by the name of their model.
-
-        A name that means another object by now is marked.
-        """
-        self.contexts = {n: one for n, one in self.contexts.items() if not one.restored}
-        return [
-            (n if "." in n or names.get(n) is one.model else f"{n} (an earlier model)", one)
-            for n, one in self.contexts.items()
-        ]
+from speedkit_jupyter.session import Session
 
 
 def run(shell: Any, session: Session, line: str) -> None:
@@ -113,6 +94,23 @@ def apply(shell: Any, session: Session, line: str) -> None:
         "ctx": arguments.ctx,
     }
     display(applied_report(context, names))
+
+
+def panel(shell: Any, session: Session, line: str) -> None:
+    """Buttons for a model's plan."""
+    arguments = parsing.panel_parser().parse_line(line)
+    _, model = find_model(shell.user_ns, arguments.model)
+    found = find_optimizers(shell.user_ns, arguments.optimizer, model)
+    step = arguments.step
+    if step is not None and not callable(shell.user_ns.get(step)):
+        known = [n for n, one in shell.user_ns.items() if isinstance(one, FunctionType)]
+        raise UsageError(
+            f"%speedkit panel: there is no function {step!r}.{did_you_mean(step, known)}"
+        )
+    assert session.open_panel is not None
+    # Without names the panel looks for them itself: an optimizer may be made after it is shown.
+    given = list(found.values()) if arguments.optimizer else None
+    display(session.open_panel(model, optimizer=given, step=step))
 
 
 def restore(shell: Any, session: Session, line: str) -> None:
@@ -212,6 +210,7 @@ COMMANDS = {
     "report": report,
     "apply": apply,
     "restore": restore,
+    "panel": panel,
     "config": config,
     "history": history,
     "repair": repair,

@@ -47,8 +47,9 @@ class Sampler:
         budget_s: float,
         throughput: bool,
         failed: Callable[[Runner, Exception], None],
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._failed = failed
+        self._failed, self._now = failed, now
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
         self.ended = False
@@ -92,7 +93,7 @@ class Sampler:
         `found` gives in words what is known so far; what is `hopeless` at a look leaves the rounds.
         """
         order = random.Random(0)  # not the user's generator, which is being kept
-        start, known, number = time.perf_counter(), "", 0
+        start, known, number = self._now(), "", 0
         for _ in range(MOST_ROUNDS):
             times: dict[int, float] | None = {}
             for runner in order.sample(self.runners, len(self.runners)):
@@ -101,7 +102,7 @@ class Sampler:
                     times = None
                 elif times is not None:
                     times[id(runner)] = seconds
-                elapsed = time.perf_counter() - start
+                elapsed = self._now() - start
                 text = f"round {number + 1}, {runner.record.name}, {self._left(elapsed)}{known}"
                 yield Progress(min(elapsed / self.budget_s, 1.0), text)
             if times is None:
