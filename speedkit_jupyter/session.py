@@ -29,14 +29,14 @@ class MeasuredCell:
 
 
 class Session:
-    """`names` is the notebook's namespace; `contexts` are by model name.
+    """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
 
     `listeners` are told "config" or "measured" when one of them is another; `shared` is what the
     panels of one model have in common, by the model's id.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
-        self.names = {} if names is None else names
+        self.names = names
         self.contexts: dict[str, SpeedContext] = {}
         self._measured: MeasuredCell | None = None
         self.open_panel: Callable[..., Any] | None = None
@@ -77,12 +77,12 @@ class Session:
 
     def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
         """The name that the notebook gave to a model."""
-        public = [(name, one) for name, one in list(self.names.items()) if name[:1] != "_"]
+        public = [(name, one) for name, one in list((self.names or {}).items()) if name[:1] != "_"]
         return next((name for name, one in public if one is model), otherwise)
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """The optimizers of the notebook that hold a parameter of the model."""
-        public = [one for name, one in list(self.names.items()) if name[:1] != "_"]
+        public = [one for name, one in list((self.names or {}).items()) if name[:1] != "_"]
         found = {id(one): one for one in optimizers_among(public)}
         return holding(found.values(), model)
 
@@ -92,9 +92,10 @@ class Session:
         Not where the variable is something else of the user's; returns whether it was done.
         """
         self.contexts[name] = context
-        free = isinstance(self.names.get(variable), SpeedContext | None)
+        names = {} if self.names is None else self.names
+        free = isinstance(names.get(variable), SpeedContext | None)
         if free:
-            self.names[variable] = context
+            names[variable] = context
         return free
 
 
@@ -102,17 +103,20 @@ class Session:
 _CURRENT: list[Session] = []
 
 
-def begin(names: MutableMapping[str, Any]) -> Session:
-    """The session of a shell that has just loaded the extension."""
-    _CURRENT[:] = [Session(names)]
-    return _CURRENT[0]
-
-
-def current() -> Session:
-    """The session that has begun, or one without a namespace."""
+def current(names: MutableMapping[str, Any] | None = None) -> Session:
+    """The session of this process. `names` is the namespace for one that has none yet."""
     if not _CURRENT:
         _CURRENT.append(Session())
+    if names is not None and _CURRENT[0].names is None:
+        _CURRENT[0].names = names
     return _CURRENT[0]
+
+
+def begin(names: MutableMapping[str, Any]) -> Session:
+    """The session of a shell; another one's ends."""
+    if current(names).names is not names:
+        end()
+    return current(names)
 
 
 def end() -> None:

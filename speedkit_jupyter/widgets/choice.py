@@ -150,7 +150,8 @@ class Choice:
             except StepError as error:
                 title = self.session.measured.title
                 raise StepError(f"the last %%speedbench cell ({title}): {error}") from None
-        step = self.session.names.get(self.step) if isinstance(self.step, str) else self.step
+        names = self.session.names or {}
+        step = names.get(self.step) if isinstance(self.step, str) else self.step
         if not callable(step):
             raise StepError(f"there is no function {self.step} any more")
         return step_of(step, model, self.optimizers() or None)

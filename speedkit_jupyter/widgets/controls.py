@@ -15,8 +15,8 @@ from speedkit_jupyter.report.units import word
 
 # Words of more letters than these in all stand in a list rather than on buttons.
 ON_BUTTONS = 34
-LABEL = "104px"
-NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px 112px"
+LABEL = "150px"
+NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px 160px"
 
 
 class Control:
@@ -49,6 +49,7 @@ class Control:
         elif sum(map(len, self.words)) <= ON_BUTTONS:
             self.input = ipywidgets.ToggleButtons(options=self.words, **common)
             self.input.style.button_width = "auto"
+            self.input.layout.display, self.input.layout.align_items = "flex", "center"
         else:
             self.input = ipywidgets.Dropdown(options=self.words, **common)
         self.note = ipywidgets.HTML()

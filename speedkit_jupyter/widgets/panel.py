@@ -33,7 +33,16 @@ BUTTONS = {
     "Tune": ("search", "search the fastest safe plan by measuring"),
     "Stop": ("stop", "end the measurement, with the results so far"),
 }
-WAITS = "<b>The kernel of this panel is gone.</b> Run its cell again."
+# Shown by its style once the front end has lost the kernel; beside it what core widgets leave open.
+TOP = """<style>
+.jupyter-widgets-disconnected .speedkit-gone { display: block !important }
+.speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
+.speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
+.speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
+.speedkit-panel .widget-html, .speedkit-panel .widget-html-content { height: auto; min-width: 0 }
+</style>
+<div class="speedkit-gone" style="display:none"><b>The kernel of this panel is gone.</b>
+Run its cell again.</div>"""
 
 
 class Panel:
@@ -60,8 +69,11 @@ class Panel:
             raise TypeError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
         if not (step is None or callable(step) or isinstance(step, str)):
             raise TypeError(f"step must be a function or its name, not {type(step).__name__}")
+        for budget in (budget_s, tune_budget_s):
+            if not isinstance(budget, int | float):
+                raise TypeError(f"a budget is a number of seconds, not {type(budget).__name__}")
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
-        self._choice = Choice.of(session.current(), model)
+        self._choice = Choice.of(_session(), model)
         self._choice.step = step or self._choice.step
         if optimizer is not None:
             self._choice.give_optimizers(_listed(optimizer))
@@ -131,16 +143,18 @@ class Panel:
         )
         self.code.observe(self._toggled_code, "value")
         self.listing = w.HTML()
-        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="150px", display="none"))
-        left = w.VBox([*(one.widget for one in main), more], layout=_column("1 1 330px", "420px"))
+        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
+        plan, measure = [*self.buttons.values()][:2], [*self.buttons.values()][2:]
+        bar = w.Box([*plan, self.code, *measure], layout=w.Layout(flex_flow="row wrap"))
+        bar.layout.margin = "8px 0 0 0"
+        below = [bar, self.progress, self.status]
+        left = w.VBox([*(one.widget for one in main), more, *below])
+        left.layout = _column("1 1 330px", "430px")
         right = w.VBox([self.state], layout=_column("2 1 330px", "none"))
-        bar = [*self.buttons.values(), self.code]
         self.widget = w.VBox(
             [
-                w.HTML(f'<div class="speedkit-gone" style="display:none">{WAITS}</div>'),
+                w.HTML(TOP, layout=w.Layout(margin="0")),
                 w.Box([left, right], layout=w.Layout(flex_flow="row wrap", width="100%")),
-                w.Box(bar, layout=w.Layout(flex_flow="row wrap", margin="6px 0 0 0")),
-                w.Box([self.progress, self.status], layout=w.Layout(flex_flow="row wrap")),
                 self.outcome,
                 self.listing,
             ],
@@ -225,6 +239,13 @@ class Panel:
         self.status.value = self.listing.value = ""
 
 
+def _session() -> session.Session:
+    """The one that the magics use."""
+    from IPython import get_ipython
+
+    return session.current(getattr(get_ipython(), "user_ns", None))
+
+
 def _listed(optimizer: Any) -> list[Any]:
     import torch
 
@@ -238,10 +259,12 @@ def _listed(optimizer: Any) -> list[Any]:
 def _button() -> Any:
     import ipywidgets
 
-    return ipywidgets.Layout(width="auto", min_width="84px")
+    return ipywidgets.Layout(flex="1 1 30%", width="auto")
 
 
 def _column(flex: str, most: str) -> Any:
     import ipywidgets
 
-    return ipywidgets.Layout(flex=flex, max_width=most, min_width="0", overflow="visible")
+    return ipywidgets.Layout(
+        flex=flex, max_width=most, min_width="0", overflow="visible", margin="0 24px 0 0"
+    )

@@ -11,7 +11,6 @@ from typing import Any
 VIEW = "application/vnd.jupyter.widget-view+json"
 STYLE = """<style>
 body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }}
-.jupyter-widgets-disconnected .speedkit-gone {{ display: block !important }}
 .jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
   display: none }}
 </style>"""
