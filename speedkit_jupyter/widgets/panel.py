@@ -199,7 +199,7 @@ class Panel:
             self._show_gone()
         else:
             self._show(found)
-        self._saved.update(self._static())
+        self._saved.update(self._static)
 
     def _show(self, found: Preview) -> None:
         choice = self._choice

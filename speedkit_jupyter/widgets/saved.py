@@ -6,6 +6,7 @@ is kept up to date and hides itself as long as the view is alive on the same pag
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -41,8 +42,9 @@ class Saved:
         self._shown = static
         self._handles.append(display(self._twin(static), raw=True, display_id=True))
 
-    def update(self, static: dict[str, str]) -> None:
+    def update(self, made: Callable[[], dict[str, str]]) -> None:
         """Let the twin follow, wherever it is shown."""
+        static = made() if self._handles else {}
         if static == self._shown:
             return
         self._shown = static

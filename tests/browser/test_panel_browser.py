@@ -39,9 +39,7 @@ def state():
 
 before = state()
 """
-PANEL = (
-    "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
-)
+PANEL = "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
 LONG_S = 40_000  # milliseconds; the machine may be busy
 
 
