@@ -29,11 +29,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with their rows; columns named in `numbers` are aligned to the right."""
+    """Columns with their rows.
+
+    Columns named in `numbers` are aligned to the right, those in `wraps` break into lines where
+    the page is narrow, as the last one always does.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     numbers: tuple[str, ...] = ()
+    wraps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

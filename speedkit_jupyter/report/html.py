@@ -89,8 +89,8 @@ def _cell(cell: str) -> str:
 
 
 def _align(table: Table, name: str) -> str:
-    """Numbers to the right; only the last column, which explains, breaks into lines."""
-    wraps = "normal" if name == table.columns[-1] else "nowrap"
+    """Numbers to the right; the last column, which explains, breaks into lines."""
+    wraps = "normal" if name == table.columns[-1] or name in table.wraps else "nowrap"
     side = "right" if name in table.numbers else "left"
     return f"text-align:{side};white-space:{wraps};"
 

@@ -67,7 +67,8 @@ def changes(found: Preview) -> Table | str:
         (name, word(before), _marked(before, now), _marked(now, after))
         for name, before, now, after in rows
     ]
-    return Table(("flag or state", "before", "now", "after Apply"), tuple(map(Row, every)))
+    columns = ("flag or state", "before", "now", "after Apply")
+    return Table(columns, tuple(map(Row, every)), wraps=columns)
 
 
 def reasons(found: Preview) -> Table:

@@ -35,33 +35,42 @@ class Control:
 
         self.path, self._chosen, self._drawing = path, chosen, False
         name, _, field = path.partition(".")
-        self._is_first = path == next(iter(paths_of(optimization)))
-        self.label = name if self._is_first else f"{name} {field}"
+        self.is_first = path == next(iter(paths_of(optimization)))
+        self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
-        common = {
-            "description": self.label,
-            "style": {"description_width": LABEL},
-            "layout": ipywidgets.Layout(width="auto", max_width="100%"),
-            **tooltip(optimization.summary),
-        }
-        if len(self.words) < 2:
-            self.input: Any = ipywidgets.Text(continuous_update=False, **common)
-        elif sum(map(len, self.words)) <= ON_BUTTONS:
-            self.input = ipywidgets.ToggleButtons(options=self.words, **common)
-            self.input.style.button_width = "auto"
-            self.input.layout.display, self.input.layout.align_items = "flex", "center"
-        else:
-            self.input = ipywidgets.Dropdown(options=self.words, **common)
+        self.input = self._input(optimization.summary)
         self.note = ipywidgets.HTML()
         self.widget = ipywidgets.VBox([self.input, self.note])
         self.widget.layout.overflow = "visible"
         self.input.observe(self._picked, "value")
 
+    def _input(self, summary: str) -> Any:
+        """Buttons for few words, a list for many, a field for what is no word."""
+        import ipywidgets
+
+        kind: Any = ipywidgets.Text
+        more: dict[str, Any] = {"continuous_update": False}
+        if len(self.words) > 1:
+            short = sum(map(len, self.words)) <= ON_BUTTONS
+            kind = ipywidgets.ToggleButtons if short else ipywidgets.Dropdown
+            more = {"options": self.words}
+        made = kind(
+            description=self.label,
+            style={"description_width": LABEL},
+            layout=ipywidgets.Layout(width="auto", max_width="100%"),
+            **tooltip(kind, summary),
+            **more,
+        )
+        if kind is ipywidgets.ToggleButtons:
+            made.style.button_width = "auto"
+            made.layout.display, made.layout.align_items = "flex", "center"
+        return made
+
     def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
         """Follow a config; `decisions` are those for each word."""
         asked = config.word(self.path)
         notes = [(f"{', '.join(words)}: {why}") for words, why in self._refused(decisions)]
-        if self.words[1:] and self._is_first:
+        if self.words[1:] and self.is_first:
             self._set_options(asked, decisions, config.is_alone)
         self._drawing = True
         try:
@@ -93,18 +102,18 @@ class Control:
 
     def _auto(self, decisions: Mapping[str, Decision], is_alone: bool) -> str:
         """`auto → bf16`: what it stands for here."""
-        if "auto" not in decisions or not self._is_first:
+        if "auto" not in decisions or not self.is_first:
             return ""
         return f"auto → {'as is' if is_alone else word(decisions['auto'].value)}"
 
     def _refused(self, decisions: Mapping[str, Decision]) -> list[tuple[list[str], str]]:
-        return unavailable(decisions) if self._is_first else []
+        return unavailable(decisions) if self.is_first else []
 
     def _picked(self, change: Any) -> None:
         if self._drawing:
             return
         text = str(change["new"]).strip()
-        value: Any = from_word(text, self.words) if text else ("auto" if self._is_first else None)
+        value: Any = from_word(text, self.words) if text else ("auto" if self.is_first else None)
         try:
             self._chosen(self.path, value)
         except ConfigError as error:
@@ -125,9 +134,6 @@ def controls(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
     }
 
 
-def tooltip(text: str) -> dict[str, str]:
-    """The keyword for it: ipywidgets 8 and 7 have different ones."""
-    import ipywidgets
-
-    name = "tooltip" if ipywidgets.Text.class_traits().get("tooltip") else "description_tooltip"
-    return {name: text}
+def tooltip(kind: Any, text: str) -> dict[str, str]:
+    """The keyword for it: some widgets of ipywidgets 7 have another one."""
+    return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}

@@ -1,4 +1,4 @@
-"""The panel: controls at the left, what they change at the right, buttons below."""
+"""The panel: what is clicked goes to the choice, and what the choice says is drawn."""
 
 from __future__ import annotations
 
@@ -17,32 +17,15 @@ from speedkit_jupyter.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.panels import as_code, panel_report, state_report
 from speedkit_jupyter.widgets.choice import GONE, Choice
-from speedkit_jupyter.widgets.controls import controls, tooltip
+from speedkit_jupyter.widgets.controls import controls
+from speedkit_jupyter.widgets.layout import Parts
 from speedkit_jupyter.widgets.saved import Saved
 
 if TYPE_CHECKING:
     import torch
 
-FIRST = ("precision", "tf32", "compile", "sdpa")
 # Front ends draw each update; more than this many a second only cost time.
 INTERVAL_S = 0.2
-BUTTONS = {
-    "Apply": ("check", "put the choice into force, on this model"),
-    "Restore": ("undo", "put everything back exactly"),
-    "Measure": ("clock-o", "baseline against the choice, with intervals"),
-    "Tune": ("search", "search the fastest safe plan by measuring"),
-    "Stop": ("stop", "end the measurement, with the results so far"),
-}
-# Shown by its style once the front end has lost the kernel; beside it what core widgets leave open.
-TOP = """<style>
-.jupyter-widgets-disconnected .speedkit-gone { display: block !important }
-.speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
-.speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
-.speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
-.speedkit-panel .widget-html, .speedkit-panel .widget-html-content { height: auto; min-width: 0 }
-</style>
-<div class="speedkit-gone" style="display:none"><b>The kernel of this panel is gone.</b>
-Run its cell again.</div>"""
 
 
 class Panel:
@@ -78,7 +61,13 @@ class Panel:
         if optimizer is not None:
             self._choice.give_optimizers(_listed(optimizer))
         self._drawn_at, self._was_busy = 0.0, False
-        self._build()
+        parts = Parts(controls(self._choice.choose))
+        self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
+        self.code, self.progress, self.status = parts.code, parts.progress, parts.status
+        self.state, self.outcome, self.listing = parts.state, parts.outcome, parts.listing
+        for name, button in self.buttons.items():
+            button.on_click(partial(self._clicked, name))
+        self.code.observe(self._toggled_code, "value")
         self._saved = Saved(self.widget)
         self._choice.listeners.add(self._follow)
         self._follow()
@@ -118,55 +107,6 @@ class Panel:
         except SpeedKitError as error:
             document = Document(str(error))
         return {"text/html": document.to_html(), "text/plain": document.to_text()}
-
-    def _build(self) -> None:
-        """The widgets: all of them core ones, in boxes that wrap on narrow pages."""
-        import ipywidgets as w
-
-        self.controls = controls(self._choice.choose)
-        first = [one for one in FIRST if one in self._names()]
-        main = [one for name in first for one in self._of(name)[:1]]
-        rest = [one for one in self.controls.values() if one not in main]
-        more = w.Accordion([w.VBox([one.widget for one in rest])], selected_index=None)
-        more.set_title(0, "more")
-        self.more = more
-        self.state, self.status, self.outcome = w.HTML(), w.HTML(), w.HTML()
-        self.buttons = {
-            name: w.Button(description=name, icon=icon, layout=_button(), **tooltip(what))
-            for name, (icon, what) in BUTTONS.items()
-        }
-        self.buttons["Apply"].button_style = "primary"
-        for name, button in self.buttons.items():
-            button.on_click(partial(self._clicked, name))
-        self.code = w.ToggleButton(
-            description="Code", icon="code", layout=_button(), **tooltip("the plan to take along")
-        )
-        self.code.observe(self._toggled_code, "value")
-        self.listing = w.HTML()
-        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
-        plan, measure = [*self.buttons.values()][:2], [*self.buttons.values()][2:]
-        bar = w.Box([*plan, self.code, *measure], layout=w.Layout(flex_flow="row wrap"))
-        bar.layout.margin = "8px 0 0 0"
-        below = [bar, self.progress, self.status]
-        left = w.VBox([*(one.widget for one in main), more, *below])
-        left.layout = _column("1 1 330px", "430px")
-        right = w.VBox([self.state], layout=_column("2 1 330px", "none"))
-        self.widget = w.VBox(
-            [
-                w.HTML(TOP, layout=w.Layout(margin="0")),
-                w.Box([left, right], layout=w.Layout(flex_flow="row wrap", width="100%")),
-                self.outcome,
-                self.listing,
-            ],
-            layout=w.Layout(width="100%", padding="4px 0"),
-        )
-        self.widget.add_class("speedkit-panel")
-
-    def _names(self) -> set[str]:
-        return {path.partition(".")[0] for path in self.controls}
-
-    def _of(self, name: str) -> list[Any]:
-        return [c for path, c in self.controls.items() if path.partition(".")[0] == name]
 
     def _clicked(self, name: str, button: Any) -> None:
         choice = self._choice
@@ -254,17 +194,3 @@ def _listed(optimizer: Any) -> list[Any]:
         if not isinstance(one, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
     return found
-
-
-def _button() -> Any:
-    import ipywidgets
-
-    return ipywidgets.Layout(flex="1 1 30%", width="auto")
-
-
-def _column(flex: str, most: str) -> Any:
-    import ipywidgets
-
-    return ipywidgets.Layout(
-        flex=flex, max_width=most, min_width="0", overflow="visible", margin="0 24px 0 0"
-    )

@@ -40,7 +40,7 @@ def state():
 before = state()
 """
 PANEL = "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
-LONG_S = 40_000  # milliseconds; the machine may be busy
+LONG_MS = 90_000  # the machine may be busy
 
 
 class Page:
@@ -51,7 +51,7 @@ class Page:
 
         self.page, self.expect, self.asked = page, expect, 0
         self.panel = page.locator(".speedkit-panel")
-        expect(self.panel).to_be_visible(timeout=LONG_S)
+        expect(self.panel).to_be_visible(timeout=LONG_MS)
 
     def button(self, name: str) -> Any:
         """A button of the panel, by its accessible name (which begins with the icon)."""
@@ -85,7 +85,7 @@ class Page:
             [f"print({mark!r}, {source})"],
         )
         found = self.page.locator(".jp-OutputArea-output", has_text=mark).last
-        self.expect(found).to_contain_text(f"{mark} {answer}", timeout=LONG_S)
+        self.expect(found).to_contain_text(f"{mark} {answer}", timeout=LONG_MS)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
         "bf16 highest True 1",
     )
     page.button("Measure").click()
-    page.shows("95 % interval", LONG_S)
+    page.shows("95 % interval", LONG_MS)
     page.expect(page.panel.locator("img")).to_be_visible()
     page.button("Restore").click()
     page.shows("Nothing is applied")
@@ -129,7 +129,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
     assert "95 % interval" in saved
     assert "data:image/png" in saved
     page.page.reload()
-    page.shows("95 % interval", LONG_S)
+    page.shows("95 % interval", LONG_MS)
     page.shows("Nothing is applied")
     page.expect(page.panel.locator(".mod-active", has_text="bf16")).to_be_visible()
 
@@ -137,20 +137,20 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
 def test_stop_ends_a_long_measurement_and_cells_run_meanwhile(opened):
     page = opened(long=True)
     page.button("Measure").click()
-    page.shows("round ", LONG_S)
+    page.shows("round ", LONG_MS)
     page.ask("panel.result", "None")
     page.expect(page.button("Apply")).to_be_disabled()
     page.button("Stop").click()
-    page.expect(page.button("Measure")).to_be_enabled(timeout=LONG_S)
+    page.expect(page.button("Measure")).to_be_enabled(timeout=LONG_MS)
     page.ask("panel.result is not None, state() == before", "True True")
 
 
 def test_a_cell_that_trains_meanwhile_ends_the_measurement_and_its_step_stays(opened):
     page = opened(long=True)
     page.button("Measure").click()
-    page.shows("round ", LONG_S)
+    page.shows("round ", LONG_MS)
     page.ask("train_step(), state() != before", "None True")
-    page.shows("a cell changed", LONG_S)
+    page.shows("a cell changed", LONG_MS)
     page.ask("state() != before, len(optimizer.state)", "True 4")
 
 
@@ -170,11 +170,14 @@ def test_a_magic_is_followed_and_the_keyboard_works(opened):
 def test_at_600_pixels_nothing_is_cut_off(opened):
     page = opened(width=600)
     page.page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")
-    page.shows("Nothing is applied")
+    page.button("Apply").click()
+    page.shows("Applied to model")
+    page.option("precision", "bf16").click()
+    page.shows("after Apply")
     page.page.wait_for_function(
         """() => { const panel = document.querySelector('.speedkit-panel');
           const edge = panel.getBoundingClientRect().right + 1;
-          return [...panel.querySelectorAll('button, input, select')].every(
+          return [...panel.querySelectorAll('button, input, select, th, td')].every(
             one => one.getBoundingClientRect().right <= edge); }"""
     )
 
@@ -194,6 +197,6 @@ def test_without_its_kernel_the_panel_says_so_and_its_last_state_stays(opened):
     page.page.evaluate("() => { jupyterapp.commands.execute('docmanager:save') }")
     page.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
     page.page.reload()
-    page.expect(twin).to_be_visible(timeout=LONG_S)
+    page.expect(twin).to_be_visible(timeout=LONG_MS)
     page.expect(twin).to_contain_text("● fp16")
     page.expect(page.page.get_by_text("Error displaying widget")).to_be_hidden()

@@ -172,9 +172,13 @@ CELLS = {
     "a setting of torch": (lambda n: torch.set_num_threads(2), "torch's settings"),
 }  # fmt: skip
 
+PLANNED = ("a training step", "a value through .data", "a plan applied")
 
-@pytest.mark.parametrize("what", CELLS)
-@pytest.mark.parametrize("plan", [None, {"channels_last": True}], ids=["plain", "planned"])
+
+@pytest.mark.parametrize(
+    ("what", "plan"),
+    [*((what, None) for what in CELLS), *((what, {"channels_last": True}) for what in PLANNED)],
+)
 def test_what_a_cell_changes_meanwhile_ends_the_run_and_stays(changing_flags, what, plan):
     change, message = CELLS[what]
     notebook = Notebook("fused")
