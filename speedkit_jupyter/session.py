@@ -11,10 +11,11 @@ from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.measure.reach import holding, optimizers_among
-from speedkit_jupyter.measure.step import Step
 
 if TYPE_CHECKING:
     import torch
+
+    from speedkit_jupyter.measure.step import Step
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.optimizations.base import Decision
 from speedkit_jupyter.planning import Plan
 from speedkit_jupyter.preview import Preview
@@ -21,6 +20,9 @@ from speedkit_jupyter.report.document import (
 )
 from speedkit_jupyter.report.plans import outcome
 from speedkit_jupyter.report.units import word
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.measure.comparison import Comparison
 
 SHORT = ("variant", "median", "speed-up", "95 % interval", "accuracy", "verdict")
 
@@ -91,6 +93,8 @@ def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], s
 
 def result_report(result: Any) -> Document:
     """A result for the panel: drawn now, since a search would keep its model alive."""
+    from speedkit_jupyter.measure.comparison import Comparison
+
     document: Document = result.report()
     if isinstance(result, Comparison):
         document = _shortened(document, result)

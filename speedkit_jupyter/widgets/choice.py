@@ -10,21 +10,16 @@ from speedkit_jupyter import context
 from speedkit_jupyter.context import SpeedContext, apply_speedups, in_force
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.listeners import Listeners
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.comparison import Comparison
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.turns import Engine, Run
-from speedkit_jupyter.measure.variants import AUTO, BASELINE, Variant
 from speedkit_jupyter.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.panels import result_report
 from speedkit_jupyter.session import Session
-from speedkit_jupyter.tuning.result import Tuning
-from speedkit_jupyter.tuning.search import Search
 
 if TYPE_CHECKING:
     import torch
+
+    from speedkit_jupyter.measure.comparison import Comparison
+    from speedkit_jupyter.measure.step import Step
+    from speedkit_jupyter.measure.turns import Engine, Run
 
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
 NO_STEP = (
@@ -114,12 +109,17 @@ class Choice:
 
     def measure(self, budget_s: float) -> None:
         """Baseline against the choice, between the turns of the event loop."""
+        from speedkit_jupyter.measure.benchmark import Benchmark  # a panel must open at once
+        from speedkit_jupyter.measure.variants import AUTO, BASELINE, Variant
+
         name = AUTO if not self.config.to_dict() and not self.config.is_alone else "this choice"
         variants = [Variant(BASELINE), Variant(name, self.config)]
         self._start(Benchmark(self._step(), variants, budget_s))
 
     def tune(self, budget_s: float) -> None:
         """The measured search; what it finds becomes the choice, and is not applied."""
+        from speedkit_jupyter.tuning.search import Search
+
         self._start(Search(self._step(), budget_s))
 
     def stop(self) -> None:
@@ -141,6 +141,8 @@ class Choice:
         return model
 
     def _step(self) -> Step:
+        from speedkit_jupyter.measure.functions import step_of
+
         model = self._alive()
         if self.step is None:
             if self.session.measured is None:
@@ -157,6 +159,8 @@ class Choice:
         return step_of(step, model, self.optimizers() or None)
 
     def _start(self, engine: Engine) -> None:
+        from speedkit_jupyter.measure.turns import Run
+
         if self.busy:
             raise StepError("something is being measured already")
         self.result, self.report, self.message = None, None, ""
@@ -166,14 +170,19 @@ class Choice:
 
     def _ran(self, run: Run) -> None:
         if run.state != "running":
-            self.message = run.message
-            found = run.result
-            self.report = None if found is None else result_report(found)
-            # Of a search only what holds no model: the panel must not keep one alive.
-            self.result = found.comparison if isinstance(found, Tuning) else found
-            if isinstance(found, Tuning) and found.helped:
-                self.config = found.config
+            self._take(run)
         self.listeners.tell()
+
+    def _take(self, run: Run) -> None:
+        """What was found, in a form that keeps no model alive, as a search does."""
+        from speedkit_jupyter.report.panels import result_report
+        from speedkit_jupyter.tuning.result import Tuning
+
+        found, self.message = run.result, run.message
+        self.report = None if found is None else result_report(found)
+        self.result = found.comparison if isinstance(found, Tuning) else found
+        if isinstance(found, Tuning) and found.helped:
+            self.config = found.config
 
     def _applied_or_restored(self, model: torch.nn.Module) -> None:
         if model is not self.model:

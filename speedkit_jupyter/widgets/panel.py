@@ -12,7 +12,6 @@ from speedkit_jupyter import session
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.panels import as_code, panel_report, state_report
@@ -23,6 +22,8 @@ from speedkit_jupyter.widgets.saved import Saved
 
 if TYPE_CHECKING:
     import torch
+
+    from speedkit_jupyter.measure.comparison import Comparison
 
 # Front ends draw each update; more than this many a second only cost time.
 INTERVAL_S = 0.2
