@@ -5,14 +5,14 @@ BIN := .venv/bin
 COLAB := .venv-colab/bin
 QUICKSTART := notebooks/01_quickstart.ipynb
 
-.PHONY: demo test quick lint notebooks colab gpu benchmarks clean
+.PHONY: demo test quick lint notebooks browser colab gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-test: lint quick notebooks colab
+test: lint quick notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -26,9 +26,18 @@ notebooks: .venv/installed
 	$(BIN)/pytest -n 0 -p no:cacheprovider --nbval-lax --nbval-current-env \
 	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=120 notebooks/
 
-# The magics under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
+# The panel in JupyterLab and a headless Chromium, which root gets from Debian where there is none.
+browser: .venv/installed
+	@command -v chromium chromium-browser google-chrome >/dev/null || test "$$(id -u)" != 0 \
+	  || ! command -v apt-get >/dev/null \
+	  || { apt-get update -qq; apt-get install -y -qq --no-install-recommends \
+	       chromium fonts-dejavu-core; } \
+	  || echo "Chromium could not be installed: the browser tests are skipped."
+	$(BIN)/pytest -n 0 -m browser tests/browser
+
+# The magics and the panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed
-	$(COLAB)/pytest -n 0 tests/magics -m "not compile"
+	$(COLAB)/pytest -n 0 tests/magics tests/widgets -m "not compile"
 
 gpu: .venv/installed
 	$(BIN)/pytest -n 0 -m gpu

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.tuning.functions import tune as tune
     from speedkit_jupyter.tuning.functions import verify as verify
     from speedkit_jupyter.tuning.learning import tuned as tuned
+    from speedkit_jupyter.widgets.panel import Panel as Panel
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ _HOMES = {  # where each public name lives
     "Decision": "optimizations.base",
     "Facts": "facts",
     "Hardware": "hardware",
+    "Panel": "widgets.panel",
     "Plan": "planning",
     "SpeedConfig": "config",
     "SpeedContext": "context",
@@ -70,7 +72,14 @@ def load_ipython_extension(shell: Any) -> None:
     """`%load_ext speedkit_jupyter`: add %speedkit and %%speedbench."""
     from speedkit_jupyter.magics import register
 
-    register(shell)
+    register(shell, open_panel=_open_panel)
+
+
+def _open_panel(*arguments: Any, **more: Any) -> Any:
+    """For `%speedkit panel`: magics and widgets meet here and nowhere else."""
+    from speedkit_jupyter.widgets.panel import Panel
+
+    return Panel(*arguments, **more)
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -54,6 +54,7 @@ class SpeedConfig(_Fields):
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
     _why: str = PrivateAttr(default="")
     _alone: bool = PrivateAttr(default=False)
+    _firm: frozenset[str] = PrivateAttr(default=frozenset())
 
     def __init__(self, origin: _Origin | None = None, /, **values: Any) -> None:
         origin = origin or _Origin()
@@ -69,8 +70,7 @@ class SpeedConfig(_Fields):
             problems += _problems(error, origin, variables)
         if problems:
             raise ConfigError(problems)
-        self._variables = variables
-        self._alone = alone
+        self._variables, self._firm, self._alone = variables, origin.firm, alone
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeedConfig:
@@ -121,17 +121,47 @@ class SpeedConfig(_Fields):
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
         """The same wishes, said to come from `source`; `why` stands in their reasons."""
-        twin = self.model_copy()
-        twin._variables = dict(self._variables)
-        twin._sources = dict.fromkeys(type(self).model_fields, source)
-        twin._alone, twin._why = self._alone, why
+        twin = self._twin()
+        twin._sources, twin._why = dict.fromkeys(type(self).model_fields, source), why
         return twin
 
     def alone(self) -> SpeedConfig:
         """The same wishes and no others: what is auto is left as it is, not decided by rules."""
+        twin = self._twin()
+        twin._alone = True
+        return twin
+
+    def changed(self, path: str, value: Any) -> SpeedConfig:
+        """A config with one more wish: `path` is an option (`tf32`) or a field (`compile.mode`).
+
+        As it was typed just now, no environment variable overrides it. None takes a field back
+        to its default. Raises ConfigError.
+        """
+        name, _, field = path.partition(".")
+        values = self.to_dict()
+        options = getattr(_optimization(name), "Options", None)
+        if isinstance(options, type) and issubclass(options, Fields):
+            given = getattr(self, name).model_dump(exclude_defaults=True)
+            given[field or next(iter(options.model_fields))] = value
+            value = {key: one for key, one in given.items() if one is not None}
+        values[name] = value
+        twin = from_arguments(values, "the panel", firm={*self._firm, name})
+        return twin.alone() if self._alone else twin
+
+    def word(self, path: str) -> str:
+        """The word that an option or field has: `true`, `bf16`, `2`; empty for none."""
+        name, _, field = path.partition(".")
+        value = getattr(self, name)
+        if isinstance(value, Fields):
+            value = getattr(value, field or next(iter(type(value).model_fields)))
+        if isinstance(value, bool):
+            return str(value).lower()
+        return "" if value is None else str(value)
+
+    def _twin(self) -> SpeedConfig:
         twin = self.model_copy()
         twin._variables, twin._sources = dict(self._variables), dict(self._sources)
-        twin._alone, twin._why = True, self._why
+        twin._alone, twin._firm, twin._why = self._alone, self._firm, self._why
         return twin
 
     @property
@@ -212,6 +242,14 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     if "false" in allowed and word in ("0", "false", "off", "no"):
         return False
     return int(word) if word.isdecimal() else word
+
+
+def paths_of(optimization: Optimization) -> dict[str, Any]:
+    """The annotation of each field by its path: `tf32`, `compile.enabled`, `compile.mode` …"""
+    name, options = optimization.name, optimization.Options
+    if not (isinstance(options, type) and issubclass(options, Fields)):
+        return {name: options}
+    return {f"{name}.{field}": info.annotation for field, info in options.model_fields.items()}
 
 
 def words_of(optimization: Optimization) -> tuple[str, ...]:

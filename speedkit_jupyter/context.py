@@ -16,6 +16,7 @@ from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.flags import Change
 from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Optimization, Target
 from speedkit_jupyter.planning import Plan, plan
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SLOT = "_speedkit_contexts"
 # Every context that is in force or waiting, for `restore_all`; holds none of them alive.
 _LIVE: WeakSet[SpeedContext] = WeakSet()
+# Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
+CHANGES = Listeners()
 
 
 def apply_speedups(
@@ -82,18 +85,39 @@ def prepare(
 
 @contextmanager
 def hidden(model: torch.nn.Module) -> Iterator[None]:
-    """The model in its original state for the block; the plan in force returns after it."""
-    contexts = _contexts(model)
-    top = contexts[-1] if contexts else None
+    """The model in its original state for the block; the plan in force returns after it.
+
+    Not so where it was restored or replaced meanwhile.
+    """
+    top = in_force(model)
     try:  # around the first part too: an interrupt that was held back there arrives here
         with interrupts.held_back():
             if top is not None:
-                top._deactivate()
+                top.target.remember = True
+                hide(top)
         yield
     finally:
         with interrupts.held_back():
-            if top is not None and not top.active:
-                top._activate()
+            if top is not None:
+                show(top)
+                top.target.forget()
+
+
+def in_force(model: torch.nn.Module) -> SpeedContext | None:
+    """The context whose plan is (or, inside `hidden`, would be) in force on the model."""
+    contexts = _contexts(model)
+    return contexts[-1] if contexts else None
+
+
+def hide(context: SpeedContext) -> None:
+    """Take its plan away for a while."""
+    context._deactivate()
+
+
+def show(context: SpeedContext) -> None:
+    """Its plan returns, unless it was restored or another one lies on its model by now."""
+    if not context.active and in_force(context.model) is context:
+        context._activate()
 
 
 def plan_in_force(model: torch.nn.Module) -> Plan | None:
@@ -120,9 +144,11 @@ class SpeedContext:
     """An applied plan. As a context manager it restores at the end of the block.
 
     Besides the plan it knows what was found out later (`notes`) and what changed (`changes()`).
+    `facts` are those of the original state.
     """
 
     plan: Plan
+    facts: Facts
 
     def __init__(
         self,
@@ -191,9 +217,14 @@ class SpeedContext:
 
         return torch.amp.GradScaler(self.device.type, enabled=self.plan["grad_scaler"].active)
 
+    @property
+    def before(self) -> dict[str, Any]:
+        """The flags and the state of model and optimizers as they were found, by name."""
+        return dict(self._before)
+
     def changes(self) -> tuple[Change, ...]:
         """The flags and the state of model and optimizers, before and now, where they differ."""
-        return flags.diff(self._before, _observed(self.target))
+        return flags.diff(self._before, observed(self.target))
 
     def restore(self) -> None:
         """Put everything back around the values. Calling it again does nothing.
@@ -213,6 +244,7 @@ class SpeedContext:
                     _finish_plain(contexts)
                 if on_top and contexts:
                     contexts[-1]._activate()
+        CHANGES.tell(self.model)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -259,6 +291,7 @@ class SpeedContext:
             raise
         if hidden is not None and not hidden._entered:
             _finish_plain(contexts[:-2])  # they can't come back: `hidden` does not return to them
+        CHANGES.tell(self.model)
 
     def _withdraw(self, hidden: SpeedContext | None) -> None:
         """As if it had never been applied."""
@@ -268,13 +301,13 @@ class SpeedContext:
             hidden._activate()
 
     def _plan(self) -> None:
-        facts = Facts.read(self.model, self.target.optimizers)
-        self.plan = plan(self.config, Hardware.detect(), facts)
+        self.facts = Facts.read(self.model, self.target.optimizers)
+        self.plan = plan(self.config, Hardware.detect(), self.facts)
 
     def _activate(self, observe: bool = True) -> None:
         with ExitStack() as stack:
             if observe:
-                self._before = _observed(self.target)
+                self._before = observed(self.target)
             for decision in self.plan:
                 if decision.active:
                     optimization = _optimization(decision.name)
@@ -324,11 +357,12 @@ def _optimization(name: str) -> Optimization:
     return next(one for one in CATALOG if one.name == name)
 
 
-def _observed(target: Target) -> dict[str, Any]:
-    observed = dict(flags.snapshot())
+def observed(target: Target) -> dict[str, Any]:
+    """Every flag, and the state of model and optimizers that the catalog may change, by name."""
+    seen = dict(flags.snapshot())
     for optimization in CATALOG:
-        observed.update(optimization.observe(target))
-    return observed
+        seen.update(optimization.observe(target))
+    return seen
 
 
 def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:

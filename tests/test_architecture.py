@@ -14,14 +14,16 @@ PACKAGE = Path(speedkit_jupyter.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Imports go to the left only; what stands in one group may import one another.
 LAYERS = (
-    ("exceptions", "interrupts"),
+    ("exceptions", "interrupts", "listeners"),
     ("store",),
     ("fp32_precision", "hardware", "flags", "facts", "yaml_lines"),
     ("optimizations",),
     ("config",),
     ("planning",),
     ("context",),
+    ("preview",),
     ("measure",),
+    ("session",),
     ("tuning", "compiler"),
     ("report",),
     ("magics", "widgets"),
@@ -141,6 +143,7 @@ def test_the_public_names_are_these() -> None:
         "Decision",
         "Facts",
         "Hardware",
+        "Panel",
         "Plan",
         "SpeedConfig",
         "SpeedContext",

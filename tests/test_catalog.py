@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, flags
 from speedkit_jupyter.config import words_of
+from speedkit_jupyter.context import observed
 from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Effect
+from speedkit_jupyter.optimizations.base import Decision, Effect, Target
 
 ROOT = Path(__file__).parents[1]
 MACHINES = sorted((ROOT / "configs" / "hardware").glob("*.json"))
@@ -113,6 +115,26 @@ def test_what_was_applied_is_taken_back_exactly(name, ending):
     except (ValueError, KeyboardInterrupt):
         pass
     assert state(model, optimizer) == before
+
+
+@every
+def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
+    import torch._dynamo  # noqa: F401  (its switches are part of the snapshot once it is loaded)
+
+    model, optimizer = network()
+    target = Target(model, [optimizer])
+    facts = Facts.read(model, [optimizer])
+    here = {"device": ["cpu"], "threads": [1, 3]}.get(optimization.name, values(optimization))
+    for value in here:
+        if value in ("auto", "fp32") or (value is False and optimization.name in HERE):
+            continue  # nothing that is ever applied
+        decision = Decision(optimization.name, value, "as asked", active=True)
+        before = observed(target)
+        expected = optimization.expected(decision, target, replace(facts, flags=before))
+        with optimization.applied(decision, target):
+            applied = observed(target)
+        assert {k: v for k, v in (before | expected).items() if k in before} == applied, value
+        assert observed(target) == before
 
 
 @every

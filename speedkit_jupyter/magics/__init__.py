@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 
-def register(shell: Any) -> None:
-    """Add the magics and their completion to an IPython shell."""
+def register(shell: Any, open_panel: Any = None) -> None:
+    """Add the magics and their completion to an IPython shell.
+
+    `open_panel(model, **more)` is what `%speedkit panel` shows.
+    """
     from speedkit_jupyter.magics.completion import complete
     from speedkit_jupyter.magics.shell import SpeedKitMagics
 
-    shell.register_magics(SpeedKitMagics)
+    magics = SpeedKitMagics(shell)
+    magics.open_panel = open_panel
+    shell.register_magics(magics)
     for name in ("%speedkit", "%%speedbench"):
         shell.set_hook("complete_command", complete, str_key=name)
 
@@ -23,6 +28,10 @@ def unregister(shell: Any) -> None:
         from speedkit_jupyter.context import restore_all
 
         restore_all()
+    if "speedkit_jupyter.session" in sys.modules:
+        from speedkit_jupyter import session
+
+        session.end()
     shell.magics_manager.magics["line"].pop("speedkit", None)
     shell.magics_manager.magics["cell"].pop("speedbench", None)
     shell.magics_manager.registry.pop("SpeedKitMagics", None)

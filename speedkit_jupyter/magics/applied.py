@@ -8,8 +8,8 @@ from IPython.display import display
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.magics.namespace import models, optimizers
-from speedkit_jupyter.magics.session import Session
 from speedkit_jupyter.report.plans import applied_report
+from speedkit_jupyter.session import Session
 from speedkit_jupyter.tuning.search import Search
 
 

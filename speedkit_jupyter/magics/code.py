@@ -14,13 +14,13 @@ from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers
 from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
-from speedkit_jupyter.magics.session import or_learned
+from speedkit_jupyter.magics.wishes import or_learned
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.report.code import code_report
 from speedkit_jupyter.report.document import Document
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.magics.session import Session
+    from speedkit_jupyter.session import Session
 
 
 def code(shell: Any, session: Session, line: str) -> None:

@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.config import choices, from_word
+from speedkit_jupyter.config import choices, from_word, paths_of
 from speedkit_jupyter.exceptions import did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Fields
 from speedkit_jupyter.report.code import FORMS
 
 SUBCOMMANDS = {
@@ -24,6 +23,7 @@ SUBCOMMANDS = {
     "verify": "train with and without a plan, and compare the loss curves",
     "tuned": "the plans that tuning has learned; tuned forget NUMBER drops one",
     "code": "the plan as code without SpeedKit: --as torch, yaml, accelerate, fabric, transformers",
+    "panel": "see, toggle and measure a model's plan with buttons",
     "history": "saved benchmarks, and how the newest compares with those before it",
     "config": "show, load or save the session's config",
     "repair": "make torch's two TF32 APIs agree again after they were mixed",
@@ -110,14 +110,10 @@ def apply_parser() -> Parser:
 def config_options() -> list[tuple[str, str, Any, str]]:
     """Option, path of the config key, annotation and summary, for every field in the catalog."""
     found = []
-    for optimization in CATALOG:
-        name, kind = optimization.name, optimization.Options
-        if not (isinstance(kind, type) and issubclass(kind, Fields)):
-            found.append((f"--{name}", name, kind, optimization.summary))
-            continue
-        for number, (field, info) in enumerate(kind.model_fields.items()):
-            option = f"--{name}" if number == 0 else f"--{name}-{field}"
-            found.append((option, f"{name}.{field}", info.annotation, optimization.summary))
+    for one in CATALOG:
+        for number, (path, annotation) in enumerate(paths_of(one).items()):
+            option = f"--{path.replace('.', '-')}" if number else f"--{one.name}"
+            found.append((option, path, annotation, one.summary))
     return found
 
 
@@ -158,6 +154,15 @@ def code_parser() -> Parser:
     parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
     parser.add_argument("--save", metavar="FILE")
     parser.add_argument("--force", action="store_true", help="write over an existing FILE")
+    return parser
+
+
+def panel_parser() -> Parser:
+    """`%speedkit panel`."""
+    parser = Parser(prog="%speedkit panel", add_help=False, allow_abbrev=False)
+    parser.add_argument("model", nargs="?", help="the model's name in this notebook")
+    parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
+    parser.add_argument("--step", metavar="NAME", help="the function to measure")
     return parser
 
 

@@ -12,6 +12,8 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
     """`%speedkit` and `%%speedbench`."""
 
     session: Any = None
+    # What shows a panel; given by the package, since magics and widgets know nothing of each other.
+    open_panel: Any = None
 
     @line_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -35,8 +37,10 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
             raise error.with_traceback(None) from None
 
     def _session(self) -> Any:
-        from speedkit_jupyter.magics.session import Session
+        from speedkit_jupyter import session
 
         if self.session is None:
-            self.session = Session()
+            shell: Any = self.shell
+            self.session = session.begin(shell.user_ns)
+            self.session.open_panel = self.open_panel
         return self.session

@@ -12,13 +12,12 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.progress import ProgressLine
-from speedkit_jupyter.magics.session import Session
 from speedkit_jupyter.measure.benchmark import Benchmark, environment
 from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.reach import (
@@ -32,6 +31,7 @@ from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.timing import Timer, Timing, device_of
 from speedkit_jupyter.measure.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.histories import since
+from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
 
@@ -52,8 +52,9 @@ def run(
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     try:
         work = _work(shell, cell, arguments, setup, command)
+        title = next((one for one in source.splitlines() if one.strip()), "")
+        session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
         earlier = store.saved(arguments.save)[-1:] if arguments.save else []
-        session.last_step = partial(_step, shell, cell, arguments, cell.reads("ctx"))
         with Applied(shell, session, work if arguments.apply else None) as applied:
             result = _drain(work, arguments, earlier, shell.user_ns)
             applied.settle()
@@ -184,7 +185,15 @@ def _drain(
     return result
 
 
-def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
+def _again(shell: Any, cell: Cell, arguments: Any) -> Step:
+    """The cell as a step, with what its names mean by now; raises StepError."""
+    try:
+        return _step(shell, cell, arguments, calls_context=cell.reads("ctx"), quiet=True)
+    except UsageError as error:
+        raise StepError(str(error)) from None
+
+
+def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool, quiet: bool = False) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
     reached = cell.objects()
@@ -205,7 +214,7 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
             names["ctx"] = context
         return cell.run()
 
-    for warning in cell.beyond_undo():
+    for warning in () if quiet else cell.beyond_undo():
         print(warning)
     return Step(
         step,
@@ -218,4 +227,5 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool) -> Step:
         others=others_among(reached),
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
+        reached=cell.objects,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -13,9 +14,10 @@ from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.code import code, named, planned
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
-from speedkit_jupyter.magics.session import Session, or_learned
+from speedkit_jupyter.magics.wishes import or_learned
 from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
 from speedkit_jupyter.report.units import count
+from speedkit_jupyter.session import Session
 
 
 def run(shell: Any, session: Session, line: str) -> None:
@@ -91,6 +93,23 @@ def apply(shell: Any, session: Session, line: str) -> None:
         "ctx": arguments.ctx,
     }
     display(applied_report(context, names))
+
+
+def panel(shell: Any, session: Session, line: str) -> None:
+    """Buttons for a model's plan."""
+    arguments = parsing.panel_parser().parse_line(line)
+    _, model = find_model(shell.user_ns, arguments.model)
+    found = find_optimizers(shell.user_ns, arguments.optimizer, model)
+    step = arguments.step
+    if step is not None and not callable(shell.user_ns.get(step)):
+        known = [n for n, one in shell.user_ns.items() if isinstance(one, FunctionType)]
+        raise UsageError(
+            f"%speedkit panel: there is no function {step!r}.{did_you_mean(step, known)}"
+        )
+    assert session.open_panel is not None
+    # Without names the panel looks for them itself: an optimizer may be made after it is shown.
+    given = list(found.values()) if arguments.optimizer else None
+    display(session.open_panel(model, optimizer=given, step=step))
 
 
 def restore(shell: Any, session: Session, line: str) -> None:
@@ -219,6 +238,7 @@ COMMANDS = {
     "apply": apply,
     "code": code,
     "restore": restore,
+    "panel": panel,
     "config": config,
     "history": history,
     "tuned": tuned,

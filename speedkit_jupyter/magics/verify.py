@@ -9,10 +9,10 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.context import plan_in_force
 from speedkit_jupyter.exceptions import did_you_mean
 from speedkit_jupyter.magics.progress import ProgressLine
-from speedkit_jupyter.magics.session import Session
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import AUTO, CURRENT
+from speedkit_jupyter.session import Session
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.functions import verifier_of
 
@@ -46,12 +46,12 @@ def _step(names: dict[str, Any], session: Session, name: str | None) -> Step:
             hint = did_you_mean(name, functions)
             raise UsageError(f"%speedkit verify: {name} is no function in this notebook.{hint}")
         return step_of(names[name])
-    if session.last_step is None:
+    if session.measured is None:
         raise UsageError(
             "%speedkit verify: which step? Run a %%speedbench cell before, or name a function: "
             "--step train_step"
         )
-    return session.last_step()
+    return session.measured.step()
 
 
 def _plan(step: Step) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import gc
 import math
+import time
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,7 @@ class Benchmark:
         self._flops: int | None = None
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
+        self._paused_s: Callable[[], float] = float
 
     def result(self) -> Comparison:
         """What is known so far."""
@@ -105,7 +107,8 @@ class Benchmark:
             for model in step.models:
                 stack.enter_context(hidden(model))
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
-            start = stack.enter_context(step.isolated())
+            visit = stack.enter_context(step.isolated())
+            start, self._paused_s = visit.state, lambda: visit.paused_s
             runners = [self._runner(i, config) for i, config in enumerate(configs)]
             self._environment = environment(runners[0].device)
             yield from self._warm_up(_working(runners), start)
@@ -196,10 +199,16 @@ class Benchmark:
         if self._drop:
             runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
         patient = bool(self._drop or self._decisive)  # a search, whose stages build on each other
-        self._sampler = Sampler(runners, self.budget_s, self._throughput, note_failure, patient)
+        self._sampler = Sampler(
+            runners, self.budget_s, self._throughput, note_failure, patient, self._clock
+        )
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._settled, self._known, self._is_hopeless)
+
+    def _clock(self) -> float:
+        """Seconds of its own: those of turns that it gave up don't count."""
+        return time.perf_counter() - self._paused_s()
 
     def _settled(self) -> bool:
         """Every verdict is clear, and precise; to choose by, not to print, less is enough."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from speedkit_jupyter.measure import accuracy, memory, roofline
 from speedkit_jupyter.measure.accuracy import Observation
@@ -32,27 +33,33 @@ class Examination:
         """One step of each variant against the same step in float64."""
         __tracebackhide__ = True
         start = self._start
-        with accuracy.without_dropout(self._runners[0].step.models) as self.dropout_off:
-            yield Progress(0.0, "checking what is computed")
-            reference, is_random = self._reference(self._runners[0])
-            baseline = None
-            for runner in self._runners:
-                start.restore()  # before the plan is applied: settings are part of the state
-                try:
-                    with runner.applied():
-                        seen = runner.observed(self._check)
-                except Exception as error:
-                    if runner is self._runners[0]:  # the step itself, or what is asked of it
-                        raise
-                    self._failed(runner, error)
-                    continue
-                finally:
-                    start.restore()
-                baseline = seen if baseline is None else baseline
-                runner.record.accuracy = accuracy.judge(
-                    seen, reference or baseline, baseline, runner.precision, is_random
-                )
-                yield Progress(0.0, f"checked {runner.record.name}")
+        yield Progress(0.0, "checking what is computed")
+        reference, is_random = self._reference(self._runners[0])
+        baseline = None
+        for runner in self._runners:
+            start.restore()  # before the plan is applied: settings are part of the state
+            try:
+                with runner.applied(), self._without_dropout():
+                    seen = runner.observed(self._check)
+            except Exception as error:
+                if runner is self._runners[0]:  # the step itself, or what is asked of it
+                    raise
+                self._failed(runner, error)
+                continue
+            finally:
+                start.restore()
+            baseline = seen if baseline is None else baseline
+            runner.record.accuracy = accuracy.judge(
+                seen, reference or baseline, baseline, runner.precision, is_random
+            )
+            yield Progress(0.0, f"checked {runner.record.name}")
+
+    @contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        """For one step: what is restored before the next one brings the layers' settings back."""
+        with accuracy.without_dropout(self._runners[0].step.models) as found:
+            self.dropout_off = found
+            yield
 
     def _reference(self, runner: Runner) -> tuple[Observation | None, bool]:
         """The step in float64 (None where the model can't), and whether it is random."""
@@ -67,6 +74,7 @@ class Examination:
                 with (
                     runner.applied(),
                     roofline.eager(),
+                    self._without_dropout(),
                     accuracy.in_float64(runner.step.models),
                 ):
                     seen.append(runner.observed(self._check, stop_at_step=not self._check))

@@ -68,6 +68,7 @@ def step_of(
         bystanders_among(found, [*models, *optimizers]),
         calls_context=takes_context,
         others=others_among(found),
+        reached=lambda: reached([step]),
     )
 
 

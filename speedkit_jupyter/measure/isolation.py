@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 Restore = Callable[[], None]
-Copy = Callable[["torch.Tensor"], "torch.Tensor"]
 MISSING = object()
 
 
@@ -38,14 +37,14 @@ class State:
         others: Sequence[Any] = (),
         off_device: bool = False,
     ) -> None:
-        copied = _off_device if off_device else _beside
+        copied = self._copies = _Copies(off_device)
         self._restores: list[Restore] = [
             *(_model_state(model, copied) for model in models),
             *(_optimizer_state(optimizer, copied) for optimizer in optimizers),
             *(_scaler_state(scaler) for scaler in scalers),
-            _random_state(),
             _modes_state(),
         ]
+        self._random = _random_state()
         if names is not None:
             self._restores.append(_names_state(names, assigned))
         self._restores += states_of(others)
@@ -53,13 +52,24 @@ class State:
     def restore(self) -> None:
         """Put everything back; what fails does not keep the rest from being put back."""
         failure: BaseException | None = None
-        for restore in self._restores:
+        for restore in (*self._restores, self._random):
             try:
                 restore()
             except BaseException as error:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def holds(self) -> bool:
+        """Whether every parameter, buffer, gradient and optimizer state has its copied value.
+
+        Compared by value, since fused optimizers and `.data` change tensors without counting it.
+        """
+        return all(_equal(tensor, saved) for tensor, saved in self._copies.made)
+
+    def adopt_random_state(self) -> None:
+        """The random generators are to come back to what they are now."""
+        self._random = _random_state()
 
 
 @contextmanager
@@ -75,15 +85,38 @@ def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
             state.restore()
 
 
-def _beside(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
+class _Copies:
+    """Makes copies of tensors, beside them or in main memory, and remembers which."""
+
+    def __init__(self, off_device: bool = False) -> None:
+        self.off_device = off_device
+        self.made: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor.detach()
+        saved = found.to("cpu", copy=True) if self.off_device else found.clone()
+        self.made.append((tensor, saved))
+        return saved
 
 
-def _off_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _equal(tensor: torch.Tensor, saved: torch.Tensor) -> bool:
+    """The same values; what is not a number equals itself."""
+    import torch
+
+    if tensor.shape != saved.shape or tensor.dtype != saved.dtype:
+        return False
+    if tensor.is_meta:
+        return True
+    with torch.inference_mode():
+        one, other = tensor.detach(), saved.to(tensor.device)
+        if one.layout != torch.strided:
+            one, other = one.to_dense(), other.to_dense()
+        if torch.equal(one, other):
+            return True
+        return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _tensor_state(tensor: torch.Tensor, copied: Copy = _beside) -> Restore:
+def _tensor_state(tensor: torch.Tensor, copied: _Copies | None = None) -> Restore:
     """Values into the same object and the same memory; strides, dtype and device return with it.
 
     They change when a plan is taken back and applied again. State that does not lie like its
@@ -91,8 +124,9 @@ def _tensor_state(tensor: torch.Tensor, copied: Copy = _beside) -> Restore:
     """
     import torch
 
+    copied = copied or _Copies()
     saved, layout = copied(tensor), _layout(tensor)
-    home = tensor.data if copied is _beside else None  # else it would stay on the device as well
+    home = None if copied.off_device else tensor.data  # else it would stay on the device as well
     is_leaf, requires_grad = tensor.is_leaf, tensor.requires_grad
     strides = tensor.stride() if tensor.layout == torch.strided else None
     device = tensor.device
@@ -129,7 +163,7 @@ def _once(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
     return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
 
 
-def _model_state(model: torch.nn.Module, copied: Copy) -> Restore:
+def _model_state(model: torch.nn.Module, copied: _Copies) -> Restore:
     import torch
 
     tensors = [_tensor_state(one, copied) for one in (*model.parameters(), *model.buffers())]
@@ -169,20 +203,17 @@ def _model_state(model: torch.nn.Module, copied: Copy) -> Restore:
     return restore
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer, copy_of: Copy) -> Restore:
+def _optimizer_state(optimizer: torch.optim.Optimizer, copied: _Copies) -> Restore:
     state, groups = optimizer.state, optimizer.param_groups
     attributes = _plain_attributes(optimizer)
-    copied = {key: _copied(value, copy_of) for key, value in state.items()}
-    found = [
-        (group, list(group["params"]), _copied({k: v for k, v in group.items() if k != "params"}))
-        for group in groups
-    ]
+    held = {key: _copied(value, copied) for key, value in state.items()}
+    found = [(group, list(group["params"]), _copied(_options(group), copied)) for group in groups]
 
     def restore() -> None:
         for name in _plain_attributes(optimizer).keys() - attributes.keys():
             del optimizer.__dict__[name]
         optimizer.__dict__.update(attributes)  # `load_state_dict` replaces containers
-        _fill(state, copied)
+        _fill(state, held)
         groups[:] = [group for group, _, _ in found]
         for group, parameters, options in found:
             group["params"][:] = parameters
@@ -193,21 +224,25 @@ def _optimizer_state(optimizer: torch.optim.Optimizer, copy_of: Copy) -> Restore
     return restore
 
 
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
 def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Counters and containers; not `step`, on which schedulers and plans put their own."""
     return {name: value for name, value in vars(optimizer).items() if not callable(value)}
 
 
-def _copied(value: Any, copy_of: Copy = _beside) -> tuple[Any, Any]:
+def _copied(value: Any, copied: _Copies | None = None) -> tuple[Any, Any]:
     """The object itself beside a copy of what it holds, dicts and lists element by element."""
     import torch
 
     if isinstance(value, dict):
-        return value, {key: _copied(one, copy_of) for key, one in value.items()}
+        return value, {key: _copied(one, copied) for key, one in value.items()}
     if isinstance(value, list):
-        return value, [_copied(one, copy_of) for one in value]
+        return value, [_copied(one, copied) for one in value]
     if isinstance(value, torch.Tensor):
-        return value, _tensor_state(value, copy_of)
+        return value, _tensor_state(value, copied)
     return value, copy.deepcopy(value)
 
 
@@ -229,10 +264,10 @@ def _fill(value: Any, copied: Any) -> Any:
 
 def _scaler_state(scaler: torch.amp.GradScaler) -> Restore:
     """Scale, growth tracker and the stage of each optimizer are attributes, nested dicts too."""
-    attributes, copied = _copied(vars(scaler))
+    attributes, held = _copied(vars(scaler))
 
     def restore() -> None:
-        _fill(attributes, copied)
+        _fill(attributes, held)
 
     return restore
 

@@ -100,6 +100,18 @@ def optimizers_among(found: Sequence[Any]) -> list[torch.optim.Optimizer]:
     return [one for one in found if isinstance(one, torch.optim.Optimizer)]
 
 
+def holding(
+    optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that hold a parameter of the model."""
+    parameters = {id(p) for p in model.parameters()}
+    return [
+        one
+        for one in optimizers
+        if any(id(p) in parameters for group in one.param_groups for p in group["params"])
+    ]
+
+
 def others_among(found: Sequence[Any]) -> list[Any]:
     """What may change beside models (whose parameters are theirs) and optimizers."""
     import torch

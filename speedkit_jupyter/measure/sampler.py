@@ -52,8 +52,9 @@ class Sampler:
         throughput: bool,
         failed: Callable[[Runner, Exception], None],
         patient: bool = False,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._failed, self.patient = failed, patient
+        self._failed, self.patient, self._now = failed, patient, now
         self._comparisons = len(runners) - 1
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
@@ -98,7 +99,7 @@ class Sampler:
         told whether it may look at the intervals; what it names leaves the rounds.
         """
         order = random.Random(0)  # not the user's generator, which is being kept
-        start, known, number = time.perf_counter(), "", 0
+        start, known, number = self._now(), "", 0
         for _ in range(MOST_ROUNDS):
             times: dict[int, float] | None = {}
             for runner in order.sample(self.runners, len(self.runners)):
@@ -107,7 +108,7 @@ class Sampler:
                     times = None
                 elif times is not None:
                     times[id(runner)] = seconds
-                elapsed = time.perf_counter() - start
+                elapsed = self._now() - start
                 text = f"round {number + 1}, {runner.record.name}, {self._left(elapsed)}{known}"
                 yield Progress(min(elapsed / self.budget_s, 1.0), text)
             if times is None:

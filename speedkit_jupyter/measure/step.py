@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.isolation import State
-from speedkit_jupyter.measure.surroundings import replayed
+from speedkit_jupyter.measure.reach import holding
+from speedkit_jupyter.measure.visit import Visit
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class Step:
     `run` takes the context of the variant at hand; where `calls_context` is false the plan
     reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
     `around_blocks` makes what surrounds each block of steps. Copies of the state are kept in main
-    memory where `off_device` is set.
+    memory where `off_device` is set. `reached` gives every object that the code reaches now.
     """
 
     run: Callable[[SpeedContext], object]
@@ -48,6 +48,7 @@ class Step:
     rewind: Callable[[], None] = lambda: None
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     off_device: bool = False
+    reached: Callable[[], Sequence[Any]] = tuple
 
     def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
         """A copy of what the step changes, as it is now."""
@@ -79,22 +80,18 @@ class Step:
 
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """The optimizers that hold a parameter of the model."""
-        parameters = {id(p) for p in model.parameters()}
-        return [
-            one
-            for one in self.optimizers
-            if any(id(p) in parameters for group in one.param_groups for p in group["params"])
-        ]
+        return holding(self.optimizers, model)
 
-    @contextmanager
-    def isolated(self) -> Iterator[State]:
-        """Whatever the block does is undone at its end; iterators replay their first draws."""
-        state = self.state()
-        with ExitStack() as stack:
-            if self.names is not None:
-                self.rewind = stack.enter_context(replayed(self.names, self.iterators))
-            try:
-                yield state
-            finally:
-                with interrupts.held_back():
-                    state.restore()
+    def isolated(self) -> Visit:
+        """Whatever the block does is undone at its end; iterators replay their first draws.
+
+        Raises StepError while another step is isolated.
+        """
+        return Visit(self)
+
+    def on(self, model: torch.nn.Module) -> Step:
+        """The same step with plans for this model only; raises StepError where it uses it not."""
+        if not any(one is model for one in self.models):
+            raise StepError("the step does not use this model")
+        others = [one for one in self.models if one is not model]
+        return replace(self, models=[model], bystanders=[*others, *self.bystanders])

@@ -7,7 +7,6 @@ import itertools
 import operator
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -170,25 +169,59 @@ class Replay:
         return itertools.chain(self._drawn, self._source) if self._drawn else self._source
 
 
-@contextmanager
-def replayed(
-    names: MutableMapping[str, Any], iterators: Sequence[str]
-) -> Iterator[Callable[[], None]]:
-    """The iterators of these names replay their first draws; yields what rewinds them."""
-    found = {name: names[name] for name in iterators}
-    replays = {name: Replay(_independent(one)) for name, one in found.items()}
-    names.update(replays)
+class Lent:
+    """An iterator of the user's for a while; it knows whether anything was drawn from it."""
 
-    def rewind() -> None:
-        for replay in replays.values():
+    def __init__(self, source: Iterator[Any]) -> None:
+        self._source, self.used = source, False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.used = True
+        return next(self._source)
+
+
+class Replays:
+    """The iterators of these names, in a namespace, replay their first draws.
+
+    `hand_back` puts the user's into their place, `take` takes them away again.
+    """
+
+    def __init__(self, names: MutableMapping[str, Any], iterators: Sequence[str]) -> None:
+        self._names = names
+        self._found = {name: names[name] for name in iterators}
+        self._replays = {name: Replay(_independent(one)) for name, one in self._found.items()}
+        self._lent: dict[str, Any] = {}
+        self._left: dict[str, int] = {}
+
+    def rewind(self) -> None:
+        """The next step draws the same again."""
+        for replay in self._replays.values():
             replay.rewind()
 
-    try:
-        yield rewind
-    finally:
-        for name, replay in replays.items():
-            untouched = isinstance(found[name], COPYABLE)
-            names[name] = found[name] if untouched else replay.as_found()
+    def take(self) -> None:
+        """Put the replaying ones in place."""
+        self._names.update(self._replays)
+
+    def hand_back(self, for_good: bool = True) -> None:
+        """Put the user's in place: untouched, or giving first what was drawn."""
+        for name, replay in self._replays.items():
+            found = self._found[name]
+            if not isinstance(found, COPYABLE):
+                found = replay.as_found() if for_good else Lent(replay.as_found())
+            self._lent[name] = self._names[name] = found
+            self._left[name] = operator.length_hint(found, -1)
+
+    def used(self) -> bool:
+        """Whether one that was handed back was drawn from, or its name means something else."""
+        return any(
+            self._names.get(name) is not lent
+            or getattr(lent, "used", False)
+            or operator.length_hint(lent, -1) != self._left[name]
+            for name, lent in self._lent.items()
+        )
 
 
 def _independent(iterator: Iterator[Any]) -> Iterator[Any]:

@@ -166,7 +166,8 @@ class Timer:
         """Measure; yields after every run. What the step changed is put back at the end."""
         __tracebackhide__ = True
         exact = self.loops is not None and self.runs is not None
-        with self.step.isolated() as state:
+        with self.step.isolated() as visit:
+            state = visit.state
             if not exact:
                 yield Progress(0.0, "first call")
                 self.timing.first_call_s = self._once(1).wall_s

@@ -107,7 +107,8 @@ class Target:
 
     `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
     user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
-    its own optimizers only, switches `search` off.
+    its own optimizers only, switches `search` off. With `remember` one search serves until
+    `forget()`: for as long as no optimizer can be new.
     """
 
     model: torch.nn.Module
@@ -116,6 +117,12 @@ class Target:
     notes: dict[str, str] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     search: bool = True
+    remember: bool = False
+    _found: list[torch.optim.Optimizer] | None = None
+
+    def forget(self) -> None:
+        """Search anew from now on."""
+        self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
         """Every optimizer in the process that holds a parameter of the model.
@@ -123,6 +130,13 @@ class Target:
         Some state must follow the parameters' layout and device although the user did not
         hand that optimizer over; so the garbage collector's list is searched (some 10 ms).
         """
+        if self._found is not None:
+            return list(self._found)
+        found = self._searched()
+        self._found = found if self.remember else None
+        return found
+
+    def _searched(self) -> list[torch.optim.Optimizer]:
         import gc
 
         import torch
@@ -203,6 +217,14 @@ class Optimization(ABC):
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """State of model and optimizers that this changes, for the before/after table."""
+        return {}
+
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """What flags and `observe` will say once this is applied, found without applying it.
+
+        `facts` are those of the original state. The contract test compares this with what is
+        so then.
+        """
         return {}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:

@@ -59,6 +59,13 @@ class ChannelsLast(Optimization):
             True, f"{facts.convolutions} convolutions on Tensor Cores, which read NHWC"
         )
 
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """Those that lie so already, and those that will be laid out anew."""
+        convolutions = [m for m in target.model.modules() if is_convolution(m)]
+        anew = {id(weight) for weight in _weights(target.model)}
+        last = sum(is_channels_last(m) or id(m._parameters["weight"]) in anew for m in convolutions)
+        return {"model.channels_last": f"{last} of {len(convolutions)} convolutions"}
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Lay the weights out anew, and whatever must lie like them."""

@@ -85,6 +85,10 @@ class Compile(Optimization):
         name = facts.device if gpu is None else gpu.name
         return request.apply(True, f"{name} on Linux with Triton", details=details)
 
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """A call will go through compiled code; hooks that come later will fire."""
+        return {"model.compiled": True, "dynamo.skip_nnmodule_hook_guards": False}
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put a compiled call on the model; the compiled code is kept for the context's life."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -51,6 +51,10 @@ class CudnnBenchmark(Optimization):
             f"{facts.convolutions} convolutions; turn it off if input shapes change ({MEASURE})",
             guess=True,
         )
+
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """The switch."""
+        return {"cudnn.benchmark": decision.value}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:

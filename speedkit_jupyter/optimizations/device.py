@@ -62,6 +62,11 @@ class Device(Optimization):
         """Everything after the move is decided for the new device."""
         return facts.moved(decision.value) if decision.active else facts
 
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """Where the first parameter will lie."""
+        where = "mps:0" if decision.value == "mps" else decision.value
+        return {"model.device": where} if next(target.model.parameters(), None) is not None else {}
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Move there, and back to where each tensor was."""

@@ -67,6 +67,15 @@ class FusedOptimizer(Optimization):
             return request.apply(True, reason, details={"name": options.name})
         return request.apply(True, f"{reason}; {reasons}" if reasons else reason)
 
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """`fused` of the optimizers that can be switched."""
+        options = self.Options(enabled=True, name=decision.details.get("name"))
+        return {
+            f"{type(optimizer).__name__}.fused": True
+            for optimizer, its_facts in zip(target.optimizers, facts.optimizers, strict=True)
+            if _obstacle(its_facts, options, facts) is None
+        }
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Switch every optimizer that can be."""

@@ -65,6 +65,10 @@ class GradScaler(Optimization):
         risk = "; fp16 gradients may underflow" if facts.precision == "fp16" else ""
         return request.leave(False, f"as asked{risk}")
 
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """ctx.grad_scaler will scale."""
+        return {"ctx.grad_scaler": "on"}
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Watch the optimizers' first steps for a forgotten scaler."""

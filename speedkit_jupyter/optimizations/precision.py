@@ -96,6 +96,10 @@ class Precision(Optimization):
         """GradScaler and channels_last decide by the precision."""
         return replace(facts, precision=decision.value)
 
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """What ctx.autocast() will stand for."""
+        return {"ctx.autocast()": decision.value}
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Nothing to set: autocast surrounds the forward pass."""

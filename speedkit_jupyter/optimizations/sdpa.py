@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -75,13 +75,26 @@ class Sdpa(Optimization):
             )
         return request.apply(asked, "as asked; inputs that it can't take go to the other kernels")
 
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """The switches, and the tag for torch.compile's caches."""
+        first, others = _order(decision.value, facts.flags.get("sdp.priority_order", ()))
+        fused = decision.value != "math"
+        return {
+            **{f"sdp.{one}": fused for one in ("flash", "efficient", "cudnn")},
+            "sdp.math": True,
+            "sdp.priority_order": [first, *others],
+            "compiler.cache_key_tag": _tag(
+                facts.flags.get("compiler.cache_key_tag", ""), decision.value
+            ),
+        }
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
         import torch.compiler.config as config
 
         names = (*SWITCHES, "compiler.cache_key_tag")
-        tag = f"{config.cache_key_tag}|sdpa:{decision.value}"
+        tag = _tag(config.cache_key_tag, decision.value)
 
         def change() -> None:
             _choose(decision.value)
@@ -138,13 +151,23 @@ def _in_order(first: str) -> tuple[str, ...]:
 def _choose(backend: str) -> None:
     import torch
     from torch.backends import cuda
-    from torch.nn.attention import SDPBackend
 
     only_math = backend == "math"
     cuda.enable_flash_sdp(not only_math)
     cuda.enable_mem_efficient_sdp(not only_math)
     cuda.enable_cudnn_sdp(not only_math)
     cuda.enable_math_sdp(True)
+    first, others = _order(backend, torch._C._get_sdp_priority_order())
+    torch._C._set_sdp_priority_order([first, *others])
+
+
+def _order(backend: str, now: Sequence[int]) -> tuple[int, list[int]]:
+    """The number of the kernel that comes first, and those after it."""
+    from torch.nn.attention import SDPBackend
+
     first = int(getattr(SDPBackend, BACKENDS[backend]))
-    rest = [one for one in torch._C._get_sdp_priority_order() if one != first]
-    torch._C._set_sdp_priority_order([first, *rest])
+    return first, [one for one in now if one != first]
+
+
+def _tag(now: str, backend: str) -> str:
+    return f"{now}|sdpa:{backend}"

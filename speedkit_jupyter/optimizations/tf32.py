@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -70,6 +70,21 @@ class Tf32(Optimization):
                 "outside autocast: ask for it with tf32: medium",
             )
         return request.apply("medium", "as asked: oneDNN multiplies float32 in bf16")
+
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """What torch's old setters write into both of its APIs."""
+        lower = "ieee" if decision.value == "highest" else "tf32"
+        found = {
+            "float32_matmul_precision": decision.value,
+            "cuda.matmul.fp32_precision": lower,
+            "mkldnn.matmul.fp32_precision": "bf16" if decision.value == "medium" else lower,
+        }
+        on = decision.value != "highest"
+        if facts.flags.get("cudnn.allow_tf32") is not on:
+            inner = "tf32" if on else "none"
+            found |= {f"cuda.{one}.fp32_precision": inner for one in ("conv", "rnn")}
+            found["cudnn.allow_tf32"] = on
+        return found
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -46,6 +46,10 @@ class Threads(Optimization):
                 usable, f"torch uses {now} threads, but quota and affinity leave {usable} cores"
             )
         return request.leave(now, f"{now} threads fit the {usable} usable cores")
+
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """The number of threads."""
+        return {"num_threads": decision.value}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:

@@ -10,6 +10,15 @@ from typing import Any, Literal
 Tone = Literal["plain", "good", "bad", "quiet"]
 
 
+class Changed(str):
+    """A cell that differs from the one before it: marked with ●, and in HTML with weight too."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Changed:
+        return super().__new__(cls, f"● {text}")
+
+
 @dataclass(frozen=True)
 class Row:
     """Cells of one line of a table. `tone` colours it; a word in the cells always says it too."""
@@ -20,11 +29,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with their rows; columns named in `numbers` are aligned to the right."""
+    """Columns with their rows.
+
+    Columns named in `numbers` are aligned to the right, those in `wraps` break into lines where
+    the page is narrow, as the last one always does.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     numbers: tuple[str, ...] = ()
+    wraps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,15 @@ from __future__ import annotations
 from base64 import b64encode
 from html import escape
 
-from speedkit_jupyter.report.document import Code, Document, Picture, Row, Section, Table
+from speedkit_jupyter.report.document import (
+    Changed,
+    Code,
+    Document,
+    Picture,
+    Row,
+    Section,
+    Table,
+)
 
 TONES = {
     "plain": "",
@@ -19,6 +27,7 @@ TONES = {
 FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
 CELL = "padding:3px 12px 3px 0;vertical-align:top;border:0;"
 RULE = "border-bottom:1px solid rgba(128,128,128,.45);"
+CHANGED = "background:rgba(56,139,253,.2);border-radius:3px;padding:0 5px;margin-left:-5px"
 CODE = (
     "background:rgba(128,128,128,.12);border-left:3px solid rgba(128,128,128,.5);"
     "padding:6px 10px;margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;"
@@ -87,15 +96,21 @@ def _table(table: Table) -> str:
 
 def _row(table: Table, row: Row) -> str:
     cells = "".join(
-        f'<td style="{CELL}{_align(table, name)}">{_text(cell)}</td>'
+        f'<td style="{CELL}{_align(table, name)}">{_cell(cell)}</td>'
         for name, cell in zip(table.columns, row.cells, strict=True)
     )
     return f'<tr style="{TONES[row.tone] or "background:transparent;"}">{cells}</tr>'
 
 
+def _cell(cell: str) -> str:
+    if not isinstance(cell, Changed):
+        return _text(cell)
+    return f'<strong class="speedkit-changed" style="{CHANGED}">{_text(cell)}</strong>'
+
+
 def _align(table: Table, name: str) -> str:
-    """Numbers to the right; only the last column, which explains, breaks into lines."""
-    wraps = "normal" if name == table.columns[-1] else "nowrap"
+    """Numbers to the right; the last column, which explains, breaks into lines."""
+    wraps = "normal" if name == table.columns[-1] or name in table.wraps else "nowrap"
     side = "right" if name in table.numbers else "left"
     return f"text-align:{side};white-space:{wraps};"
 

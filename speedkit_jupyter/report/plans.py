@@ -100,7 +100,7 @@ def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
     """One row per optimization: state, value, who decided, and why."""
     rows = []
     for decision in plan:
-        state, tone = _outcome(decision, restored)
+        state, tone = outcome(decision, restored)
         rows.append(
             Row(
                 (
@@ -142,7 +142,8 @@ def loop(context: SpeedContext, names: dict[str, str]) -> str:
     return "\n".join([*lines, f"{optimizer}.zero_grad()"])
 
 
-def _outcome(decision: Decision, restored: bool) -> tuple[str, Tone]:
+def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
+    """The state of a decision, with a sign before the word, and its tone."""
     if decision.active and restored:
         return "○ was on", "quiet"
     if decision.active:

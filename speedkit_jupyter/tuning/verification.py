@@ -142,7 +142,7 @@ class Verifier:
         with ExitStack() as stack:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
-            start = stack.enter_context(self.step.isolated())
+            start = stack.enter_context(self.step.isolated()).state
             yield from self._train("baseline", None, found.baseline, 0)
             found.environment = environment(self._device())
             start.restore()

@@ -1,0 +1,31 @@
+"""Who wants to know that something changed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakMethod
+
+
+class Listeners:
+    """Bound methods that are called with every `tell`; their objects are not kept alive by it."""
+
+    def __init__(self) -> None:
+        self._methods: list[WeakMethod[Callable[..., None]]] = []
+
+    def add(self, method: Callable[..., None]) -> None:
+        """Call this bound method from now on, as long as its object lives."""
+        self._methods.append(WeakMethod(method))
+
+    def tell(self, *news: Any) -> None:
+        """Call all. What goes wrong in one is a warning: it must not undo what it is told of."""
+        for reference in list(self._methods):
+            method = reference()
+            if method is None:
+                self._methods.remove(reference)
+                continue
+            try:
+                method(*news)
+            except Exception as error:
+                warnings.warn(f"a listener failed: {type(error).__name__}: {error}", stacklevel=2)

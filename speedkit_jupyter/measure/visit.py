@@ -1,0 +1,101 @@
+"""A measurement works on the user's own objects: taken, handed back for a while, put back.
+
+Between the turns of an event loop any cell may run. So before a turn is given up the user's state
+is back in place, plans, iterators and all; and if a cell changed it meanwhile, it is the cell's:
+nothing of it is touched again, and the measurement ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter import interrupts
+from speedkit_jupyter.context import hide, in_force, show
+from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.measure.fingerprint import Fingerprint
+from speedkit_jupyter.measure.surroundings import Replays
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.measure.step import Step
+
+BUSY = (
+    "another measurement is in progress, between the cells: stop it in its panel, or let it end, "
+    "and run this again"
+)
+# State at module level, on purpose: all measurements share one process, its flags and its clock.
+_IN_PROGRESS: list[Visit] = []
+
+
+class ChangedMeanwhile(StepError):
+    """A cell changed what is measured while its turn had been given up."""
+
+
+def in_progress() -> Visit | None:
+    """The measurement that has the user's objects at present, or has lent them back."""
+    return _IN_PROGRESS[0] if _IN_PROGRESS else None
+
+
+class Visit:
+    """What a step changes, copied when the visit begins and put back at its end.
+
+    One at a time: raises StepError while there is another. `state` is the user's, `paused_s` are
+    the seconds that were given away.
+    """
+
+    def __init__(self, step: Step) -> None:
+        if _IN_PROGRESS:
+            raise StepError(BUSY)
+        self.step, self.state = step, step.state()
+        self.paused_s = 0.0
+        self._iterators = Replays(step.names if step.names is not None else {}, step.iterators)
+        self._at_home = False  # whether the user has everything back
+
+    def __enter__(self) -> Visit:
+        _IN_PROGRESS.append(self)
+        self._iterators.take()
+        self.step.rewind = self._iterators.rewind
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _IN_PROGRESS.remove(self)
+        if not self._at_home:
+            with interrupts.held_back():
+                try:
+                    self.state.restore()
+                finally:
+                    self._iterators.hand_back()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The user's state in place for the block, with the plan that is in force.
+
+        Raises ChangedMeanwhile where the block changed what is measured; that then stays.
+        """
+        start = time.perf_counter()
+        plans = [one for one in map(in_force, self.step.models) if one is not None]
+        with interrupts.held_back():
+            self.state.restore()
+            self._iterators.hand_back(for_good=False)
+            for plan in plans:
+                show(plan)
+            self._at_home = True
+        seen = Fingerprint(self.step)
+        yield
+        with interrupts.held_back():
+            what = seen.difference() or self._other_values()
+            if what:
+                raise ChangedMeanwhile(f"ended: {what} meanwhile. That stays, as the cell left it")
+            self.state.adopt_random_state()
+            self._at_home = False
+            for plan in plans:
+                hide(plan)
+            self._iterators.take()
+        self.paused_s += time.perf_counter() - start
+
+    def _other_values(self) -> str:
+        if self._iterators.used():
+            return "a cell drew from an iterator that the step draws from"
+        return "" if self.state.holds() else "a cell changed the model or its optimizer"

@@ -1,0 +1,113 @@
+"""What a config would change, found without applying anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.config import SpeedConfig, from_word, words_of
+from speedkit_jupyter.context import SpeedContext, in_force, observed
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.planning import Plan, plan
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A plan, and the flags and state of model and optimizers by name.
+
+    `before` is the original state, `now` what is so, `after` what would be so if the plan were
+    applied. `words` holds each optimization's decision for every word of its option.
+    """
+
+    plan: Plan
+    before: Mapping[str, Any]
+    now: Mapping[str, Any]
+    after: Mapping[str, Any]
+    words: Mapping[str, Mapping[str, Decision]]
+    applied: SpeedContext | None
+
+    @property
+    def pending(self) -> bool:
+        """Whether applying would decide otherwise than what is in force."""
+        if self.applied is None:
+            return any(decision.active for decision in self.plan)
+        return self.plan.active_values() != self.applied.plan.active_values()
+
+    def rows(self) -> list[tuple[str, Any, Any, Any]]:
+        """Name, before, now and after, of what is not the same in all three."""
+        every = [(name, self.before[name], self.now[name], self.after[name]) for name in self.now]
+        return [row for row in every if not row[1] == row[2] == row[3]]
+
+
+def preview(
+    model: torch.nn.Module,
+    config: SpeedConfig,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+) -> Preview:
+    """Plan from the model's original state, as applying would; touches nothing."""
+    applied = in_force(model)
+    target = Target(model, optimizers)
+    now = observed(target if applied is None else _with_memo(target, applied))
+    before = dict(now) if applied is None else now | applied.before
+    facts = Facts.read(model, optimizers)
+    if applied is not None:
+        facts = _original(facts, optimizers, applied)
+    hardware = Hardware.detect()
+    planned = plan(config, hardware, facts)
+    after = dict(now)
+    found = Preview(planned, before, now, after, {}, applied)
+    if applied is None or found.pending:
+        after = before | _expected(planned, target, replace(facts, flags=before))
+    return replace(found, after=after, words=_words(config, hardware, facts))
+
+
+def _with_memo(target: Target, applied: SpeedContext) -> Target:
+    """What an applied plan knows (what autocast stands for) is part of what is observed."""
+    return replace(target, memo=applied.target.memo)
+
+
+def _original(
+    facts: Facts, optimizers: Sequence[torch.optim.Optimizer], applied: SpeedContext
+) -> Facts:
+    """The facts before the plan in force; of optimizers that it does not know, those of now."""
+    known = dict(zip(map(id, applied.target.optimizers), applied.facts.optimizers, strict=True))
+    return replace(
+        applied.facts,
+        optimizers=tuple(
+            known.get(id(one), its_facts)
+            for one, its_facts in zip(optimizers, facts.optimizers, strict=True)
+        ),
+    )
+
+
+def _expected(planned: Plan, target: Target, facts: Facts) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for optimization, decision in zip(CATALOG, planned, strict=True):
+        if decision.active:
+            found |= optimization.expected(decision, target, facts)
+        facts = optimization.facts_after(decision, facts)
+    return {name: value for name, value in found.items() if name in facts.flags}
+
+
+def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
+    """What each optimization would decide for each of its words, all else as in the config."""
+    found: dict[str, dict[str, Decision]] = {}
+    for optimization in CATALOG:
+        name, words = optimization.name, words_of(optimization)
+        asked = {
+            word: config.changed(name, from_word(word, words)).request(name)
+            for word in dict.fromkeys(("auto", *words))
+        }
+        found[name] = {
+            word: optimization.decide(request, hardware, facts) for word, request in asked.items()
+        }
+        decision = optimization.decide(config.request(name), hardware, facts)
+        facts = optimization.facts_after(decision, facts)
+    return found

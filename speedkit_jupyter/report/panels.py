@@ -1,0 +1,186 @@
+"""What a panel shows: the plan that is chosen, before and after, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.planning import Plan
+from speedkit_jupyter.preview import Preview
+from speedkit_jupyter.report.code import code
+from speedkit_jupyter.report.document import (
+    Changed,
+    Code,
+    Document,
+    Picture,
+    Row,
+    Section,
+    Table,
+)
+from speedkit_jupyter.report.plans import outcome
+from speedkit_jupyter.report.units import word
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.comparison import Comparison
+
+SHORT = ("variant", "median", "speed-up", "95 % interval", "accuracy", "verdict")
+
+
+def state_report(found: Preview, name: str) -> Document:
+    """What is applied, what the choice would change, and why."""
+    sections = (Section(changes(found)), Section(reasons(found), "Why"))
+    return Document(_headline(found, name), sections, {"plan": found.plan.to_dict()})
+
+
+def panel_report(
+    found: Preview, name: str, message: str = "", result: Document | None = None
+) -> Document:
+    """All that a panel shows, for front ends without widgets."""
+    state = state_report(found, name)
+    chosen = [f"{k} {word(v)}" for k, v in found.plan.config.to_dict().items()]
+    sections = [Section(f"Chosen: {', '.join(chosen) or 'auto for everything'}.")]
+    sections += [Section(message)] if message else []
+    sections += state.sections
+    refused = tuple(
+        Row((f"{name} {', '.join(words)}", why))
+        for name, decisions in found.words.items()
+        for words, why in unavailable(decisions)
+    )
+    if refused:
+        sections.append(Section(Table(("not here", "why"), refused)))
+    if result is not None:
+        first, *others = result.sections or [Section("")]
+        sections += [replace(first, title=result.headline), *others]
+    return Document(f"SpeedKit · {state.headline}", tuple(sections), state.data)
+
+
+def changes(found: Preview) -> Table | str:
+    """Flags and state: as found, as they are, and as they would be."""
+    rows = found.rows()
+    if not rows:
+        return "Every flag, the model and its optimizers would stay as they are."
+    if found.applied is None or not found.pending:
+        last = 3 if found.applied is None else 2
+        cells = [(name, word(row[0]), _marked(row[0], row[last - 1])) for name, *row in rows]
+        after = "after Apply" if found.applied is None else "now"
+        return Table(("flag or state", "before", after), tuple(map(Row, cells)))
+    every = [
+        (name, word(before), _marked(before, now), _marked(now, after))
+        for name, before, now, after in rows
+    ]
+    columns = ("flag or state", "before", "now", "after Apply")
+    return Table(columns, tuple(map(Row, every)), wraps=columns)
+
+
+def reasons(found: Preview) -> Table:
+    """One row for each decision; what differs from the plan in force is marked."""
+    return Table(
+        ("optimization", "state", "value", "why"),
+        tuple(_reason(decision, found) for decision in found.plan),
+    )
+
+
+def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], str]]:
+    """The words that this machine or model can't do, those with one reason together."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for asked, decision in decisions.items():
+        if decision.declined:
+            key = decision.reason.replace(repr(asked), "")
+            found.setdefault(key, ([], decision.reason))[0].append(asked)
+    return list(found.values())
+
+
+def result_report(result: Any) -> Document:
+    """A result for the panel: drawn now, since a search would keep its model alive."""
+    from speedkit_jupyter.measure.comparison import Comparison
+
+    document: Document = result.report()
+    if isinstance(result, Comparison):
+        document = _shortened(document, result)
+    sections = tuple(replace(one, body=_drawn(one.body)) for one in document.sections)
+    return replace(document, sections=sections)
+
+
+def as_code(plan: Plan, optimizers: Sequence[torch.optim.Optimizer]) -> Iterable[Section]:
+    """The plan to take along."""
+    try:
+        yield Section(Code(code(plan, "torch", optimizers).rstrip(), "python"), "As plain PyTorch")
+    except SpeedKitError as error:
+        yield Section(str(error), "As plain PyTorch")
+    yield Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
+
+
+def _headline(found: Preview, name: str) -> str:
+    applied = found.applied
+    if applied is None:
+        would = _listed(found.plan)
+        return f"Nothing is applied to `{name}`. Apply would turn on: {would or 'nothing'}"
+    now = f"Applied to `{name}`: {_listed(applied.plan) or 'nothing'}"
+    if not found.pending:
+        return now
+    return f"{now}. Apply would make it: {_listed(found.plan) or 'nothing'}"
+
+
+def _listed(decisions: Iterable[Decision]) -> str:
+    on = [one for one in decisions if one.active]
+    return ", ".join(
+        one.name if one.value is True else f"{one.name} {word(one.value)}" for one in on
+    )
+
+
+def _reason(decision: Decision, found: Preview) -> Row:
+    """`● on` is what is in force, `→ on` what would be."""
+    state, tone = outcome(decision)
+    value = word(decision.value)
+    now = None if found.applied is None else found.applied.plan[decision.name]
+    was_on = now is not None and now.active
+    if (decision.active, decision.value) != (was_on, now.value if now else decision.value):
+        state = "→ on" if decision.active else "→ off" if was_on else state
+        value = Changed(value) if found.applied is not None or decision.active else value
+    return Row((decision.name, state, value, decision.reason), tone)
+
+
+def _marked(before: Any, after: Any) -> str:
+    return word(after) if before == after else Changed(word(after))
+
+
+def _shortened(document: Document, comparison: Comparison) -> Document:
+    """The columns that fit beside controls, and a picture for a single ratio too."""
+    about = tuple(f"{one.name}: " for one in comparison.records)
+    sections: list[Section] = []
+    for section in document.sections:
+        body = section.body
+        if isinstance(body, Table):
+            kept = [number for number, name in enumerate(body.columns) if name in SHORT]
+            rows = tuple(replace(r, cells=tuple(r.cells[i] for i in kept)) for r in body.rows)
+            table = Table(tuple(body.columns[i] for i in kept), rows, body.numbers)
+            sections += [*_picture(comparison), Section(table)]
+        elif isinstance(body, str):
+            lines = [line for line in body.splitlines() if line.startswith(about)]
+            sections += [Section("\n".join(lines))] if lines else []
+    return replace(document, sections=tuple(sections))
+
+
+def _picture(comparison: Comparison) -> Sequence[Section]:
+    ratios = [comparison.ratio(one) for one in comparison.records]
+    if not any(ratio is not None and ratio.low > 0 for ratio in ratios):
+        return []
+
+    def png() -> bytes:
+        from speedkit_jupyter.report import plots
+
+        return plots.as_png(plots.speedups(comparison))
+
+    return [Section(Picture(png, "Speed-up with its interval, as in the table"))]
+
+
+def _drawn(body: Any) -> Any:
+    if not isinstance(body, Picture):
+        return body
+    data = body.png()
+    return Picture(lambda: data, body.text)

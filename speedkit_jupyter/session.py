@@ -1,0 +1,128 @@
+"""What one notebook remembers: its config, the plans that it applied, the step that it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.listeners import Listeners
+from speedkit_jupyter.measure.reach import holding, optimizers_among
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.step import Step
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """The last `%%speedbench` cell: its first line, and what makes it a step again.
+
+    Made anew each time, so that no model is kept alive by having been measured.
+    """
+
+    title: str
+    step: Callable[[], Step]
+
+
+class Session:
+    """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
+
+    `listeners` are told "config" or "measured" when one of them is another; `shared` is what the
+    panels of one model have in common, by the model's id.
+    """
+
+    def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
+        self.names = names
+        self.contexts: dict[str, SpeedContext] = {}
+        self._measured: MeasuredCell | None = None
+        self.open_panel: Callable[..., Any] | None = None
+        self.listeners = Listeners()
+        self.shared: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._config = SpeedConfig()
+
+    @property
+    def config(self) -> SpeedConfig:
+        """What applying starts from."""
+        return self._config
+
+    @config.setter
+    def config(self, config: SpeedConfig) -> None:
+        self._config = config
+        self.listeners.tell("config")
+
+    @property
+    def measured(self) -> MeasuredCell | None:
+        """The last `%%speedbench` cell."""
+        return self._measured
+
+    @measured.setter
+    def measured(self, cell: MeasuredCell) -> None:
+        self._measured = cell
+        self.listeners.tell("measured")
+
+    def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
+        """The contexts that are not restored, by the name of their model.
+
+        A name that means another object by now is marked.
+        """
+        self.contexts = {n: one for n, one in self.contexts.items() if not one.restored}
+        return [
+            (n if "." in n or names.get(n) is one.model else f"{n} (an earlier model)", one)
+            for n, one in self.contexts.items()
+        ]
+
+    def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
+        """The name that the notebook gave to a model."""
+        public = [(name, one) for name, one in list((self.names or {}).items()) if name[:1] != "_"]
+        return next((name for name, one in public if one is model), otherwise)
+
+    def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """The optimizers of the notebook that hold a parameter of the model."""
+        public = [one for name, one in list((self.names or {}).items()) if name[:1] != "_"]
+        found = {id(one): one for one in optimizers_among(public)}
+        return holding(found.values(), model)
+
+    def keep(self, name: str, context: SpeedContext, variable: str = "ctx") -> bool:
+        """Remember an applied plan, and put its context into the namespace.
+
+        Not where the variable is something else of the user's; returns whether it was done.
+        """
+        self.contexts[name] = context
+        names = {} if self.names is None else self.names
+        free = isinstance(names.get(variable), SpeedContext | None)
+        if free:
+            names[variable] = context
+        return free
+
+
+# State at module level, on purpose: plans and flags belong to the process, as one notebook does.
+_CURRENT: list[Session] = []
+
+
+def current(names: MutableMapping[str, Any] | None = None) -> Session:
+    """The session of this process. `names` is the namespace for one that has none yet."""
+    if not _CURRENT:
+        _CURRENT.append(Session())
+    if names is not None and _CURRENT[0].names is None:
+        _CURRENT[0].names = names
+    return _CURRENT[0]
+
+
+def begin(names: MutableMapping[str, Any]) -> Session:
+    """The session of a shell; another one's ends."""
+    if current(names).names is not names:
+        end()
+    return current(names)
+
+
+def end() -> None:
+    """Forget the session, and stop what it measures between the cells."""
+    for session in _CURRENT:
+        for one in list(session.shared.values()):
+            one.stop()
+    _CURRENT.clear()

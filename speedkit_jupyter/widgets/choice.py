@@ -1,0 +1,210 @@
+"""What is chosen for one model, and what was measured for it: one for all its panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from speedkit_jupyter import context
+from speedkit_jupyter.context import SpeedContext, apply_speedups, in_force
+from speedkit_jupyter.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.listeners import Listeners
+from speedkit_jupyter.preview import Preview, preview
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.comparison import Comparison
+    from speedkit_jupyter.measure.step import Step
+    from speedkit_jupyter.measure.turns import Engine, Run
+
+GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
+NO_STEP = (
+    "nothing to measure yet: run a %%speedbench cell that uses this model, or give a step, as in "
+    "Panel(model, step=train_step)"
+)
+
+
+class Choice:
+    """The config that the controls show, and the run in progress. Holds the model weakly.
+
+    `listeners` are told whenever anything of it changes: by a control, a button or a magic.
+    """
+
+    def __init__(self, session: Session, model: torch.nn.Module) -> None:
+        self.session = session
+        self._model = ref(model, self._gone)
+        self._optimizers: list[ref[torch.optim.Optimizer]] | None = None
+        self.name = session.name_of(model)
+        self.step: Callable[..., object] | str | None = None
+        applied = in_force(model)
+        self.config = session.config if applied is None else applied.config
+        self.run: Run | None = None
+        self.result: Comparison | None = None
+        self.report: Document | None = None
+        self.message = ""
+        self.listeners = Listeners()
+        context.CHANGES.add(self._applied_or_restored)
+        session.listeners.add(self._session_changed)
+
+    @classmethod
+    def of(cls, session: Session, model: torch.nn.Module) -> Choice:
+        """The one that the model's panels share."""
+        found = session.shared.get(id(model))
+        if not isinstance(found, Choice) or found.model is not model:
+            found = session.shared[id(model)] = cls(session, model)
+        return found
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model; None once it is gone."""
+        return self._model()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being measured."""
+        return self.run is not None and self.run.state == "running"
+
+    def give_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """These, in place of those of the notebook that hold the model's parameters."""
+        self._optimizers = [ref(one) for one in optimizers]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that were given, or those of the notebook."""
+        if self._optimizers is None:
+            return self.session.optimizers_of(self._alive())
+        return [one for one in (found() for found in self._optimizers) if one is not None]
+
+    def preview(self) -> Preview:
+        """What applying would change; raises SpeedKitError where the model is gone."""
+        return preview(self._alive(), self.config, self.optimizers())
+
+    def choose(self, path: str, value: Any) -> None:
+        """One more wish; nothing is applied. Raises ConfigError."""
+        self.config = self.config.changed(path, value)
+        self._tell("")
+
+    def apply(self) -> None:
+        """Put the choice into force, as `%speedkit apply` does."""
+        model = self._alive()
+        _, applied = apply_speedups(model, self.config, optimizer=self.optimizers())
+        self.name = self.session.name_of(model, self.name)
+        if not self.session.keep(self.name, applied):
+            self._tell("`ctx` is a variable of yours: the context is in `panel.context`")
+
+    def restore(self) -> None:
+        """Put everything back, on this model."""
+        model = self._alive()
+        while (applied := in_force(model)) is not None:
+            applied.restore()
+
+    @property
+    def context(self) -> SpeedContext | None:
+        """The context that is in force on the model."""
+        model = self.model
+        return None if model is None else in_force(model)
+
+    def measure(self, budget_s: float) -> None:
+        """Baseline against the choice, between the turns of the event loop."""
+        from speedkit_jupyter.measure.benchmark import Benchmark  # a panel must open at once
+        from speedkit_jupyter.measure.variants import AUTO, BASELINE, Variant
+
+        name = AUTO if not self.config.to_dict() and not self.config.is_alone else "this choice"
+        variants = [Variant(BASELINE), Variant(name, self.config)]
+        self._start(Benchmark(self._step(), variants, budget_s))
+
+    def tune(self, budget_s: float) -> None:
+        """The measured search; what it finds becomes the choice, and is not applied."""
+        from speedkit_jupyter.tuning.search import Search
+
+        self._start(Search(self._step(), budget_s))
+
+    def stop(self) -> None:
+        """End what is being measured, with the results so far."""
+        if self.run is not None:
+            self.run.stop()
+
+    @property
+    def measured(self) -> str:
+        """What would be measured, in words; empty for nothing."""
+        if self.step is not None:
+            return self.step if isinstance(self.step, str) else _name(self.step)
+        return "" if self.session.measured is None else self.session.measured.title
+
+    def _alive(self) -> torch.nn.Module:
+        model = self.model
+        if model is None:
+            raise SpeedKitError(GONE)
+        return model
+
+    def _step(self) -> Step:
+        from speedkit_jupyter.measure.functions import step_of
+
+        model = self._alive()
+        if self.step is None:
+            if self.session.measured is None:
+                raise StepError(NO_STEP)
+            try:
+                return self.session.measured.step().on(model)
+            except StepError as error:
+                title = self.session.measured.title
+                raise StepError(f"the last %%speedbench cell ({title}): {error}") from None
+        names = self.session.names or {}
+        step = names.get(self.step) if isinstance(self.step, str) else self.step
+        if not callable(step):
+            raise StepError(f"there is no function {self.step} any more")
+        return step_of(step, model, self.optimizers() or None)
+
+    def _start(self, engine: Engine) -> None:
+        from speedkit_jupyter.measure.turns import Run
+
+        if self.busy:
+            raise StepError("something is being measured already")
+        self.result, self.report, self.message = None, None, ""
+        self.run = Run(engine, self._ran)
+        self.run.start()
+        self.listeners.tell()
+
+    def _ran(self, run: Run) -> None:
+        if run.state != "running":
+            self._take(run)
+        self.listeners.tell()
+
+    def _take(self, run: Run) -> None:
+        """What was found, in a form that keeps no model alive, as a search does."""
+        from speedkit_jupyter.report.panels import result_report
+        from speedkit_jupyter.tuning.result import Tuning
+
+        found, self.message = run.result, run.message
+        self.report = None if found is None else result_report(found)
+        self.result = found.comparison if isinstance(found, Tuning) else found
+        if isinstance(found, Tuning) and found.confirmed:
+            self.config = found.config
+
+    def _applied_or_restored(self, model: torch.nn.Module) -> None:
+        if model is not self.model:
+            return
+        applied = in_force(model)
+        if applied is not None:
+            self.config = applied.config
+        self._tell("")
+
+    def _session_changed(self, what: str) -> None:
+        if what == "config":
+            self.config = self.session.config
+        self._tell("")
+
+    def _gone(self, reference: Any) -> None:
+        self.stop()
+        self.listeners.tell()
+
+    def _tell(self, message: str) -> None:
+        self.message = message
+        self.listeners.tell()
+
+
+def _name(step: Callable[..., object]) -> str:
+    return str(getattr(step, "__name__", "the step"))

@@ -1,0 +1,139 @@
+"""A control for each option of the catalog: buttons for words, a field for numbers and names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any
+
+from speedkit_jupyter.config import SpeedConfig, choices, from_word, paths_of
+from speedkit_jupyter.exceptions import ConfigError
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Decision, Optimization
+from speedkit_jupyter.report.panels import unavailable
+from speedkit_jupyter.report.units import word
+
+# Words of more letters than these in all stand in a list rather than on buttons.
+ON_BUTTONS = 34
+LABEL = "150px"
+NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px 160px"
+
+
+class Control:
+    """One option. `widget` is its control with a note below; `chosen(path, value)` is called for
+    what the user picks, and may raise ConfigError.
+    """
+
+    def __init__(
+        self,
+        optimization: Optimization,
+        path: str,
+        annotation: Any,
+        chosen: Callable[[str, Any], None],
+    ) -> None:
+        import ipywidgets
+
+        self.path, self._chosen, self._drawing = path, chosen, False
+        name, _, field = path.partition(".")
+        self.is_first = path == next(iter(paths_of(optimization)))
+        self.label = name if self.is_first else f"{name} {field}"
+        self.words = choices(annotation)
+        self.input = self._input(optimization.summary)
+        self.note = ipywidgets.HTML()
+        self.widget = ipywidgets.VBox([self.input, self.note])
+        self.widget.layout.overflow = "visible"
+        self.input.observe(self._picked, "value")
+
+    def _input(self, summary: str) -> Any:
+        """Buttons for few words, a list for many, a field for what is no word."""
+        import ipywidgets
+
+        kind: Any = ipywidgets.Text
+        more: dict[str, Any] = {"continuous_update": False}
+        if len(self.words) > 1:
+            short = sum(map(len, self.words)) <= ON_BUTTONS
+            kind = ipywidgets.ToggleButtons if short else ipywidgets.Dropdown
+            more = {"options": self.words}
+        made = kind(
+            description=self.label,
+            style={"description_width": LABEL},
+            layout=ipywidgets.Layout(width="auto", max_width="100%"),
+            **tooltip(kind, summary),
+            **more,
+        )
+        if kind is ipywidgets.ToggleButtons:
+            made.style.button_width = "auto"
+            made.layout.display, made.layout.align_items = "flex", "center"
+        return made
+
+    def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
+        """Follow a config; `decisions` are those for each word."""
+        asked = config.word(self.path)
+        notes = [(f"{', '.join(words)}: {why}") for words, why in self._refused(decisions)]
+        if self.words[1:] and self.is_first:
+            self._set_options(asked, decisions, config.is_alone)
+        self._drawing = True
+        try:
+            if self.words[1:]:
+                self.input.value = asked
+            else:
+                self.input.value = "" if asked == "auto" else asked
+                self.input.placeholder = self._auto(decisions, config.is_alone)
+        finally:
+            self._drawing = False
+        self._say(notes)
+
+    def _set_options(self, asked: str, decisions: Mapping[str, Decision], is_alone: bool) -> None:
+        """The words that work here, and the one that is asked for, whether it works or not."""
+        options = []
+        for one in self.words:
+            declined = one in decisions and decisions[one].declined
+            label = self._auto(decisions, is_alone) if one == "auto" else one
+            if not declined:
+                options.append((label, one))
+            elif one == asked:
+                options.append((f"{label} ✕", one))
+        if tuple(options) != tuple(self.input.options):
+            self._drawing = True
+            try:
+                self.input.options = options
+            finally:
+                self._drawing = False
+
+    def _auto(self, decisions: Mapping[str, Decision], is_alone: bool) -> str:
+        """`auto → bf16`: what it stands for here."""
+        if "auto" not in decisions or not self.is_first:
+            return ""
+        return f"auto → {'as is' if is_alone else word(decisions['auto'].value)}"
+
+    def _refused(self, decisions: Mapping[str, Decision]) -> list[tuple[list[str], str]]:
+        return unavailable(decisions) if self.is_first else []
+
+    def _picked(self, change: Any) -> None:
+        if self._drawing:
+            return
+        text = str(change["new"]).strip()
+        value: Any = from_word(text, self.words) if text else ("auto" if self.is_first else None)
+        try:
+            self._chosen(self.path, value)
+        except ConfigError as error:
+            self._say([str(problem).partition(": ")[2] for problem in error.problems])
+
+    def _say(self, notes: list[str]) -> None:
+        lines = "".join(f"<div>✕ {escape(note)}</div>" for note in notes)
+        self.note.value = f'<div style="{NOTE}">{lines}</div>' if lines else ""
+        self.note.layout.display = None if lines else "none"
+
+
+def controls(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
+    """One for every option and field in the catalog, by its path."""
+    return {
+        path: Control(optimization, path, annotation, chosen)
+        for optimization in CATALOG
+        for path, annotation in paths_of(optimization).items()
+    }
+
+
+def tooltip(kind: Any, text: str) -> dict[str, str]:
+    """The keyword for it: some widgets of ipywidgets 7 have another one."""
+    return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}

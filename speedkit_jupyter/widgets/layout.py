@@ -1,0 +1,97 @@
+"""Where everything lies: controls and buttons at the left, what they change at the right.
+
+Core widgets only, in boxes that wrap on narrow pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from speedkit_jupyter.widgets.controls import Control, tooltip
+
+FIRST = ("precision", "tf32", "compile", "sdpa")
+BUTTONS = {
+    "Apply": ("check", "put the choice into force, on this model"),
+    "Restore": ("undo", "put everything back exactly"),
+    "Measure": ("clock-o", "baseline against the choice, with intervals"),
+    "Tune": ("search", "search the fastest safe plan by measuring"),
+    "Stop": ("stop", "end the measurement, with the results so far"),
+}
+# Shown by its style once the front end has lost the kernel; beside it what core widgets leave open.
+TOP = """<style>
+.jupyter-widgets-disconnected .speedkit-gone { display: block !important }
+.speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
+.speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
+.speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
+.speedkit-panel .widget-html, .speedkit-panel .widget-html-content { height: auto; min-width: 0 }
+</style>
+<div class="speedkit-gone" style="display:none"><b>The kernel of this panel is gone.</b>
+Run its cell again.</div>"""
+
+
+class Parts:
+    """The widgets of a panel; `whole` holds them all.
+
+    `state` is the right side, `status` and `progress` are those of a run, `outcome` what it found,
+    `listing` the code.
+    """
+
+    def __init__(self, controls: Mapping[str, Control]) -> None:
+        import ipywidgets as w
+
+        self.controls = dict(controls)
+        self.state, self.status = w.HTML(), w.HTML()
+        self.outcome, self.listing = w.HTML(), w.HTML()
+        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
+        self.buttons = {
+            name: w.Button(description=name, icon=icon, layout=_button(), **tooltip(w.Button, what))
+            for name, (icon, what) in BUTTONS.items()
+        }
+        self.buttons["Apply"].button_style = "primary"
+        self.code = w.ToggleButton(
+            description="Code",
+            icon="code",
+            layout=_button(),
+            **tooltip(w.ToggleButton, "the plan to take along"),
+        )
+        right = w.VBox([self.state], layout=_column("2 1 330px", "none"))
+        self.whole = w.VBox(
+            [
+                w.HTML(TOP, layout=w.Layout(margin="0")),
+                w.Box([self._left(), right], layout=w.Layout(flex_flow="row wrap", width="100%")),
+                self.outcome,
+                self.listing,
+            ],
+            layout=w.Layout(width="100%", padding="4px 0"),
+        )
+        self.whole.add_class("speedkit-panel")
+
+    def _left(self) -> Any:
+        """The first controls, the others under "more", and the buttons below."""
+        import ipywidgets as w
+
+        main = [c for path, c in self.controls.items() if c.is_first and c.label in FIRST]
+        main.sort(key=lambda one: FIRST.index(one.label))
+        rest = [one.widget for one in self.controls.values() if one not in main]
+        more = w.Accordion([w.VBox(rest)], selected_index=None)
+        more.set_title(0, "more")
+        plan, measure = [*self.buttons.values()][:2], [*self.buttons.values()][2:]
+        bar = w.Box([*plan, self.code, *measure], layout=w.Layout(flex_flow="row wrap"))
+        bar.layout.margin = "8px 0 0 0"
+        below = [more, bar, self.progress, self.status]
+        return w.VBox([*(one.widget for one in main), *below], layout=_column("1 1 330px", "430px"))
+
+
+def _button() -> Any:
+    import ipywidgets
+
+    return ipywidgets.Layout(flex="1 1 30%", width="auto")
+
+
+def _column(flex: str, most: str) -> Any:
+    import ipywidgets
+
+    return ipywidgets.Layout(
+        flex=flex, max_width=most, min_width="0", overflow="visible", margin="0 24px 0 0"
+    )

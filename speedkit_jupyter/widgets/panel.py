@@ -1,0 +1,197 @@
+"""The panel: what is clicked goes to the choice, and what the choice says is drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter import session
+from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.preview import Preview
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.panels import as_code, panel_report, state_report
+from speedkit_jupyter.widgets.choice import GONE, Choice
+from speedkit_jupyter.widgets.controls import controls
+from speedkit_jupyter.widgets.layout import Parts
+from speedkit_jupyter.widgets.saved import Saved
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.comparison import Comparison
+
+# Front ends draw each update; more than this many a second only cost time.
+INTERVAL_S = 0.2
+
+
+class Panel:
+    """See, toggle and measure a model's plan. Show it as a cell's last value, or with `display`.
+
+    `optimizer` names the optimizers; without it those of the notebook that hold the model's
+    parameters. `step` is the function that Measure and Tune run, or its name in the notebook;
+    without it the last `%%speedbench` cell. The budgets are seconds, as in `benchmark` and
+    `tune`. The model is held weakly. Raises TypeError for arguments of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        step: Callable[..., object] | str | None = None,
+        budget_s: float = 10.0,
+        tune_budget_s: float = 60.0,
+    ) -> None:
+        import torch
+
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
+        if not (step is None or callable(step) or isinstance(step, str)):
+            raise TypeError(f"step must be a function or its name, not {type(step).__name__}")
+        for budget in (budget_s, tune_budget_s):
+            if not isinstance(budget, int | float):
+                raise TypeError(f"a budget is a number of seconds, not {type(budget).__name__}")
+        self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
+        self._choice = Choice.of(_session(), model)
+        self._choice.step = step or self._choice.step
+        if optimizer is not None:
+            self._choice.give_optimizers(_listed(optimizer))
+        self._drawn_at, self._was_busy = 0.0, False
+        parts = Parts(controls(self._choice.choose))
+        self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
+        self.code, self.progress, self.status = parts.code, parts.progress, parts.status
+        self.state, self.outcome, self.listing = parts.state, parts.outcome, parts.listing
+        for name, button in self.buttons.items():
+            button.on_click(partial(self._clicked, name))
+        self.code.observe(self._toggled_code, "value")
+        self._saved = Saved(self.widget)
+        self._choice.listeners.add(self._follow)
+        self._follow()
+
+    @property
+    def config(self) -> SpeedConfig:
+        """What is chosen; `Apply` puts it into force."""
+        return self._choice.config
+
+    @property
+    def context(self) -> SpeedContext | None:
+        """The context in force on the model; None where nothing is applied."""
+        return self._choice.context
+
+    @property
+    def result(self) -> Comparison | None:
+        """What was measured last: of a search the confirmation."""
+        return self._choice.result
+
+    def report(self) -> Document:
+        """All that the panel shows, as a document. Raises SpeedKitError once the model is gone."""
+        choice = self._choice
+        return panel_report(choice.preview(), choice.name, choice.message, choice.report)
+
+    def __repr__(self) -> str:
+        return self._static()["text/plain"]
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return self._saved.bundle(self._static())
+
+    def _ipython_display_(self) -> None:
+        self._saved.display(self._static())
+
+    def _static(self) -> dict[str, str]:
+        try:
+            document = self.report()
+        except SpeedKitError as error:
+            document = Document(str(error))
+        return {"text/html": document.to_html(), "text/plain": document.to_text()}
+
+    def _clicked(self, name: str, button: Any) -> None:
+        choice = self._choice
+        try:
+            if name in self._budgets_s:
+                start = {"Measure": choice.measure, "Tune": choice.tune}[name]
+                start(self._budgets_s[name])
+            else:
+                {"Apply": choice.apply, "Restore": choice.restore, "Stop": choice.stop}[name]()
+        except SpeedKitError as error:
+            choice.message = str(error)
+            choice.listeners.tell()
+
+    def _toggled_code(self, change: Any) -> None:
+        self._follow()
+
+    def _follow(self) -> None:
+        """Show what is so by now."""
+        choice, now = self._choice, time.monotonic()
+        steady = choice.busy and self._was_busy
+        if steady and now - self._drawn_at < INTERVAL_S:
+            return
+        self._drawn_at, self._was_busy = now, choice.busy
+        self._show_run()
+        if steady:
+            return
+        try:
+            found = choice.preview()
+        except SpeedKitError:
+            self._show_gone()
+        else:
+            self._show(found)
+        self._saved.update(self._static)
+
+    def _show(self, found: Preview) -> None:
+        choice = self._choice
+        for path, control in self.controls.items():
+            control.show(choice.config, found.words[path.partition(".")[0]])
+        self.state.value = state_report(found, choice.name).to_html()
+        idle = not choice.busy
+        self.buttons["Apply"].disabled = not (idle and (found.pending or found.applied is None))
+        self.buttons["Restore"].disabled = not (idle and found.applied is not None)
+        for name in self._budgets_s:
+            self.buttons[name].disabled = not idle
+        self.outcome.value = "" if choice.report is None else choice.report.to_html()
+        shown = as_code(found.plan, choice.optimizers()) if self.code.value else ()
+        self.listing.value = Document("The plan", tuple(shown)).to_html() if shown else ""
+
+    def _show_run(self) -> None:
+        """Progress, a message, or what a click on Measure would time."""
+        choice = self._choice
+        self.buttons["Stop"].disabled = not choice.busy
+        self.progress.layout.display = None if choice.busy else "none"
+        text = choice.message
+        if choice.busy and choice.run is not None:
+            self.progress.value = choice.run.progress.done
+            text = choice.run.progress.text
+        elif not text and choice.run is not None and choice.run.state == "stopped":
+            text = "Stopped; what was measured until then:" if choice.report else "Stopped."
+        elif not text and choice.report is None and choice.measured:
+            text = f"Measure and Tune time: {choice.measured}"
+        self.status.value = (
+            f'<div role="status" aria-live="polite" style="line-height:1.4">{escape(text)}</div>'
+        )
+
+    def _show_gone(self) -> None:
+        for one in (*self.buttons.values(), self.code, *(c.input for c in self.controls.values())):
+            one.disabled = True
+        self.state.value = Document(GONE).to_html()
+        self.status.value = self.listing.value = ""
+
+
+def _session() -> session.Session:
+    """The one that the magics use."""
+    from IPython import get_ipython
+
+    return session.current(getattr(get_ipython(), "user_ns", None))
+
+
+def _listed(optimizer: Any) -> list[Any]:
+    import torch
+
+    found = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in found:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
+    return found

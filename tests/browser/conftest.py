@@ -1,0 +1,139 @@
+"""JupyterLab with real kernels, driven by headless Chromium. Skipped where there is no Chromium."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+HINT = "no Chromium: `apt-get install chromium` (Debian), or have chromium or google-chrome on PATH"
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--force-color-profile=srgb",
+]
+# Run cells only when the session is ready, else a dialog asks for a kernel.
+READY = """() => { const a = window.jupyterapp, w = a && a.shell && a.shell.currentWidget;
+  const c = w && w.sessionContext, k = c && c.isReady && c.session && c.session.kernel;
+  return !!k && k.status === 'idle' && a.commands.hasCommand('notebook:run-all-cells'); }"""
+KERNELSPEC = {"name": "python3", "display_name": "Python 3", "language": "python"}
+
+
+@dataclass
+class Lab:
+    """A running server; notebooks lie in `root`."""
+
+    root: Path
+    address: str
+    token: str
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """JupyterLab with settings, data and workspaces of its own."""
+    root, state = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("state")
+    news = state / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True)
+    news.write_text('{"fetchNews": "false", "checkForUpdates": false}')  # no pop-up
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    token = secrets.token_hex(16)
+    folders = {
+        "IPYTHONDIR": "ipython",
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        "SPEEDKIT_DATA": "speedkit",
+    }
+    environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
+    environment |= {name: str(state / folder) for name, folder in folders.items()}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    command = f"""{sys.executable} -m jupyterlab --no-browser --allow-root
+        --ServerApp.root_dir={root} --ServerApp.ip=127.0.0.1 --ServerApp.port={port}
+        --ServerApp.port_retries=0 --IdentityProvider.token={token}
+        --LabApp.expose_app_in_browser=True""".split()
+    with open(state / "lab.log", "w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 90
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=5)
+                break
+            except OSError:
+                waiting = process.poll() is None and time.monotonic() < end
+                assert waiting, (state / "lab.log").read_text()
+                time.sleep(0.1)
+        yield Lab(root, address, token)
+    finally:
+        process.terminate()  # which also shuts the kernels down
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The browser."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip(HINT)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
+    """`open_notebook(*cells)` writes a notebook, opens it, runs all, and gives the page."""
+    pages = []
+
+    def go(*cells: str, width: int = 1200, height: int = 900, run: bool = True) -> Any:
+        page = chromium.new_page(viewport={"width": width, "height": height})
+        pages.append(page)
+        page.set_default_timeout(45_000)
+        # A name and a workspace of its own: otherwise an old kernel or old tabs come back.
+        name = secrets.token_hex(4)
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
+            metadata={"kernelspec": KERNELSPEC},
+        )
+        page.file = lab.root / f"{name}.ipynb"
+        nbformat.write(notebook, page.file)
+        page.address = f"{lab.address}/lab/workspaces/{name}/tree/{name}.ipynb?token={lab.token}"
+        page.goto(page.address)
+        page.wait_for_function(READY)  # synchronous: a promise would count as true
+        if run:
+            page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells') }")
+        return page
+
+    yield go
+    for page in pages:
+        page.close()

@@ -1,0 +1,202 @@
+"""The panel in JupyterLab with a real kernel: what a user sees and does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import nbformat
+import pytest
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+%load_ext speedkit_jupyter
+import torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+x, y = torch.rand(32, 1, 8, 8), torch.randint(10, (32,))
+
+def train_step():
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def slow_step():  # no verdict is clear before some ten seconds
+    import time
+    time.sleep(0.2)
+    train_step()
+
+def state():
+    from speedkit_jupyter import flags
+    tensors = [p.tolist() for p in model.parameters()]
+    strides = [p.stride() for p in model.parameters()]
+    return tensors, strides, str(optimizer.state_dict()), dict(flags.snapshot())
+
+before = state()
+"""
+PANEL = "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
+LONG_MS = 90_000  # the machine may be busy
+
+
+class Page:
+    """The page with its panel, and cells that ask the kernel."""
+
+    def __init__(self, page: Any) -> None:
+        from playwright.sync_api import expect
+
+        self.page, self.expect, self.asked = page, expect, 0
+        self.panel = page.locator(".speedkit-panel")
+        expect(self.panel).to_be_visible(timeout=LONG_MS)
+
+    def button(self, name: str) -> Any:
+        """A button of the panel, by its accessible name (which begins with the icon)."""
+        return self.panel.get_by_role("button", name=re.compile(rf"\W*{name}$"))
+
+    def option(self, label: str, word: str) -> Any:
+        """A word of a control, by the control's label."""
+        row = self.panel.locator(".widget-toggle-buttons").filter(
+            has=self.page.get_by_text(label, exact=True)
+        )
+        return row.get_by_role("button", name=word, exact=True)
+
+    def shows(self, text: str, timeout: int = 45_000) -> None:
+        """Wait until the panel has it."""
+        self.expect(self.panel).to_contain_text(text, timeout=timeout)
+
+    def ask(self, source: str, answer: str) -> None:
+        """Run a new last cell; it must print `answer`."""
+        self.asked += 1
+        mark = f"answer {self.asked}:"
+        self.page.evaluate(
+            """async ([source]) => {
+              const all = jupyterapp.commands;
+              await all.execute('notebook:move-cursor-down');
+              const notebook = jupyterapp.shell.currentWidget.content;
+              notebook.activeCellIndex = notebook.widgets.length - 1;
+              await all.execute('notebook:insert-cell-below');
+              notebook.activeCell.model.sharedModel.setSource(source);
+              all.execute('notebook:run-cell');
+            }""",
+            [f"print({mark!r}, {source})"],
+        )
+        found = self.page.locator(".jp-OutputArea-output", has_text=mark).last
+        self.expect(found).to_contain_text(f"{mark} {answer}", timeout=LONG_MS)
+
+
+@pytest.fixture
+def opened(open_notebook):
+    """`opened()` is a page with a panel; `long` for measurements that go on and on."""
+
+    def go(long: bool = False, width: int = 1200) -> Page:
+        panel = PANEL.format("slow_step", 600) if long else PANEL.format("train_step", 1)
+        return Page(open_notebook(SETUP, panel, width=width))
+
+    return go
+
+
+def test_toggle_preview_apply_measure_restore_and_reload(opened):
+    page = opened()
+    page.shows("Nothing is applied")
+    page.option("precision", "bf16").click()
+    page.shows("● bf16")
+    page.option("tf32", "highest").click()
+    page.shows("as asked: full float32, as it is")
+    page.ask("panel.config.precision, panel.config.tf32, state() == before", "bf16 highest True")
+    page.button("Apply").click()
+    page.shows("Applied to model: precision bf16, channels_last, fused_optimizer")
+    page.ask(
+        "ctx.plan['precision'].value, torch.get_float32_matmul_precision(), "
+        "optimizer.param_groups[0]['fused'], model[0].weight.stride()[1]",
+        "bf16 highest True 1",
+    )
+    page.button("Measure").click()
+    page.shows("95 % interval", LONG_MS)
+    page.expect(page.panel.locator("img")).to_be_visible()
+    page.button("Restore").click()
+    page.shows("Nothing is applied")
+    page.ask("state() == before", "True")
+
+    page.page.evaluate("() => { jupyterapp.commands.execute('docmanager:save') }")
+    page.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+    outputs = nbformat.read(page.page.file, as_version=4).cells[1].outputs
+    saved = " ".join(one.data.get("text/html", "") for one in outputs)
+    assert "Nothing is applied" in saved
+    assert "95 % interval" in saved
+    assert "data:image/png" in saved
+    page.page.reload()
+    page.shows("95 % interval", LONG_MS)
+    page.shows("Nothing is applied")
+    page.expect(page.panel.locator(".mod-active", has_text="bf16")).to_be_visible()
+
+
+def test_stop_ends_a_long_measurement_and_cells_run_meanwhile(opened):
+    page = opened(long=True)
+    page.button("Measure").click()
+    page.shows("round ", LONG_MS)
+    page.ask("panel.result", "None")
+    page.expect(page.button("Apply")).to_be_disabled()
+    page.button("Stop").click()
+    page.expect(page.button("Measure")).to_be_enabled(timeout=LONG_MS)
+    page.ask("panel.result is not None, state() == before", "True True")
+
+
+def test_a_cell_that_trains_meanwhile_ends_the_measurement_and_its_step_stays(opened):
+    page = opened(long=True)
+    page.button("Measure").click()
+    page.shows("round ", LONG_MS)
+    page.ask("train_step(), state() != before", "None True")
+    page.shows("a cell changed", LONG_MS)
+    page.ask("state() != before, len(optimizer.state)", "True 4")
+
+
+def test_a_magic_is_followed_and_the_keyboard_works(opened):
+    page = opened()
+    page.ask("get_ipython().run_line_magic('speedkit', 'apply model --precision fp16')", "None")
+    page.shows("Applied to model: precision fp16")
+    page.option("precision", "bf16").focus()
+    page.page.keyboard.press("Enter")
+    page.shows("Apply would make it: precision bf16")
+    page.button("Restore").focus()
+    page.page.keyboard.press("Space")
+    page.shows("Nothing is applied")
+    page.ask("state() == before", "True")
+
+
+def test_at_600_pixels_nothing_is_cut_off(opened):
+    page = opened(width=600)
+    page.page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")
+    page.button("Apply").click()
+    page.shows("Applied to model")
+    page.option("precision", "bf16").click()
+    page.shows("after Apply")
+    page.page.wait_for_function(
+        """() => { const panel = document.querySelector('.speedkit-panel');
+          const edge = panel.getBoundingClientRect().right + 1;
+          return [...panel.querySelectorAll('button, input, select, th, td')].every(
+            one => one.getBoundingClientRect().right <= edge); }"""
+    )
+
+
+def test_without_its_kernel_the_panel_says_so_and_its_last_state_stays(opened):
+    page = opened()
+    page.option("precision", "fp16").click()
+    page.shows("● fp16")
+    twin = page.page.locator("[class^=speedkit-saved]")
+    page.expect(twin).to_be_hidden()
+    page.page.evaluate(
+        "() => { jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart() }"
+    )
+    page.expect(page.page.get_by_text("The kernel of this panel is gone")).to_be_visible()
+    page.expect(twin).to_be_visible()
+    page.expect(twin).to_contain_text("● fp16")
+    page.page.evaluate("() => { jupyterapp.commands.execute('docmanager:save') }")
+    page.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+    page.page.reload()
+    page.expect(twin).to_be_visible(timeout=LONG_MS)
+    page.expect(twin).to_contain_text("● fp16")
+    page.expect(page.page.get_by_text("Error displaying widget")).to_be_hidden()

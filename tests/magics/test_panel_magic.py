@@ -1,0 +1,83 @@
+"""`%speedkit panel`, and what the other magics mean for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from speedkit_jupyter import Panel
+
+
+@pytest.fixture
+def panel(shell):
+    """A panel for the session's model."""
+    return Panel(shell.names["model"], budget_s=0.3)
+
+
+def test_panel_shows_the_plan_of_the_model_as_text_where_there_are_no_widgets(shell):
+    shown = shell.run("%speedkit panel")
+    assert "Nothing is applied to `model`" in shown
+    assert "AdamW has a fused kernel" in shown
+
+
+def test_wrong_names_are_one_line_with_the_nearest_right_one(shell):
+    shell.run("def train_step(): pass")
+    assert "Did you mean 'train_step'" in str(shell.fails("%speedkit panel --step train_stepp"))
+    assert "there is no model 'modle'" in str(shell.fails("%speedkit panel modle"))
+    assert "unknown option '--stpe'" in str(shell.fails("%speedkit panel --stpe x"))
+    assert "Optimizer" in str(shell.fails("%speedkit panel --optimizer x"))
+
+
+def test_the_panel_follows_apply_config_and_restore(shell, panel):
+    shell.run("%speedkit apply model --precision bf16")
+    assert panel.controls["precision"].input.value == "bf16"
+    assert "Applied" in panel.state.value
+    shell.run("%speedkit restore")
+    assert "Nothing is applied" in panel.state.value
+    shell.run("%speedkit config reset")
+    assert panel.controls["precision"].input.value == "auto"
+
+
+def test_what_the_panel_applies_the_magics_know(shell, panel):
+    panel.buttons["Apply"].click()
+    assert shell.names["ctx"] is panel.context
+    assert "Applied to model" in shell.run("%speedkit report").replace("`", "")
+    assert "Restored `model`" in shell.run("%speedkit restore")
+    assert panel.context is None
+
+
+def test_the_last_speedbench_cell_is_what_measure_times(shell, panel):
+    shell.run("%%speedbench -n 1 -r 1 -q\nloss = loss_fn(model(x), y); loss.backward()")
+    assert "loss = loss_fn(model(x), y)" in panel.status.value
+    panel.buttons["Measure"].click()
+    assert [one.name for one in panel.result.records] == ["baseline", "auto"]
+    assert panel.result.baseline.times_s
+    shell.run("%%speedbench -n 1 -r 1 -q\nx + 1")
+    panel.buttons["Measure"].click()
+    assert "the step does not use this model" in panel.status.value
+
+
+def test_a_speedbench_cell_while_the_panel_measures_is_refused_in_one_line(shell, panel):
+    shell.run("def step(): return model(x).sum().backward()")
+    panel = Panel(shell.names["model"], step="step", budget_s=600)
+    errors = []
+
+    async def main() -> None:
+        panel.buttons["Measure"].click()
+        await asyncio.sleep(0.3)
+        errors.append(shell.fails("%%speedbench\nmodel(x)"))
+        panel.buttons["Stop"].click()
+        while not panel.buttons["Stop"].disabled:
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert "another measurement is in progress" in str(errors[0])
+    shell.run("%%speedbench -n 1 -r 1 -q\nmodel(x)")
+
+
+def test_unloading_restores_what_the_panel_applied(shell, panel):
+    panel.buttons["Apply"].click()
+    shell.run("%reload_ext speedkit_jupyter")
+    assert panel.context is None
+    assert shell.names["optimizer"].param_groups[0]["fused"] is None

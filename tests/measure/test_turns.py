@@ -1,0 +1,338 @@
+"""A measurement between the turns of an event loop: whenever a turn is given, all is in place."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, benchmark, flags
+from speedkit_jupyter.context import in_force
+from speedkit_jupyter.measure import visit
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.turns import Run
+from speedkit_jupyter.measure.variants import parse
+from speedkit_jupyter.tuning.search import Search
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Two that wait for one another on a busy machine would take longer than the steps."""
+    found = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(found)
+
+
+class Notebook:
+    """A model with dropout and batch norm, its optimizer, and a step that uses everything."""
+
+    def __init__(self, kind: str = "adam", trained: int = 1) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(36, 3)
+        )
+        parameters = self.model.parameters()
+        self.optimizer: Any = {
+            "adam": lambda: torch.optim.AdamW(parameters, 0.1),
+            "fused": lambda: torch.optim.AdamW(parameters, 0.1, fused=True),
+            "momentum": lambda: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+        }[kind]()
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.x, self.losses = torch.rand(2, 2, 5, 5), []
+        for _ in range(trained):
+            self.step()
+
+    def step(self) -> None:
+        """One training step."""
+        loss = self.model(self.x).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.losses.append(loss.item())
+
+    def state(self) -> dict[str, Any]:
+        """Everything, values and settings, and where tensors lie."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        plan = in_force(self.model)
+        return {
+            "tensors": [(id(t), t.stride(), t.tolist()) for t in tensors],
+            "gradients": [p.grad if p.grad is None else p.grad.tolist() for p in tensors[:6]],
+            "optimizer": str(self.optimizer.state_dict()),
+            "fused": [group["fused"] for group in self.optimizer.param_groups if "fused" in group],
+            "scheduler": str(self.scheduler.state_dict()),
+            "losses": list(self.losses),
+            "modes": [(part.training, getattr(part, "p", None)) for part in self.model.modules()],
+            "random": (random.getstate(), torch.get_rng_state().tolist()),
+            "flags": dict(flags.snapshot()),
+            "plan": (plan, plan and plan.active),
+        }  # fmt: skip
+
+    def benchmark(self, names: str = "baseline,channels_last", budget_s: float = 0.3) -> Benchmark:
+        """Of the step."""
+        return Benchmark(step_of(self.step), parse(names), budget_s)
+
+
+def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> Run:
+    """Drain an engine in an event loop; `other(turn)` is a cell that runs at each turn."""
+    turns = []
+
+    def told(run: Run) -> None:
+        if run.state == "running" and len(turns) < most_turns:
+            turns.append(None)
+            other(len(turns) - 1)
+
+    async def main() -> Run:
+        run = Run(engine, told)
+        run.start()
+        while run.state == "running":
+            await asyncio.sleep(0)
+        return run
+
+    run = asyncio.run(main())
+    assert turns, "no turn was given up"
+    assert visit.in_progress() is None
+    return run
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    kind=st.sampled_from(["adam", "fused", "momentum"]),
+    plan=st.sampled_from(
+        [None, {}, {"precision": "bf16", "threads": 2}, {"channels_last": True, "sdpa": "math"}]
+    ),
+    trained=st.integers(0, 2),
+    budget_s=st.sampled_from([0.05, 0.4]),
+)
+def test_whenever_a_turn_is_given_up_everything_is_in_place(kind, plan, trained, budget_s):
+    notebook = Notebook(kind, trained)
+    if plan is not None:
+        apply_speedups(notebook.model, SpeedConfig(**plan), optimizer=notebook.optimizer)
+    before = notebook.state()
+    seen = []
+    names = "baseline,channels_last,bf16"
+    run = run_with(
+        notebook.benchmark(names, budget_s), lambda turn: seen.append(notebook.state() == before)
+    )
+    assert run.state == "done", run.message
+    assert all(seen)
+    assert notebook.state() == before
+    assert run.result.records[1].times_s
+    while (applied := in_force(notebook.model)) is not None:
+        applied.restore()
+
+
+def test_a_search_gives_up_turns_too_with_everything_in_place(monkeypatch):
+    from speedkit_jupyter.optimizations.compile import Compile
+
+    monkeypatch.setattr(Compile, "candidates", lambda self, hardware, facts: ())
+    notebook = Notebook()
+    before, seen = notebook.state(), []
+    run = run_with(
+        Search(step_of(notebook.step), 1.5), lambda t: seen.append(notebook.state() == before)
+    )
+    assert run.state == "done", run.message
+    assert all(seen)
+    assert len(seen) > 5
+    assert run.result.stages
+
+
+CELLS = {
+    "a training step": (lambda n: n.step(), "a cell changed"),
+    "a value through .data": (
+        lambda n: n.model[0].weight.data.mul_(2), "a cell changed the model or its optimizer"
+    ),
+    "one gradient gone": (lambda n: setattr(n.model[0].weight, "grad", None), "the model"),
+    "a state of the optimizer": (
+        lambda n: n.optimizer.state[n.model[0].weight]["exp_avg"].data.add_(1), "its optimizer"
+    ),
+    "a new parameter": (
+        lambda n: setattr(n.model[4], "bias", nn.Parameter(torch.ones(3))), "changed the model"
+    ),
+    "the mode": (lambda n: n.model.eval(), "changed the model"),
+    "a hook": (lambda n: n.model.register_forward_hook(lambda *a: None), "changed the model"),
+    "a learning rate": (
+        lambda n: n.optimizer.param_groups[0].update(lr=0.5), "changed the optimizer"
+    ),
+    "the batch": (lambda n: setattr(n, "x", torch.rand(2, 2, 5, 5)), "what the step uses"),
+    "the batch in place": (lambda n: n.x.add_(1), "in place"),
+    "a list": (lambda n: n.losses.append(5.0), "what the step uses"),
+    "a plan applied": (lambda n: apply_speedups(n.model), "a plan was applied or restored"),
+    "a setting of torch": (lambda n: torch.set_num_threads(2), "torch's settings"),
+}  # fmt: skip
+
+PLANNED = ("a training step", "a value through .data", "a plan applied")
+
+
+@pytest.mark.parametrize(
+    ("what", "plan"),
+    [*((what, None) for what in CELLS), *((what, {"channels_last": True}) for what in PLANNED)],
+)
+def test_what_a_cell_changes_meanwhile_ends_the_run_and_stays(changing_flags, what, plan):
+    change, message = CELLS[what]
+    notebook = Notebook("fused")
+    if plan:
+        apply_speedups(notebook.model, SpeedConfig(**plan).alone(), optimizer=notebook.optimizer)
+    after: list[Any] = []
+
+    def cell(turn: int) -> None:
+        if turn == 3:
+            change(notebook)
+            after.append(notebook.state())
+
+    run = run_with(notebook.benchmark(budget_s=20), cell)
+    assert run.state == "failed"
+    assert message in run.message
+    assert "That stays" in run.message
+    assert notebook.state() == after[0]
+    while (applied := in_force(notebook.model)) is not None:
+        applied.restore()
+
+
+def test_restoring_the_plan_meanwhile_ends_the_run_and_stays_restored():
+    notebook = Notebook()
+    before = notebook.state()
+    context = apply_speedups(notebook.model, optimizer=notebook.optimizer)[1]
+    run = run_with(
+        notebook.benchmark(budget_s=20), lambda turn: context.restore() if turn == 2 else None
+    )
+    assert run.state == "failed"
+    assert "a plan was applied or restored" in run.message
+    assert notebook.state() == before
+
+
+def test_random_numbers_drawn_meanwhile_stay_drawn_and_do_not_end_the_run():
+    notebook = Notebook()
+    drawn = []
+    run = run_with(
+        notebook.benchmark(), lambda turn: drawn.append(torch.rand(3)) if turn < 3 else None
+    )
+    assert run.state == "done", run.message
+    after = torch.rand(3)
+    assert not any(torch.equal(after, one) for one in drawn)
+    assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("kind", ["generator", "list"])
+@pytest.mark.parametrize("uses", [False, True])
+def test_an_iterator_gives_a_cell_what_it_would_have_given(kind, uses):
+    notebook = Notebook()
+    batches = [torch.full((2, 2, 5, 5), float(i)) for i in range(50)]
+    names: dict[str, Any] = {"it": iter(batches) if kind == "list" else (one for one in batches)}
+    next(names["it"])
+
+    def step(context: Any) -> None:
+        notebook.model(next(names["it"])).sum().backward()
+
+    measured = Step(step, [notebook.model], [], names=names, iterators=["it"])
+    drawn = []
+    run = run_with(
+        Benchmark(measured, parse("baseline,channels_last"), 0.3 if not uses else 20),
+        lambda turn: drawn.append(float(next(names["it"])[0, 0, 0, 0])) if uses else None,
+        most_turns=1,
+    )
+    assert run.state == ("failed" if uses else "done"), run.message
+    assert drawn == ([1.0] if uses else [])
+    assert float(next(names["it"])[0, 0, 0, 0]) == (2.0 if uses else 1.0)
+
+
+def test_stop_ends_with_the_results_so_far_and_soon():
+    notebook = Notebook()
+    before = notebook.state()
+    runs: list[Run] = []
+    times: list[float] = []
+
+    async def main() -> None:
+        run = Run(notebook.benchmark(budget_s=60), lambda run: None)
+        run.start()
+        await asyncio.sleep(1.5)
+        run.stop()
+        times.append(time.perf_counter())
+        while run.state == "running":
+            await asyncio.sleep(0)
+        times.append(time.perf_counter())
+        runs.append(run)
+
+    asyncio.run(main())
+    assert runs[0].state == "stopped"
+    assert runs[0].result.baseline.times_s
+    assert notebook.state() == before
+    assert times[1] - times[0] < 10  # a bound against hanging; the benchmark program has the figure
+
+
+def test_a_second_measurement_meanwhile_is_refused_in_one_line():
+    notebook, other = Notebook(), Notebook()
+    errors = []
+
+    def cell(turn: int) -> None:
+        if turn == 1:
+            with pytest.raises(StepError, match="another measurement is in progress") as caught:
+                benchmark(other.step, "baseline", budget_s=0.1)
+            errors.append(caught.value)
+
+    run = run_with(notebook.benchmark(), cell)
+    assert run.state == "done", run.message
+    assert errors
+    assert benchmark(other.step, "baseline", budget_s=0.1).baseline.times_s
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
+def test_an_error_of_the_step_ends_the_run_with_one_line(error):
+    notebook = Notebook()
+    before, calls = notebook.state(), itertools.count()  # which nobody can put back
+
+    def step() -> None:
+        notebook.step()
+        if next(calls) > 20:
+            raise error
+
+    run = run_once(Benchmark(step_of(step), parse("baseline"), 5))
+    assert run.state == ("failed" if isinstance(error, ValueError) else "stopped")
+    assert run.message == ("the step raised ValueError: mine" if run.state == "failed" else "")
+    notebook_now = notebook.state()
+    assert notebook_now == before
+
+
+def run_once(engine: Any) -> Run:
+    """Without an event loop: to the end at once."""
+    run = Run(engine, lambda run: None)
+    run.start()
+    return run
+
+
+def test_without_an_event_loop_it_is_measured_at_once():
+    run = run_once(Notebook().benchmark())
+    assert run.state == "done"
+    assert run.result.records[1].times_s
+
+
+def test_a_cancelled_task_leaves_everything_in_place():
+    notebook = Notebook()
+    context = apply_speedups(notebook.model, optimizer=notebook.optimizer)[1]
+    before = copy.deepcopy(notebook.state()["tensors"])
+
+    async def main() -> None:
+        run = Run(notebook.benchmark(budget_s=60), lambda run: None)
+        run.start()
+        await asyncio.sleep(0.3)
+        assert run._task is not None
+        run._task.cancel()
+        await asyncio.gather(run._task, return_exceptions=True)
+        assert run.state == "stopped"
+
+    asyncio.run(main())
+    assert notebook.state()["tensors"] == before
+    assert context.active
+    assert visit.in_progress() is None
+    context.restore()

@@ -1,0 +1,48 @@
+"""A notebook with a model; the panel's namespace is the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import session
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two that wait for one another on a busy machine would take longer than the steps."""
+    found = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(found)
+
+
+@pytest.fixture
+def names() -> Iterator[Any]:
+    """The notebook's names, as attributes: model, optimizer, x, y and a train_step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    space = SimpleNamespace(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        x=torch.rand(8, 1, 8, 8),
+        y=torch.randint(10, (8,)),
+    )
+
+    def train_step() -> float:
+        loss = nn.functional.cross_entropy(space.model(space.x), space.y)
+        loss.backward()
+        space.optimizer.step()
+        space.optimizer.zero_grad()
+        return float(loss.item())
+
+    space.train_step = train_step
+    del model
+    session.begin(vars(space))
+    yield space
+    session.end()

@@ -1,0 +1,372 @@
+"""The panel without a browser: what the front end sends, and what the widgets then hold."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import time
+from html import unescape
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, flags, restore_all, session
+from speedkit_jupyter.config import paths_of
+from speedkit_jupyter.context import in_force, observed
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Target
+
+
+def pick(panel: Panel, path: str, word: str) -> None:
+    """As a click on one of the buttons does."""
+    control = panel.controls[path].input
+    index = [value for _, value in control.options].index(word)
+    control.set_state({"index": index})
+
+
+def labels(panel: Panel, path: str) -> list[str]:
+    return [label for label, _ in panel.controls[path].input.options]
+
+
+def text(html: str) -> str:
+    """What is read of it."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
+
+
+def state(names: Any) -> tuple[Any, ...]:
+    seen = observed(Target(names.model, [names.optimizer]))
+    return seen, [p.tolist() for p in names.model.parameters()], str(names.optimizer.state_dict())
+
+
+def test_there_is_a_control_for_every_option_of_the_catalog(names):
+    panel = Panel(names.model)
+    assert list(panel.controls) == [path for one in CATALOG for path in paths_of(one)]
+    for control in panel.controls.values():
+        assert control.input.description == control.label
+
+
+def test_everything_that_can_be_operated_has_a_label_and_a_tooltip(names):
+    panel = Panel(names.model)
+    for one in (*panel.buttons.values(), panel.code, *(c.input for c in panel.controls.values())):
+        assert one.description
+        assert getattr(one, "tooltip", None) or getattr(one, "description_tooltip", None)
+
+
+def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with_its_reason(
+    names, monkeypatch, hardware
+):
+    monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: hardware("cpu_avx512_bf16")))
+    panel = Panel(names.model)
+    assert labels(panel, "precision")[0] == "auto → bf16"
+    assert labels(panel, "sdpa.backend") == ["auto → auto", "math"]
+    note = text(panel.controls["sdpa.backend"].note.value)
+    assert "flash, efficient, cudnn" in note
+    assert "CUDA kernel" in note
+    assert panel.controls["threads"].input.placeholder.startswith("auto → ")
+
+
+def test_a_wish_that_cannot_be_had_is_shown_as_such_when_it_came_from_elsewhere(names):
+    session.current().config = SpeedConfig(sdpa="flash")
+    panel = Panel(names.model)
+    assert panel.controls["sdpa.backend"].input.value == "flash"
+    assert "flash ✕" in labels(panel, "sdpa.backend")
+
+
+def test_a_change_of_a_control_shows_what_would_change_and_applies_nothing(names):
+    before = state(names)
+    panel = Panel(names.model)
+    pick(panel, "precision", "bf16")
+    assert panel.config.precision == "bf16"
+    shown = text(panel.state.value)
+    assert "ctx.autocast() off ● bf16" in shown
+    assert "Nothing is applied" in shown
+    assert "speedkit-changed" in panel.state.value
+    assert panel.context is None
+    assert state(names) == before
+    pick(panel, "precision", "auto")
+    assert "ctx.autocast()" not in panel.state.value
+
+
+def test_apply_does_what_was_shown_and_restore_undoes_it_exactly(names):
+    before = state(names)
+    panel = Panel(names.model)
+    pick(panel, "precision", "bf16")
+    panel.controls["threads"].input.set_state({"value": "2"})
+    panel.buttons["Apply"].click()
+    assert torch.get_num_threads() == 2
+    assert names.ctx is panel.context
+    assert names.ctx.plan["precision"].value == "bf16"
+    assert names.optimizer.param_groups[0]["fused"] is True
+    assert "Applied to `model`" in panel.report().headline
+    assert panel.buttons["Apply"].disabled
+    panel.buttons["Restore"].click()
+    assert state(names) == before
+    assert panel.context is None
+    assert panel.buttons["Restore"].disabled
+    assert panel.config.precision == "bf16"  # what was chosen is still chosen
+
+
+def test_with_a_plan_in_force_the_table_has_before_now_and_after(names):
+    panel = Panel(names.model)
+    panel.buttons["Apply"].click()
+    pick(panel, "channels_last", "false")
+    shown = text(panel.state.value)
+    assert "before now after Apply" in shown
+    assert "0 of 1 convolutions ● 1 of 1 convolutions ● 0 of 1 convolutions" in shown
+    assert not panel.buttons["Apply"].disabled
+    panel.buttons["Apply"].click()
+    assert in_force(names.model).plan["channels_last"].active is False
+    panel.buttons["Restore"].click()
+
+
+def test_a_variable_of_the_users_is_never_overwritten(names):
+    names.ctx = "mine"
+    panel = Panel(names.model)
+    panel.buttons["Apply"].click()
+    assert names.ctx == "mine"
+    assert "panel.context" in text(panel.status.value)
+    panel.buttons["Restore"].click()
+
+
+def test_bad_input_is_one_line_beside_its_control(names):
+    panel = Panel(names.model)
+    panel.controls["threads"].input.set_state({"value": "many"})
+    assert "'many' is not allowed" in text(panel.controls["threads"].note.value)
+    assert panel.config.threads == "auto"
+    panel.controls["threads"].input.set_state({"value": "3"})
+    assert panel.config.threads == 3
+    assert "many" not in panel.controls["threads"].note.value
+    panel.controls["threads"].input.set_state({"value": ""})
+    assert panel.config.threads == "auto"
+
+
+def test_arguments_of_the_wrong_kind_are_a_type_error(names):
+    with pytest.raises(TypeError, match=r"torch.nn.Module, not str"):
+        Panel("model")
+    with pytest.raises(TypeError, match="function or its name"):
+        Panel(names.model, step=3)
+    with pytest.raises(TypeError, match=r"torch.optim.Optimizer"):
+        Panel(names.model, optimizer=[3])
+    with pytest.raises(TypeError, match="number of seconds"):
+        Panel(names.model, budget_s=names.train_step)
+
+
+def test_two_panels_on_one_model_agree_and_one_on_another_is_its_own(names):
+    names.other = nn.Sequential(nn.Linear(2, 2))
+    one, two, other = Panel(names.model), Panel(names.model), Panel(names.other)
+    pick(one, "precision", "bf16")
+    assert two.controls["precision"].input.value == "bf16"
+    assert two.state.value == one.state.value
+    assert other.controls["precision"].input.value == "auto"
+    two.buttons["Apply"].click()
+    assert "Applied" in one.state.value
+    assert "Applied" not in other.state.value
+    one.buttons["Restore"].click()
+    assert "Nothing is applied" in two.state.value
+
+
+def test_an_open_panel_follows_what_is_applied_and_restored_elsewhere(names):
+    panel = Panel(names.model)
+    context = apply_speedups(names.model, SpeedConfig(precision="fp16"))[1]
+    assert panel.controls["precision"].input.value == "fp16"
+    assert "Applied" in panel.state.value
+    context.restore()
+    assert "Nothing is applied" in panel.state.value
+    apply_speedups(names.model, SpeedConfig(precision="fp16"))
+    restore_all()
+    assert panel.buttons["Restore"].disabled
+    session.current().config = SpeedConfig(tf32="highest")
+    assert panel.controls["tf32"].input.value == "highest"
+    assert panel.controls["precision"].input.value == "auto"
+
+
+def test_optimizers_made_after_the_panel_are_found(names):
+    del names.optimizer
+    panel = Panel(names.model)
+    assert "no optimizer was given" in panel.state.value
+    names.optimizer = torch.optim.AdamW(names.model.parameters())
+    panel.buttons["Apply"].click()
+    assert names.optimizer.param_groups[0]["fused"] is True
+    panel.buttons["Restore"].click()
+
+
+def test_a_deleted_model_is_not_kept_alive_and_gives_a_plain_message(names):
+    panel = Panel(names.model, step="train_step", budget_s=0.05)
+    panel.buttons["Measure"].click()
+    assert panel.result is not None, panel.status.value
+    names.optimizer = None
+    del names.model
+    gc.collect()
+    assert "no longer exists" in panel.state.value
+    assert all(button.disabled for button in panel.buttons.values())
+    assert "no longer exists" in repr(panel)
+    assert "no longer exists" in panel._repr_mimebundle_()["text/html"]
+
+
+def test_a_deleted_model_that_a_plan_lies_on_is_gone_once_it_is_restored(names):
+    panel = Panel(names.model)
+    panel.buttons["Apply"].click()
+    panel.buttons["Restore"].click()
+    del names.model, names.ctx, names.optimizer
+    session.current().contexts.clear()
+    gc.collect()
+    assert "no longer exists" in panel.state.value
+
+
+def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
+    panel = Panel(names.model)
+    pick(panel, "precision", "bf16")
+    bundle = panel._repr_mimebundle_()
+    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == panel.widget.model_id
+    for kind in ("text/html", "text/plain"):
+        shown = text(bundle[kind])
+        for word in ("Nothing is applied", "● bf16", "CUDA kernel", "cudnn", "0 of 1 conv"):
+            assert word in shown, (kind, word)
+
+
+def test_code_shows_the_plan_as_yaml_that_a_config_is_made_of(names, tmp_path):
+    panel = Panel(names.model)
+    pick(panel, "precision", "bf16")
+    assert panel.listing.value == ""
+    panel.code.set_state({"value": True})
+    assert "precision: bf16" in text(panel.listing.value)
+    pick(panel, "precision", "fp16")
+    assert "precision: fp16" in text(panel.listing.value)
+
+
+def test_without_a_step_measure_says_what_to_do(names):
+    panel = Panel(names.model)
+    panel.buttons["Measure"].click()
+    assert "run a %%speedbench cell" in text(panel.status.value)
+    panel = Panel(names.model, step="nothing")
+    panel.buttons["Measure"].click()
+    assert "no function nothing" in text(panel.status.value)
+    panel = Panel(names.model, step=lambda: 1 / 0)
+    panel.buttons["Measure"].click()
+    assert "ZeroDivisionError: division by zero" in text(panel.status.value)
+
+
+def drain(panel: Panel, button: str, cell: Any = None) -> int:
+    """Click, and run the event loop until the measurement has ended; the turns there were."""
+    turns = 0
+
+    async def main() -> None:
+        nonlocal turns
+        panel.buttons[button].click()
+        while not panel.buttons["Stop"].disabled:
+            await asyncio.sleep(0)
+            if cell is not None:
+                cell(turns)
+            turns += 1
+
+    asyncio.run(main())
+    return turns
+
+
+def test_measure_compares_baseline_with_the_choice_and_draws_it(names):
+    before = state(names)
+
+    def step() -> None:  # so long that no noise of the machine decides
+        time.sleep(0.004)
+        names.train_step()
+
+    panel = Panel(names.model, step=step, budget_s=4.0)
+    pick(panel, "precision", "bf16")
+    seen = []
+    assert drain(panel, "Measure", lambda turn: seen.append(panel.status.value)) > 3
+    assert [one.name for one in panel.result.records] == ["baseline", "this choice"]
+    assert panel.result.records[1].applied["precision"] == "bf16"
+    assert "data:image/png;base64," in panel.outcome.value
+    assert "95 % interval" in panel.outcome.value
+    assert any("round" in one for one in seen)
+    assert "95 % interval" in repr(panel)
+    assert state(names) == before
+    assert not panel.buttons["Measure"].disabled
+
+
+def test_measuring_with_a_plan_in_force_leaves_it_in_force(names):
+    panel = Panel(names.model, step="train_step", budget_s=0.3)
+    panel.buttons["Apply"].click()
+    now = state(names)
+    drain(panel, "Measure", lambda turn: None)
+    assert panel.result.records[1].times_s
+    assert state(names) == now
+    panel.buttons["Restore"].click()
+
+
+def test_stop_ends_a_long_measurement_with_the_results_so_far(names):
+    before = state(names)
+    panel = Panel(names.model, step=names.train_step, budget_s=600)
+    other = Panel(names.model)
+
+    def cell(turn: int) -> None:
+        if "round " in panel.status.value:
+            other.buttons["Stop"].click()  # any of the model's panels
+
+    drain(panel, "Measure", cell)
+    assert panel.result.baseline.times_s
+    assert "Stopped" in panel.status.value
+    assert other.outcome.value == panel.outcome.value
+    assert state(names) == before
+
+
+def test_a_cell_that_trains_the_model_meanwhile_ends_the_measurement_with_that_message(names):
+    panel = Panel(names.model, step=names.train_step, budget_s=600)
+    after = []
+
+    def cell(turn: int) -> None:
+        if turn == 30:
+            names.train_step()
+            after.append(state(names))
+
+    drain(panel, "Measure", cell)
+    assert "a cell changed" in text(panel.status.value)
+    assert state(names) == after[0]
+
+
+def test_a_plan_that_a_magic_applies_meanwhile_ends_the_measurement(names):
+    panel = Panel(names.model, step=names.train_step, budget_s=600)
+    drain(panel, "Measure", lambda turn: apply_speedups(names.model) if turn == 30 else None)
+    assert "a plan was applied" in text(panel.status.value)
+    assert "Applied" in panel.state.value
+    restore_all()
+
+
+def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch):
+    from speedkit_jupyter.optimizations.compile import Compile
+    from speedkit_jupyter.optimizations.threads import Threads
+
+    for one in (Compile, Threads):
+        monkeypatch.setattr(one, "candidates", lambda self, hardware, facts: ())
+
+    def step() -> None:
+        time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.02)
+        names.train_step()
+
+    panel = Panel(names.model, step=step, tune_budget_s=6)
+    drain(panel, "Tune")
+    assert "fused_optimizer" in panel.outcome.value
+    assert panel.config.fused_optimizer.enabled is True
+    assert panel.context is None
+    assert panel.controls["fused_optimizer.enabled"].input.value == "true"
+    assert labels(panel, "precision")[0] == "auto → as is"
+    panel.buttons["Apply"].click()
+    assert names.optimizer.param_groups[0]["fused"] is True
+    assert panel.context.plan["fused_optimizer"].source == "measured"
+    panel.buttons["Restore"].click()
+
+
+def test_the_end_of_the_session_stops_what_is_measured(names):
+    panel = Panel(names.model, step=names.train_step, budget_s=600)
+    drain(panel, "Measure", lambda turn: session.end() if turn == 20 else None)
+    assert panel.result is not None or "Stopped" in panel.status.value
+
+
+def test_flags_are_never_touched_by_opening_a_panel(names):
+    before = dict(flags.snapshot())
+    Panel(names.model)
+    assert dict(flags.snapshot()) == before
