@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+Backward = Callable[[torch.Tensor], None]
+
 
 @dataclass
 class Workload:
     """A model, its optimizer (None for inference) and what one step does with a model.
 
-    `step(model, optimizer)` takes both, so that a copy that a framework has wrapped runs the same.
+    `step(model, optimizer, backward)` takes all that a framework wraps, so that it runs the same.
     """
 
     model: nn.Module
@@ -78,12 +80,18 @@ def mlp(width: int, layers: int) -> nn.Module:
     return nn.Sequential(*parts, nn.Linear(width, 10))
 
 
+def _backward(loss: torch.Tensor) -> None:
+    loss.backward()
+
+
 def _training(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
     loss_fn = nn.CrossEntropyLoss()
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def step(
+        model: nn.Module, optimizer: torch.optim.Optimizer, backward: Backward = _backward
+    ) -> None:
         loss = loss_fn(model(x).flatten(0, -2), y.flatten())
-        loss.backward()
+        backward(loss)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -91,7 +99,9 @@ def _training(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
 
 
 def _inference(model: nn.Module, x: torch.Tensor) -> Workload:
-    def step(model: nn.Module, optimizer: None = None) -> torch.Tensor:
+    def step(
+        model: nn.Module, optimizer: None = None, backward: Backward = _backward
+    ) -> torch.Tensor:
         with torch.no_grad():
             return model(x)
 
@@ -104,7 +114,9 @@ def _rollout() -> Workload:
     world = torch.randn(4, 16) / 4
     start = torch.randn(16, 16)
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def step(
+        model: nn.Module, optimizer: torch.optim.Optimizer, backward: Backward = _backward
+    ) -> None:
         state, total, said = start, torch.zeros(16), torch.zeros(16)
         for _ in range(24):
             logits = model(state).float()
@@ -113,7 +125,7 @@ def _rollout() -> Workload:
             state = torch.tanh(state + world[action])
             total = total + state[:, 0]
         loss = -(said * (total - total.mean())).mean()
-        loss.backward()
+        backward(loss)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -131,13 +143,13 @@ def _classes(batch: int) -> torch.Tensor:
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "transformer, training": lambda: _training(Transformer(), *_tokens()),
     "transformer, inference": lambda: _inference(Transformer(), _tokens()[0]),
-    "CNN, training": lambda: _training(Cnn(), torch.rand(16, 3, 32, 32), _classes(16)),
     "CNN, inference": lambda: _inference(Cnn(), torch.rand(16, 3, 32, 32)),
     "tiny MLP, training": lambda: _training(mlp(64, 4), torch.rand(32, 64), _classes(32)),
     "large MLP, training": lambda: _training(mlp(1024, 5), torch.rand(64, 64), _classes(64)),
     "large MLP, inference": lambda: _inference(mlp(1024, 5), torch.rand(64, 64)),
     "LSTM, training": lambda: _training(Lstm(), torch.rand(16, 50, 32), _classes(16)),
     "rollout, training": _rollout,
+    "CNN, training": lambda: _training(Cnn(), torch.rand(16, 3, 32, 32), _classes(16)),
 }
 
 

@@ -177,7 +177,7 @@ def _accelerate(work: Workload) -> Callable[[], object]:
         model, optimizer = accelerator.prepare(work.model), None
     else:
         model, optimizer = accelerator.prepare(work.model, work.optimizer)
-    return lambda: work.step(model, optimizer)
+    return lambda: work.step(model, optimizer, accelerator.backward)
 
 
 def _fabric(work: Workload) -> Callable[[], object]:
@@ -189,7 +189,7 @@ def _fabric(work: Workload) -> Callable[[], object]:
         model, optimizer = fabric.setup(model), None
     else:
         model, optimizer = fabric.setup(model, work.optimizer)
-    return lambda: work.step(model, optimizer)
+    return lambda: work.step(model, optimizer, fabric.backward)
 
 
 def _interleaved(
