@@ -5,14 +5,14 @@ BIN := .venv/bin
 COLAB := .venv-colab/bin
 QUICKSTART := notebooks/01_quickstart.ipynb
 
-.PHONY: demo test quick lint notebooks browser colab gpu benchmarks clean
+.PHONY: demo test quick slow lint notebooks browser colab gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-test: lint quick notebooks browser colab
+test: lint quick slow notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -21,6 +21,9 @@ lint: .venv/installed
 
 quick: .venv/installed
 	$(BIN)/pytest
+
+slow: .venv/installed
+	$(BIN)/pytest -m slow
 
 notebooks: .venv/installed
 	$(BIN)/pytest -n 0 -p no:cacheprovider --nbval-lax --nbval-current-env \

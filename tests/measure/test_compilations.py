@@ -62,6 +62,7 @@ def test_the_recompile_limit_is_noticed():
     assert found.limit_reached
 
 
+@pytest.mark.slow
 def test_ten_compiled_variants_of_a_model_that_breaks_its_graph_run_their_own_graphs():
     torch.manual_seed(0)
     network, x = Breaking(), torch.rand(8, 4)

@@ -12,6 +12,8 @@ import torch
 from speedkit_jupyter import Facts, SpeedConfig, code, flags, plan
 from speedkit_jupyter.facts import OptimizerFacts
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "mlp": """
 model = nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 1))
