@@ -110,7 +110,8 @@ def plan(
         request = config.request(optimization.name)
         decision = optimization.decide(request, hardware, facts)
         if config.is_alone and not request.explicit and not optimization.follows:
-            decision = replace(decision, active=False, guess=False, reason=LEFT)
+            value = optimization.as_is(facts) if decision.active else decision.value
+            decision = replace(decision, value=value, active=False, guess=False, reason=LEFT)
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)

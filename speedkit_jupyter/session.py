@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.context import SpeedContext, in_force
 from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.measure.reach import holding, optimizers_among
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     import torch
 
     from speedkit_jupyter.measure.step import Step
+
+
+def modules_in(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
+    """The notebook's own modules, by name."""
+    import torch
+
+    public = [(name, one) for name, one in list(names.items()) if name[:1] != "_"]
+    return {name: one for name, one in public if isinstance(one, torch.nn.Module)}
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,17 @@ class Session:
         self.listeners.tell("measured")
 
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-        """The contexts that are not restored, by the name of their model.
+        """The contexts that are not restored, by the name of their model, those from Python too.
 
         A name that means another object by now is marked.
         """
         self.contexts = {n: one for n, one in self.contexts.items() if not one.restored}
+        known = {id(one) for one in self.contexts.values()}
+        for name, model in modules_in(names).items():
+            found = in_force(model)
+            if found is not None and id(found) not in known:
+                self.contexts[name] = found
+                known.add(id(found))
         return [
             (n if "." in n or names.get(n) is one.model else f"{n} (an earlier model)", one)
             for n, one in self.contexts.items()

@@ -97,7 +97,8 @@ class Request:
             reason = f"{reason} (the environment variable {self.variable} decides)"
         if self.why:
             rest = reason.removeprefix("as asked").lstrip(";,: ")
-            reason = f"{self.why}; {rest}" if rest else self.why
+            between = " " if rest.startswith("(") else "; "
+            reason = f"{self.why}{between}{rest}" if rest else self.why
         return Decision(self.name, value, reason, source=self.source, **more)
 
 
@@ -192,6 +193,10 @@ class Optimization(ABC):
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Decide from records alone: reads no state of torch, so it plans for any machine."""
+
+    def as_is(self, facts: Facts) -> Any:
+        """The value that stands for leaving everything as it is."""
+        return False
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """The facts that later optimizations decide upon."""

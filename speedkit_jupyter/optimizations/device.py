@@ -58,6 +58,10 @@ class Device(Optimization):
         name = hardware.cpu.name if gpu is None else gpu.name
         return request.apply(where, f"from {here} to {name}; move batches with .to(ctx.device)")
 
+    def as_is(self, facts: Facts) -> Any:
+        """Where the model lies."""
+        return facts.device
+
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """Everything after the move is decided for the new device."""
         return facts.moved(decision.value) if decision.active else facts

@@ -92,6 +92,10 @@ class Precision(Optimization):
             return request.apply("bf16", f"{reason}; bf16 works", declined=True)
         return request.decline("fp32", reason)
 
+    def as_is(self, facts: Facts) -> Any:
+        """No autocast."""
+        return "fp32"
+
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """GradScaler and channels_last decide by the precision."""
         return replace(facts, precision=decision.value)

@@ -88,6 +88,10 @@ class Sdpa(Optimization):
             ),
         }
 
+    def as_is(self, facts: Facts) -> Any:
+        """Torch's own order."""
+        return "auto"
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""

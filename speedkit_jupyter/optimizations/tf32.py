@@ -86,6 +86,10 @@ class Tf32(Optimization):
             found["cudnn.allow_tf32"] = on
         return found
 
+    def as_is(self, facts: Facts) -> Any:
+        """What torch's own setting says."""
+        return facts.flags.get("float32_matmul_precision", "highest")
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Set both of torch's APIs in agreement, whatever state they were in."""

@@ -51,6 +51,10 @@ class Threads(Optimization):
         """The number of threads."""
         return {"num_threads": decision.value}
 
+    def as_is(self, facts: Facts) -> Any:
+        """As many as torch uses now."""
+        return facts.flags.get("num_threads", "auto")
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Set the number of threads."""

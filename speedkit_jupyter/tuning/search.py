@@ -31,7 +31,7 @@ from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
 # Shares of the budget that the rounds of a stage may take; most stages end earlier.
 SINGLES, COMBINATIONS, COSTLY, CONFIRMED = 0.3, 0.25, 0.2, 0.25
 # A costly candidate is compiled for about so long before it runs; less than that is not enough.
-COMPILE_S = 15.0
+COMPILE_S = 10.0
 # A plan that saves less memory than this share is not worth a change.
 LEAST_SAVED = 0.01
 BASELINE = Candidate({})
