@@ -10,7 +10,7 @@ from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Effect
+from speedkit_jupyter.optimizations.base import Effect, Fields
 from speedkit_jupyter.planning import plan
 
 
@@ -75,7 +75,16 @@ def _changes_something(one: Candidate, hardware: Hardware, facts: Facts) -> bool
 
 def _word(name: str, value: Any) -> str:
     """The variant word for a value: `bf16`, `tf32:medium`, `compile:reduce-overhead`."""
+    asked = _spelled_out(name, value)
     for word, values in words().items():
-        if values == {name: value}:
+        if values.keys() == {name} and _spelled_out(name, values[name]) == asked:
             return word
     return name if value is True else f"{name}:{value}"
+
+
+def _spelled_out(name: str, value: Any) -> Any:
+    """All fields of a value, where the option has several: `compile` is its default mode too."""
+    options = next(one.Options for one in CATALOG if one.name == name)
+    if isinstance(options, type) and issubclass(options, Fields):
+        return options.model_validate(value)
+    return type(value), value

@@ -268,3 +268,18 @@ def test_with_memory_as_the_objective_the_bytes_are_said(made_time):
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=4, objective="memory")
     assert tuning.winner.name == "fused_optimizer"
     assert "in place of" in " ".join(repr(tuning).split())
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"compile": True}, "compile"),
+        ({"compile": {"enabled": True, "mode": "default", "fullgraph": False}}, "compile"),
+        ({"compile": {"enabled": True, "mode": "reduce-overhead"}}, "compile:reduce-overhead"),
+        ({"sdpa": {"backend": "math"}}, "sdpa:math"),
+        ({"precision": "bf16", "fused_optimizer": True}, "bf16+fused_optimizer"),
+        ({"threads": 1}, "threads:1"),
+    ],
+)
+def test_a_candidates_name_is_the_variants_however_its_values_are_spelled(values, name):
+    assert Candidate(values).name == name
