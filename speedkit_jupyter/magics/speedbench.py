@@ -174,7 +174,9 @@ def _drain(
                 if arguments.v:
                     names[arguments.v] = result
                 progress.replace(result.report())
-            raise
+                raise KeyboardInterrupt("stopped; all is put back") from None
+            stopped = "stopped before anything was measured; all is put back"
+            raise KeyboardInterrupt(stopped) from None
         result = work.result()
         if arguments.v:
             names[arguments.v] = result

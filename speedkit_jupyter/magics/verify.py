@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -41,8 +42,9 @@ def run(shell: Any, session: Session, arguments: Any) -> None:
 
 def _step(names: dict[str, Any], session: Session, name: str | None) -> Step:
     if name is not None:
-        if not callable(names.get(name)):
-            functions = [one for one, value in names.items() if callable(value) and one[:1] != "_"]
+        if not isinstance(names.get(name), FunctionType):
+            found = [one for one, value in names.items() if isinstance(value, FunctionType)]
+            functions = [one for one in found if one[:1] != "_"]
             hint = did_you_mean(name, functions)
             raise UsageError(f"%speedkit verify: {name} is no function in this notebook.{hint}")
         return step_of(names[name])

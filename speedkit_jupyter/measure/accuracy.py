@@ -84,6 +84,7 @@ def observing(
     seen = Observation()
     parameters = [p for model in models for p in model.parameters()]
     start = [p.detach().clone() for p in parameters]
+    left = _versions(parameters)
     backward = torch.autograd.backward
 
     in_closure = False
@@ -106,7 +107,7 @@ def observing(
 
     def complete(still_in: float) -> None:
         if not seen.complete:
-            seen.gradients = _gradients(parameters, still_in)
+            seen.gradients = _made_since(left, parameters, still_in)
             seen.complete = True
         if stop_at_step:
             raise _Enough
@@ -120,7 +121,7 @@ def observing(
         torch.autograd.backward = backward
         handle.remove()
     if not seen.complete:
-        seen.gradients = _gradients(parameters, scale())
+        seen.gradients = _made_since(left, parameters, scale())
     moves = [
         (p.detach() - old).double().norm() ** 2 for p, old in zip(parameters, start, strict=True)
     ]
@@ -283,6 +284,24 @@ def _flat(value: Any) -> list[torch.Tensor]:
         one.detach().to("cpu", torch.float64)
         for one in tree_leaves(value)
         if isinstance(one, torch.Tensor) and one.is_floating_point()
+    ]
+
+
+def _versions(parameters: Sequence[Any]) -> list[tuple[Any, int]]:
+    """The gradients that lie there, and how often each was written to."""
+    return [(p.grad, 0 if p.grad is None else p.grad._version) for p in parameters]
+
+
+def _made_since(
+    left: Sequence[tuple[Any, int]], parameters: Sequence[Any], scale: float
+) -> list[torch.Tensor | None]:
+    """The gradients, without those that an earlier step has left behind: of a second model that is
+    trained later in the step, say.
+    """
+    now = _versions(parameters)
+    return [
+        None if new[0] is old[0] and new[1] == old[1] else gradient
+        for old, new, gradient in zip(left, now, _gradients(parameters, scale), strict=True)
     ]
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.reach import (
@@ -57,6 +58,8 @@ def step_of(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Step:
     """A function as a step, with the models and optimizers that its code reaches."""
+    if not callable(step):
+        raise StepError(f"the step must be a function, not {type(step).__name__}")
     takes_context = bool(inspect.signature(step).parameters)
     found = reached([step])
     models = outermost(found) if model is None else _listed(model)

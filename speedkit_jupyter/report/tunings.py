@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from speedkit_jupyter.context import plan_in_force
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import Ratio, spread
 from speedkit_jupyter.report.comparisons import describe_verdict
@@ -35,7 +36,8 @@ def tuning_report(tuning: Tuning) -> Document:
     undone = "All that measuring did to model, optimizer and random state is undone."
     sections.append(Section(undone))
     if tuning.helped:
-        sections.append(Section(Code(NEXT)))
+        in_force = plan_in_force(tuning.step.models[0]) is not None  # as with --apply
+        sections.append(Section(Code(NEXT.partition("\n")[2] if in_force else NEXT)))
     return Document(_headline(tuning), tuple(sections), tuning.to_dict())
 
 

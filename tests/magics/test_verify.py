@@ -32,6 +32,7 @@ def test_it_takes_a_function_by_name_and_the_plan_in_force(shell):
     [
         ("--steps 5", ["which step", "--step"]),
         ("--step nosuch", ["nosuch", "no function"]),
+        ("--step model", ["model", "no function"]),
         ("--step train_step --plan fb16", ["fb16", "bf16"]),
         ("--step train_step --steps 0", ["1 or more"]),
         ("--step train_step -v 1a", ["1a"]),
