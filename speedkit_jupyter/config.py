@@ -53,6 +53,7 @@ class SpeedConfig(_Fields):
     _variables: dict[str, str] = PrivateAttr(default_factory=dict)
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
     _why: str = PrivateAttr(default="")
+    _left: str = PrivateAttr(default="")
     _alone: bool = PrivateAttr(default=False)
     _firm: frozenset[str] = PrivateAttr(default=frozenset())
 
@@ -125,10 +126,13 @@ class SpeedConfig(_Fields):
         twin._sources, twin._why = dict.fromkeys(type(self).model_fields, source), why
         return twin
 
-    def alone(self) -> SpeedConfig:
-        """The same wishes and no others: what is auto is left as it is, not decided by rules."""
+    def alone(self, why: str = "") -> SpeedConfig:
+        """The same wishes and no others: what is auto is left as it is, not decided by rules.
+
+        `why` is the reason for what is left, where there is a better one than that.
+        """
         twin = self._twin()
-        twin._alone = True
+        twin._alone, twin._left = True, why
         return twin
 
     def changed(self, path: str, value: Any) -> SpeedConfig:
@@ -161,13 +165,19 @@ class SpeedConfig(_Fields):
     def _twin(self) -> SpeedConfig:
         twin = self.model_copy()
         twin._variables, twin._sources = dict(self._variables), dict(self._sources)
-        twin._alone, twin._firm, twin._why = self._alone, self._firm, self._why
+        twin._alone, twin._left = self._alone, self._left
+        twin._firm, twin._why = self._firm, self._why
         return twin
 
     @property
     def is_alone(self) -> bool:
         """Whether what is auto is left as it is."""
         return self._alone
+
+    @property
+    def why_left(self) -> str:
+        """Why what is auto is left as it is, where that was measured."""
+        return self._left
 
     @property
     def is_auto(self) -> bool:

@@ -111,7 +111,7 @@ def plan(
         decision = optimization.decide(request, hardware, facts)
         if config.is_alone and not request.explicit and not optimization.follows:
             value = optimization.as_is(facts) if decision.active else decision.value
-            decision = replace(decision, value=value, active=False, guess=False, reason=LEFT)
+            decision = replace(decision, value=value, active=False, guess=False, **_left(config))
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)
@@ -125,6 +125,13 @@ def describe(hardware: Hardware, device: str) -> str:
         return gpu.name
     cores = hardware.cpu.usable_cores
     return f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
+
+
+def _left(config: SpeedConfig) -> dict[str, Any]:
+    """Source and reason of what is left as it is."""
+    if config.why_left:
+        return {"source": "measured", "reason": config.why_left}
+    return {"reason": LEFT}
 
 
 def _asked(decision: Decision) -> Any:

@@ -10,11 +10,9 @@ from speedkit_jupyter.tuning import learning
 
 
 def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
-    """Where nothing definite is asked for, the plan that tuning has learned for this model."""
-    if not config.is_auto:
-        return config
+    """As `learning.or_learned`; a store that can't be read is said, and no more."""
     try:
-        return learning.tuned(model, optimizers) or config
+        return learning.or_learned(config, model, optimizers)
     except SpeedKitError as error:  # then by rules, as without a store
         print(error)
         return config

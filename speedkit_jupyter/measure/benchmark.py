@@ -43,8 +43,10 @@ class Benchmark:
     `budget_s` are the seconds for the rounds, after warm-up. The device is synchronized around
     each step, or with `throughput` only around blocks of steps. `check` names what the step
     leaves in its namespace for the accuracy check, in place of what backward ran on;
-    `drop` takes variants out of the rounds: `slower` those that are known to gain nothing worth
-    it, `beaten` also those that another one is known to beat. The rounds end when the verdicts of
+    `drop` takes variants out of the rounds: `far` those that are far slower in each of the first
+    ones, `slower` also those that are known to gain nothing worth it, `beaten` also those that
+    another one is known to beat; with the last two, which choose and prove nothing, less
+    precision is enough, and limits are not measured. The rounds end when the verdicts of
     the `decisive` variants (all, without) are clear. Whatever happens,
     models, optimizers, random generators and names end as they began. Raises StepError.
     """
@@ -71,6 +73,7 @@ class Benchmark:
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
         self._drop, self._decisive = drop, tuple(decisive)
+        self._chooses = drop in ("slower", "beaten")
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
@@ -192,13 +195,14 @@ class Benchmark:
         working = Examination(_working(runners), start, note_failure)
         yield from working.memory()
         self._flops = working.flops()
-        yield from working.limits(self._flops)
+        if not self._chooses:
+            yield from working.limits(self._flops)
 
     def _sample(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         __tracebackhide__ = True
-        if self._drop:
+        if self._chooses:
             runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
-        patient = bool(self._drop or self._decisive)  # a search, whose stages build on each other
+        patient = self._chooses or bool(self._decisive)  # a search, whose stages build on each other
         self._sampler = Sampler(
             runners, self.budget_s, self._throughput, note_failure, patient, self._clock
         )
@@ -218,7 +222,7 @@ class Benchmark:
         ratios = [
             result.ratio(one) for one in records if not self._decisive or one.name in self._decisive
         ]
-        if self._drop:
+        if self._chooses:
             return all(
                 r.verdict != "too noisy" and r.is_precise(ENOUGH_TO_CHOOSE) for r in ratios if r
             )
@@ -227,7 +231,7 @@ class Benchmark:
     def _is_hopeless(self, record: Record, is_look: bool) -> bool:
         if not self._drop:
             return False
-        if not is_look:
+        if not (is_look and self._chooses):
             return dropping.is_far_behind(self._records[0].times_s, record.times_s)
         return dropping.cannot_win(self.result(), record, self._drop)
 

@@ -55,7 +55,11 @@ def applied_report(context: SpeedContext, names: dict[str, str]) -> Document:
     shown = [d for d in plan if d.active or d.declined]
     rest = ", ".join(d.name for d in plan if d not in shown)
     sections = [Section(decisions(shown))] if shown else []
-    sections.append(Section(f"As is: {rest}. `%speedkit report` has every reason."))
+    if plan.config.why_left:
+        again = "`--rules` applies what the rules say, `%%speedbench --tune` searches again."
+        sections.append(Section(f"{plan.config.why_left.capitalize()}. {again}"))
+    else:
+        sections.append(Section(f"As is: {rest}. `%speedkit report` has every reason."))
     sections.append(Section(changed(context.changes()), "Before and after"))
     sections += _notes(context)
     sections.append(Section(Code(loop(context, names)), "Your training loop"))

@@ -66,7 +66,8 @@ def _learned(one: Learned) -> Row:
     work = "training" if plan["trains"] else "inference"
     what = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     inputs = ", ".join(plan["inputs"]) or "not seen"
-    return Row((str(one.number), plan["name"], interval, what, inputs, day(one.learned_at)))
+    name = plan["name"] if plan["values"] else "leave it as it is"
+    return Row((str(one.number), name, interval, what, inputs, day(one.learned_at)))
 
 
 def _headline(tuning: Tuning) -> str:

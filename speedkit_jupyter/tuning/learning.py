@@ -108,7 +108,9 @@ def newest(
     with hidden(model):
         known = store.learned(setting([model], hardware))
     fitting = [one for one in known if one.plan["trains"] == bool(optimizers)]
-    return next(reversed(fitting or known), None)
+    # What did not help in inference may help in training, and the other way round.
+    others = [one for one in known if one.plan["values"]]
+    return next(reversed(fitting or others), None)
 
 
 def keep(
@@ -116,7 +118,7 @@ def keep(
 ) -> None:
     """Remember a plan (its config values and variant name) with its proof.
 
-    Raises SpeedKitError where the store can't be written.
+    No values say that nothing helped. Raises SpeedKitError where the store can't be written.
     """
     store.learn(
         where,
@@ -137,6 +139,8 @@ def keep(
 
 def config_of(learned: store.Learned) -> SpeedConfig:
     """The plan as a config: what it names and no more, its decisions `measured`."""
+    if not learned.plan["values"]:
+        return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
     config = named(learned.plan["name"], learned.plan["values"]).config
     assert config is not None
     return config.with_source("measured", why(learned))
@@ -145,9 +149,13 @@ def config_of(learned: store.Learned) -> SpeedConfig:
 def why(learned: store.Learned) -> str:
     """The number behind it, when it was found and for which inputs."""
     plan = learned.plan
-    inputs = ", ".join(plan["inputs"]) or "inputs unknown"
-    day = learned.learned_at.astimezone().date().isoformat()
-    return f"{proof(plan['name'], plan['speedup'], plan['low'], plan['high'])} on {day} ({inputs})"
+    found = proof(plan["name"], plan["speedup"], plan["low"], plan["high"])
+    return f"{found} {_when(learned)}"
+
+
+def _when(learned: store.Learned) -> str:
+    inputs = ", ".join(learned.plan["inputs"]) or "inputs unknown"
+    return f"on {learned.learned_at.astimezone().date().isoformat()} ({inputs})"
 
 
 def proof(name: str, speedup: float | None, low: float | None, high: float | None) -> str:
@@ -158,12 +166,25 @@ def proof(name: str, speedup: float | None, low: float | None, high: float | Non
     return f"measured: {name} {speedup:.2f}x [{low:.2f}, {upper}]"
 
 
+def or_learned(
+    config: SpeedConfig,
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+) -> SpeedConfig:
+    """What applying goes by: where nothing definite is asked for, the plan that was learned.
+
+    Raises SpeedKitError where the store can't be read.
+    """
+    return (tuned(model, optimizers) if config.is_auto else None) or config
+
+
 def tuned(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
 ) -> SpeedConfig | None:
     """The plan that tuning learned for this model on this machine, or None.
 
+    One that changes nothing where a search found that nothing helps.
     `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
     Raises SpeedKitError where the store can't be read.
     """

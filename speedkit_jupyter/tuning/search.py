@@ -87,9 +87,9 @@ class Search:
             self._identity = learning.identify(
                 self.step, tuning.hardware, tuning.objective, tuning.steps
             )
-            tuning.learned = None if self._fresh else learning.find(*self._identity)
-            if tuning.learned is not None:
-                tuning.winner = Candidate(tuning.learned.plan["values"])
+            known = None if self._fresh else learning.find(*self._identity)
+            if known is not None and known.plan["values"]:  # where nothing helped, search again
+                tuning.learned, tuning.winner = known, Candidate(known.plan["values"])
         return tuning
 
     def run(self) -> Generator[Progress, None, None]:
@@ -135,7 +135,7 @@ class Search:
                 best = yield from self._stage(title, mixes, COSTLY, [best])
         if best.values:
             yield from self._confirm(best, "confirming")
-            self._keep()
+        self._keep()
 
     def _stage(
         self,
@@ -219,9 +219,12 @@ class Search:
             tuning.rejected.append(Rejected(best.name, why))
 
     def _keep(self) -> None:
-        """Remember a confirmed plan; a store that can't be written is said, and no more."""
+        """Remember what was found, also that nothing helped: rules shall not turn it on then.
+
+        A store that can't be written is said, and no more.
+        """
         tuning = self._tuning
-        if not tuning.confirmed or self._identity is None:
+        if self._identity is None:
             return
         winner = tuning.winner
         try:

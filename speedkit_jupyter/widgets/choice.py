@@ -13,6 +13,7 @@ from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import Session
+from speedkit_jupyter.tuning.learning import or_learned
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ class Choice:
         self.name = session.name_of(model)
         self.step: Callable[..., object] | str | None = None
         applied = in_force(model)
-        self.config = session.config if applied is None else applied.config
+        self.config = self._begun() if applied is None else applied.config
         self.run: Run | None = None
         self.result: Comparison | None = None
         self.report: Document | None = None
@@ -184,6 +185,13 @@ class Choice:
         if isinstance(found, Tuning) and found.confirmed:
             self.config = found.config
 
+    def _begun(self) -> SpeedConfig:
+        """What `%speedkit apply` starts from: the session's config, or the learned plan."""
+        try:
+            return or_learned(self.session.config, self._alive(), self.optimizers())
+        except SpeedKitError:  # a store that can't be read
+            return self.session.config
+
     def _applied_or_restored(self, model: torch.nn.Module) -> None:
         if model is not self.model:
             return
@@ -193,8 +201,8 @@ class Choice:
         self._tell("")
 
     def _session_changed(self, what: str) -> None:
-        if what == "config":
-            self.config = self.session.config
+        if what == "config" and self.model is not None:
+            self.config = self._begun()
         self._tell("")
 
     def _gone(self, reference: Any) -> None:
