@@ -51,6 +51,11 @@ class Parser(argparse.ArgumentParser):
         """Raise IPython's UsageError."""
         message = message.replace("invalid _whole_number value", "no whole number")
         message = message.replace("invalid int value", "no whole number")
+        choice = re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message)
+        if choice:
+            words = choice[2].replace("'", "")
+            hint = did_you_mean(choice[1], words.split(", "))
+            raise UsageError(f"{self.prog}: {choice[1]!r} is not allowed; allowed: {words}.{hint}")
         found = re.search(r"unrecognized arguments: (\S+)", message)
         if found and found[1] in ("-h", "--help"):
             message = f"its options are {', '.join(options(self))}; see %speedkit help"

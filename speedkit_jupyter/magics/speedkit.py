@@ -102,7 +102,12 @@ def panel(shell: Any, session: Session, line: str) -> None:
     found = find_optimizers(shell.user_ns, arguments.optimizer, model)
     step = arguments.step
     if step is not None and not callable(shell.user_ns.get(step)):
-        known = [n for n, one in shell.user_ns.items() if isinstance(one, FunctionType)]
+        hidden = shell.user_ns_hidden  # IPython's own, as `open` and `exit`
+        known = [
+            n
+            for n, one in shell.user_ns.items()
+            if isinstance(one, FunctionType) and n not in hidden
+        ]
         raise UsageError(
             f"%speedkit panel: there is no function {step!r}.{did_you_mean(step, known)}"
         )

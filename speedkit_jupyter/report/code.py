@@ -28,8 +28,14 @@ def code(plan: Plan | SpeedContext, form: str = "torch", optimizers: Optimizers 
     `optimizers` are those that the plan was made with, by name where they are a mapping; their
     hyperparameters are written out. An applied plan (a SpeedContext) knows them. The framework
     need not be installed. Raises SpeedKitError for an unknown form, for other optimizers than
-    the plan's, and where a framework can't do what was planned.
+    the plan's, and where a framework can't do what was planned; TypeError for what is no plan.
     """
+    if not isinstance(plan, Plan | SpeedContext):
+        kind = type(plan).__name__
+        raise TypeError(
+            f"code() takes a plan or the context of apply_speedups, not {kind}: "
+            "code(plan(facts=Facts.read(model))) is what the rules would do"
+        )
     if isinstance(plan, SpeedContext):
         optimizers = optimizers or plan.target.optimizers
         plan = plan.plan

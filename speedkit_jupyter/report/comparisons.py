@@ -10,6 +10,9 @@ from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, operations, ratio, seconds, share, size, word
 
+# An interval wider than this share of its median to both sides says where it begins, and no more.
+LOOSE = 0.5
+
 TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
 
 
@@ -59,13 +62,16 @@ def _headline(comparison: Comparison) -> str:
 
 
 def describe_verdict(comparison: Comparison, record: Record) -> str:
-    """`1.23× as fast as baseline, 95 % interval 1.20× to 1.26×`; the record must have times."""
+    """`1.23× as fast as baseline, 95 % interval 1.20× to 1.26×`; the record must have times.
+
+    Of a loose interval only the end that is proven: its median is a matter of luck.
+    """
     found = comparison.ratio(record)
     assert found is not None
-    return (
-        f"{ratio(found.median)} as fast as {comparison.baseline.name}, "
-        f"95 % interval {ratio(found.low)} to {ratio(found.high)}"
-    )
+    interval = f"95 % interval {ratio(found.low)} to {ratio(found.high)}"
+    if found.low > 1 and not found.is_precise(LOOSE):
+        return f"at least {ratio(found.low)} as fast as {comparison.baseline.name}, {interval}"
+    return f"{ratio(found.median)} as fast as {comparison.baseline.name}, {interval}"
 
 
 def _row(comparison: Comparison, record: Record) -> Row:

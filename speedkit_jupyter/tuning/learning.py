@@ -186,8 +186,12 @@ def tuned(
 
     One that changes nothing where a search found that nothing helps.
     `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
-    Raises SpeedKitError where the store can't be read.
+    Raises SpeedKitError where the store can't be read, TypeError for what is no model.
     """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
     found = newest(model, optimizers, Hardware.detect())
     return None if found is None else config_of(found)

@@ -83,7 +83,7 @@ class Tuning(Shown):
     def config(self) -> SpeedConfig:
         """The plan as a config: what it names and no more. All that it decides was measured."""
         if not self.helped:
-            return SpeedConfig().alone()
+            return SpeedConfig().alone("left as it is: nothing was proven faster")
         config = self.winner.variant().config
         assert config is not None
         return config.with_source("measured", self._why())

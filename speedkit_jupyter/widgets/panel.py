@@ -168,7 +168,8 @@ class Panel:
         elif not text and choice.run is not None and choice.run.state == "stopped":
             text = "Stopped; what was measured until then:" if choice.report else "Stopped."
         elif not text and choice.report is None and choice.measured:
-            text = f"Measure and Tune time: {choice.measured}"
+            takes = ", ".join(f"{name} ({s:g} s)" for name, s in self._budgets_s.items())
+            text = f"{takes}: {choice.measured}"
         self.status.value = (
             f'<div role="status" aria-live="polite" style="line-height:1.4">{escape(text)}</div>'
         )

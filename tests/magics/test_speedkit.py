@@ -188,6 +188,8 @@ def test_threads_takes_the_number_one(shell):
         ("apply 'model", ["quotation"]),
         ("config lod x.yaml", ["lod"]),
         ("config load", ["which FILE"]),
+        ("tuned lst", ["'lst' is not allowed", "'list'"]),
+        ("panel --step opn", ["there is no function 'opn'."]),
         ("restore model", ["takes no arguments"]),
         ("code --as torhc", ["'torhc'", "'torch'"]),
         ("code --as", ["--as", "expected one argument"]),

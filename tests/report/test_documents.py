@@ -51,6 +51,15 @@ def test_the_headline_names_the_fastest_that_is_proven():
     assert report.to_dict()["variants"][1]["verdict"] == "faster"
 
 
+def test_of_a_loose_interval_the_headline_says_what_is_proven_and_no_more():
+    loose = Record("auto", [0.008 if i % 3 else 0.0005 for i in range(60)])
+    comparison = Comparison((Record("baseline", [0.01] * 60), loose), {}, 10)
+    assert "auto is 1.25× as fast" in comparison_report(comparison).headline
+    looser = Record("auto", [0.008 if i % 2 else 0.0005 for i in range(60)])
+    comparison = Comparison((Record("baseline", [0.01] * 60), looser), {}, 10)
+    assert "auto is at least 1.25× as fast" in comparison_report(comparison).headline
+
+
 def test_the_headline_admits_that_nothing_is_faster():
     comparison = Comparison((record("baseline", 1), record("auto", 1.3)), {}, 10)
     assert comparison_report(comparison).headline.startswith("Nothing is proven faster")

@@ -73,7 +73,7 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     _, _, slower = network_and_step(seconds=lambda fused: 2 * LATE if fused else LATE)
     tuning = tune(slower, budget_s=4)
     assert not tuning.helped
-    assert store.learned() == []
+    assert [one.plan["values"] for one in store.learned()] == [{}]
     assert any("did not confirm" in one.reason for one in tuning.rejected)
     assert len(tuning.stages) > 1
 
@@ -144,6 +144,29 @@ def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(ne
         assert "measured: fused_optimizer" in decision.reason
         assert "4x8 float32" in decision.reason
     assert tuned(nn.Linear(3, 3)) is None
+
+
+def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search_goes_on(
+    network_and_step,
+):
+    tune(network_and_step(seconds=lambda fused: 2 * LATE if fused else LATE)[2], budget_s=4)
+    network, optimizer, step = network_and_step()
+    config = tuned(network, optimizer)
+    _, context = apply_speedups(network, config, optimizer=optimizer)
+    with context:
+        assert not any(decision.active for decision in context.plan)
+        assert "nothing was proven faster" in context.plan["fused_optimizer"].reason
+        assert context.plan["fused_optimizer"].source == "measured"
+    assert tuned(network) is None, "it says nothing about inference"
+    again = tune(step, budget_s=4)
+    assert again.learned is None
+    assert again.winner.name == "fused_optimizer"
+    assert len(store.learned()) == 1
+
+
+def test_tuned_takes_a_model():
+    with pytest.raises(TypeError, match=r"tuned\(\) needs a torch.nn.Module, not int"):
+        tuned(3)
 
 
 def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(

@@ -16,9 +16,14 @@ from torch import nn
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, flags, restore_all, session
 from speedkit_jupyter.config import paths_of
 from speedkit_jupyter.context import in_force, observed
+from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.measure.variants import named
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Target
+from speedkit_jupyter.planning import plan
+from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.learning import Task
 
 
 def pick(panel: Panel, path: str, word: str) -> None:
@@ -370,3 +375,19 @@ def test_flags_are_never_touched_by_opening_a_panel(names):
     before = dict(flags.snapshot())
     Panel(names.model)
     assert dict(flags.snapshot()) == before
+
+
+def test_a_panel_begins_with_the_plan_that_was_learned_as_apply_does(names):
+    hardware, task = Hardware.detect(), Task("Sequential", trains=True)
+    config = named("sdpa:math", {"sdpa": "math"}).config
+    learned = plan(config, hardware, Facts.read(names.model, [names.optimizer]))
+    learning.keep(
+        learning.setting([names.model], hardware), task, learned, {"sdpa": "math"}, "sdpa:math", None
+    )
+    panel = Panel(names.model)
+    assert panel.controls["sdpa.backend"].input.value == "math"
+    assert "measured: sdpa:math" in text(panel.state.value)
+    panel.buttons["Apply"].click()
+    assert panel.context.plan["sdpa"].source == "measured"
+    assert not panel.context.plan["fused_optimizer"].active
+    panel.buttons["Restore"].click()
