@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 # Warm-up ends when two neighbouring steps differ by less than this and nothing was compiled in
 # the last one, or after so many steps; a GradScaler may need more until it skips none.
 STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
-# A search goes on once its intervals are as narrow as this share of the median.
-ENOUGH_TO_CHOOSE = 0.08
+# A search goes on once its intervals are as narrow as this share of the median, and ends once that
+# of its proof is.
+ENOUGH_TO_CHOOSE, ENOUGH_TO_CONFIRM = 0.08, 0.05
 
 
 class Benchmark:
@@ -202,7 +203,9 @@ class Benchmark:
         __tracebackhide__ = True
         if self._chooses:
             runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
-        patient = self._chooses or bool(self._decisive)  # a search, whose stages build on each other
+        patient = self._chooses or bool(
+            self._decisive
+        )  # a search, whose stages build on each other
         self._sampler = Sampler(
             runners, self.budget_s, self._throughput, note_failure, patient, self._clock
         )
@@ -222,11 +225,12 @@ class Benchmark:
         ratios = [
             result.ratio(one) for one in records if not self._decisive or one.name in self._decisive
         ]
-        if self._chooses:
-            return all(
-                r.verdict != "too noisy" and r.is_precise(ENOUGH_TO_CHOOSE) for r in ratios if r
-            )
-        return all(r.settled for r in ratios if r)
+        if not (self._chooses or self._decisive):
+            return all(r.settled for r in ratios if r)
+        enough = ENOUGH_TO_CHOOSE if self._chooses else ENOUGH_TO_CONFIRM
+        if self._chooses and len(records) <= 2:  # nobody to choose between
+            enough = math.inf
+        return all(r.verdict != "too noisy" and r.is_precise(enough) for r in ratios if r)
 
     def _is_hopeless(self, record: Record, is_look: bool) -> bool:
         if not self._drop:

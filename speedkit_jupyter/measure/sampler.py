@@ -125,10 +125,13 @@ class Sampler:
                 if settled():
                     return
                 known = found()
-            if self._drop(hopeless, is_look) and number < min(self.looks, default=math.inf):
-                # Nothing has been looked at yet, and the rounds will be shorter than they were.
-                left_s = self.budget_s - elapsed
-                self.looks = planned_looks(number + int(left_s / self._round_s()))
+            if self._drop(hopeless, is_look):
+                if len(self.runners) == 1 or (is_look and settled()):
+                    return
+                if number < min(self.looks, default=math.inf):
+                    # Nothing was looked at yet, and the rounds will be shorter than they were.
+                    left_s = self.budget_s - elapsed
+                    self.looks = planned_looks(number + int(left_s / self._round_s()))
             patience = PATIENCE if self._lacks(number) else 1.0
             if not self.runners or elapsed >= patience * self.budget_s:
                 break

@@ -68,6 +68,6 @@ class Threads(Optimization):
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """All usable cores, and half of them (two threads a core rarely pay)."""
+        """All usable cores, half of them (two a core rarely pay), and one for tiny models."""
         usable = hardware.cpu.usable_cores
-        return tuple(dict.fromkeys(n for n in (usable, usable // 2) if n > 0))
+        return tuple(dict.fromkeys(n for n in (usable, usable // 2, 1) if n > 0))

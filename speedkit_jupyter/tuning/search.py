@@ -149,7 +149,8 @@ class Search:
         known = [one for one in known if one.values]
         every = {one.name: one for one in (*known, *tried)}
         drop: Drop = "beaten" if known else "slower"
-        comparison = yield from self._benchmark(title, list(every.values()), share, drop)
+        asked = [one.name for one in tried if one not in known]
+        comparison = yield from self._benchmark(title, list(every.values()), share, drop, asked)
         scores = {
             every[record.name]: self._score(comparison, record) for record in comparison.records[1:]
         }

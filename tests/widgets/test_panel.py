@@ -382,7 +382,12 @@ def test_a_panel_begins_with_the_plan_that_was_learned_as_apply_does(names):
     config = named("sdpa:math", {"sdpa": "math"}).config
     learned = plan(config, hardware, Facts.read(names.model, [names.optimizer]))
     learning.keep(
-        learning.setting([names.model], hardware), task, learned, {"sdpa": "math"}, "sdpa:math", None
+        learning.setting([names.model], hardware),
+        task,
+        learned,
+        {"sdpa": "math"},
+        "sdpa:math",
+        None,
     )
     panel = Panel(names.model)
     assert panel.controls["sdpa.backend"].input.value == "math"
