@@ -18,6 +18,7 @@ from speedkit_jupyter.tuning.learning import or_learned
 if TYPE_CHECKING:
     import torch
 
+    from speedkit_jupyter.config import SpeedConfig
     from speedkit_jupyter.measure.comparison import Comparison
     from speedkit_jupyter.measure.step import Step
     from speedkit_jupyter.measure.turns import Engine, Run

@@ -3,9 +3,10 @@
 For each of nine small workloads, in one run:
 
 1. `tune()` with its default budget, nothing learned before, an empty cache of compiled code;
-2. with another empty cache, an exhaustive grid: every combination of what the catalog offers for this machine, bf16 included
-   whether there are units for it or not, interleaved with baseline, GRID_S seconds for each (what
-   is over twice as slow in each of the first rounds leaves them, and its time to the others);
+2. with another empty cache, an exhaustive grid: every combination of what the catalog offers for
+   this machine, bf16 included whether there are units for it or not, interleaved with baseline,
+   GRID_S seconds for each (what is over twice as slow in each of the first rounds leaves them, and
+   its time to the others);
 3. interleaved with baseline and the tuned plan, each on a copy of its own: `torch.compile(model)`,
    Accelerate with bf16 and inductor, Fabric's bf16-mixed with torch.compile.
 
