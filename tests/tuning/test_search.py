@@ -12,7 +12,11 @@ from torch import nn
 
 from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.dropping import FAR_ROUNDS
 from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.statistics import FIRST_LOOK
+from speedkit_jupyter.measure.variants import variant
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combined
 from speedkit_jupyter.tuning.search import Search
 
@@ -241,6 +245,28 @@ def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
     reasons = {one.name: one.reason for one in tuning.rejected}
     assert reasons["channels_last"] == "far slower: 10.0 times in its fastest step"
     assert tuning.winner.name == "fused_optimizer"
+
+
+def test_a_stage_ends_with_the_last_candidate_that_it_asks_about(sleeping):
+    network, optimizer, x = parts()
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + 0.4 * (fused + last)))
+    tuning = tune(step, budget_s=60)
+    (stage,) = tuning.stages
+    assert len(stage.comparison.baseline.times_s) == FIRST_LOOK, "both are known to be slower then"
+
+
+def test_a_grid_gives_up_what_is_far_slower_and_goes_on_with_all_others(sleeping):
+    network, optimizer, x = parts()
+    step = sleeping(
+        network, optimizer, x, lambda fused, last: LATE * (1 + 1.5 * fused + 0.1 * last)
+    )
+    variants = [variant(name) for name in ("baseline", "fused_optimizer", "channels_last")]
+    grid = Benchmark(step_of(step, network, optimizer), variants, 5.0, drop="far")
+    for _ in grid.run():
+        pass
+    baseline, far, near = grid.result().records
+    assert len(far.times_s) == FAR_ROUNDS
+    assert len(near.times_s) == len(baseline.times_s) > FAR_ROUNDS
 
 
 def test_with_steps_the_total_is_what_counts_and_what_is_said(sleeping):
