@@ -18,8 +18,9 @@ from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.progress import ProgressLine
-from speedkit_jupyter.measure.benchmark import Benchmark, environment
+from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison
+from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.reach import (
     bystanders_among,
     optimizers_among,

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import datetime
-import gc
 import math
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.context import hidden, prepare
-from speedkit_jupyter.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.facts import has_lazy_parameters
-from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure import clock, dropping, memory
+from speedkit_jupyter.measure import dropping, memory, warming
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.dropping import Drop
+from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.examination import Examination
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
-from speedkit_jupyter.measure.sampler import OVERFLOW, Progress, Sampler
+from speedkit_jupyter.measure.sampler import Progress, Sampler
 from speedkit_jupyter.measure.statistics import ERROR
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant, config_of
-from speedkit_jupyter.planning import describe
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
-# Warm-up ends when two neighbouring steps differ by less than this and nothing was compiled in
-# the last one, or after so many steps; a GradScaler may need more until it skips none.
-STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
 # A search goes on once its intervals are as narrow as this share of the median, and ends once that
 # of its proof is.
 ENOUGH_TO_CHOOSE, ENOUGH_TO_CONFIRM = 0.08, 0.05
@@ -138,46 +131,16 @@ class Benchmark:
             yield Progress(0.0, f"{ahead}warming up {name} ({number + 1} of {len(runners)})")
             try:
                 with runner.applied():
-                    self._warm_up_one(runner)
+                    # No longer than its share of the budget.
+                    warming.warm_up(runner, self.budget_s / len(self._records))
                     runner.warm = runner.state()
             except Exception as error:
                 if number == 0:  # the step itself is wrong: the user's error, as it is
                     raise
-                note_failure(runner, error)  # a row; the others go on
+                runner.fail(error)  # a row; the others go on
             # Back to the user's values, so that every variant warms up from the same ones.
             start.restore()
             ahead = ahead or self._estimate(runners)
-
-    def _warm_up_one(self, runner: Runner) -> None:
-        __tracebackhide__ = True
-        record, device = runner.record, runner.device
-        with record.compilations.counted():
-            record.first_call_s = clock.timed(runner.once, device)
-        last, spent, calls = record.first_call_s, record.first_call_s, 1
-        runner.fastest_s = math.inf
-        while calls < MOST_SKIPPED:
-            graphs, scale = record.compilations.graphs, runner.scale()
-            with record.compilations.counted():
-                now = clock.timed(runner.once, device)
-            spent, calls = spent + now, calls + 1
-            runner.fastest_s = min(runner.fastest_s, now)
-            skipped = runner.scale() < scale
-            settled = calls > 2 and abs(now - last) < STABLE * last
-            settled = settled and graphs == record.compilations.graphs
-            enough = calls > MOST_WARM_UP or (calls > 2 and spent > self._most_warm_up_s(record))
-            if not skipped and (settled or enough):
-                break
-            last = now
-        if skipped:
-            raise StepError(OVERFLOW)
-        runner.step_s = now
-        record.settling_s = max(spent - calls * now, 0.0)
-        record.notes.update({k: v for one in runner.contexts for k, v in one.notes.items()})
-
-    def _most_warm_up_s(self, record: Record) -> float:
-        """Beyond the first call, a variant warms up no longer than its share of the budget."""
-        assert record.first_call_s is not None
-        return record.first_call_s + self.budget_s / len(self._records)
 
     def _estimate(self, runners: Sequence[Runner]) -> str:
         """How long it will take, said as soon as one step has been seen."""
@@ -190,10 +153,10 @@ class Benchmark:
     def _examine(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
         """Accuracy, memory and limits, each from untimed steps."""
         __tracebackhide__ = True
-        check = Examination(runners, start, note_failure, self._check)
+        check = Examination(runners, start, self._check)
         yield from check.accuracy()
         self._dropout_off = check.dropout_off
-        working = Examination(_working(runners), start, note_failure)
+        working = Examination(_working(runners), start)
         yield from working.memory()
         self._flops = working.flops()
         if not self._chooses:
@@ -206,9 +169,7 @@ class Benchmark:
         patient = self._chooses or bool(
             self._decisive
         )  # a search, whose stages build on each other
-        self._sampler = Sampler(
-            runners, self.budget_s, self._throughput, note_failure, patient, self._clock
-        )
+        self._sampler = Sampler(runners, self.budget_s, self._throughput, patient, self._clock)
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._settled, self._known, self._is_hopeless)
@@ -268,35 +229,3 @@ def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
     parameters = memory.size([p for one in step.models for p in one.parameters()])
     size = max(state, 4 * parameters if step.optimizers else 0)
     step.off_device = device is not None and not memory.fits(copies * size, device)
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Where and when it is measured."""
-    from speedkit_jupyter import __version__
-
-    hardware = Hardware.detect()
-    now = datetime.datetime.now(datetime.timezone.utc)
-    return {
-        "device": describe(hardware, str(device)),
-        "torch": hardware.torch,
-        "python": hardware.python,
-        "system": hardware.system,
-        "speedkit": __version__,
-        "measured_at": now.isoformat(timespec="seconds"),
-    }
-
-
-def note_failure(runner: Runner, error: Exception) -> None:
-    """One line, and nothing of the failed step kept alive by its traceback."""
-    import torch
-
-    record = runner.record
-    first = (str(error).strip().splitlines() or [""])[0]
-    ours = isinstance(error, SpeedKitError)
-    record.failure = first if ours else f"{type(error).__name__}: {first}"
-    record.times_s = []
-    traceback.clear_frames(error.__traceback__)
-    error.__traceback__ = None
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()

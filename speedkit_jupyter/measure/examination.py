@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from speedkit_jupyter.measure import accuracy, memory, roofline
@@ -15,18 +15,16 @@ from speedkit_jupyter.measure.sampler import Progress
 class Examination:
     """Steps of working variants, each from the user's own state (`start`) or its warm one.
 
-    `failed` is told of a variant that raises; the others go on.
+    One that raises is a row that says so; the others go on.
     """
 
     def __init__(
         self,
         runners: Sequence[Runner],
         start: State,
-        failed: Callable[[Runner, Exception], None],
         check: Sequence[str] = (),
     ) -> None:
-        self._runners, self._start, self._failed = runners, start, failed
-        self._check = check
+        self._runners, self._start, self._check = runners, start, check
         self.dropout_off = False
 
     def accuracy(self) -> Iterator[Progress]:
@@ -44,7 +42,7 @@ class Examination:
             except Exception as error:
                 if runner is self._runners[0]:  # the step itself, or what is asked of it
                     raise
-                self._failed(runner, error)
+                runner.fail(error)
                 continue
             finally:
                 start.restore()
@@ -95,7 +93,7 @@ class Examination:
                 try:
                     runner.record.memory = memory.needed(runner.once, runner.device, state)
                 except Exception as error:
-                    self._failed(runner, error)
+                    runner.fail(error)
 
     def limits(self, flops: int | None) -> Iterator[Progress]:
         """What this machine could do at best, in each variant's precision."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.measure import accuracy
 from speedkit_jupyter.measure.accuracy import Observation
 from speedkit_jupyter.measure.comparison import Record
@@ -92,6 +94,21 @@ class Runner:
         if plan["tf32"].active and plan["tf32"].value != "highest":
             return "bf16" if self.contexts[0].device.type == "cpu" else "tf32"
         return "fp32"
+
+    def fail(self, error: Exception) -> None:
+        """Note it, in one line; nothing of the failed step is kept alive by its traceback."""
+        import torch
+
+        record = self.record
+        first = (str(error).strip().splitlines() or [""])[0]
+        ours = isinstance(error, SpeedKitError)
+        record.failure = first if ours else f"{type(error).__name__}: {first}"
+        record.times_s = []
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def state(self) -> State:
         """A copy of what the step changes, as it is now, the variant's own scalers with it."""

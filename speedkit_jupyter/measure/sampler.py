@@ -50,11 +50,10 @@ class Sampler:
         runners: Sequence[Runner],
         budget_s: float,
         throughput: bool,
-        failed: Callable[[Runner, Exception], None],
         patient: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._failed, self.patient, self._now = failed, patient, now
+        self.patient, self._now = patient, now
         self._comparisons = len(runners) - 1
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
@@ -166,7 +165,7 @@ class Sampler:
         except Exception as error:
             if runner is self.runners[0]:  # the step itself: the user's error, as it is
                 raise
-            self._failed(runner, error)
+            runner.fail(error)
             return None
 
     def _leave_out(self) -> None:

@@ -7,7 +7,6 @@ learned for this very step earlier is only confirmed.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
@@ -18,12 +17,12 @@ from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.dropping import WORTH_IT, Drop, is_far_behind
+from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import learning, scoring
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combined
 from speedkit_jupyter.tuning.learning import Task
 from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
@@ -32,8 +31,6 @@ from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
 SINGLES, COMBINATIONS, COSTLY, CONFIRMED = 0.3, 0.25, 0.2, 0.25
 # A costly candidate is compiled for about so long before it runs; less than that is not enough.
 COMPILE_S = 10.0
-# A plan that saves less memory than this share is not worth a change.
-LEAST_SAVED = 0.01
 BASELINE = Candidate({})
 
 
@@ -216,7 +213,9 @@ class Search:
         tuning.confirmed = self._score(comparison, record) > 1
         tuning.winner = best if tuning.confirmed else BASELINE
         if not tuning.confirmed:
-            why = f"fresh rounds did not confirm it: {_why_not(comparison, record, best.name)}"
+            why = (
+                f"fresh rounds did not confirm it: {scoring.why_not(comparison, record, best.name)}"
+            )
             tuning.rejected.append(Rejected(best.name, why))
 
     def _keep(self) -> None:
@@ -248,20 +247,7 @@ class Search:
         ]
 
     def _score(self, comparison: Comparison, record: Record) -> float:
-        """How many times better than baseline; 0 for what is not proven better, or wrong."""
-        verdict = comparison.verdict(record)
-        if record.same_as_baseline or verdict in ("failed", "wrong", "slower"):
-            return 0.0
-        if self._tuning.objective == "memory":
-            return _memory_score(comparison, record)
-        ratio = comparison.ratio(record)
-        if ratio is None or verdict != "faster":
-            return 0.0
-        steps = self._tuning.steps
-        if steps is None:
-            return ratio.median
-        baseline_s = spread(comparison.baseline.times_s).median_s
-        return steps * baseline_s / (record.settling_s + steps * baseline_s / ratio.median)
+        return scoring.score(comparison, record, self._tuning.objective, self._tuning.steps)
 
     def _can_still_win(self, one: Candidate, best: Candidate) -> bool:
         """Whether there is time to compile, and anything left to gain that pays for it."""
@@ -285,7 +271,7 @@ class Search:
         rejected = self._tuning.rejected
         if record.name in {one.name for one in rejected}:
             return
-        rejected.append(Rejected(record.name, _why_not(comparison, record, best)))
+        rejected.append(Rejected(record.name, scoring.why_not(comparison, record, best)))
 
 
 def _mixes(helped: Sequence[Candidate]) -> list[Candidate]:
@@ -293,34 +279,3 @@ def _mixes(helped: Sequence[Candidate]) -> list[Candidate]:
     whole = combined(helped)
     pairs = [helped[0] + other for other in helped[1:]]
     return list({one.name: one for one in (*pairs, whole)}.values())
-
-
-def _memory_score(comparison: Comparison, record: Record) -> float:
-    before, now = comparison.baseline.memory, record.memory
-    if before is None or now is None or not now.peak_bytes:
-        return 0.0
-    saved = before.peak_bytes / now.peak_bytes
-    return saved if saved > 1 + LEAST_SAVED else 0.0
-
-
-def _why_not(comparison: Comparison, record: Record, best: str) -> str:
-    verdict = comparison.verdict(record)
-    if record.failure:
-        return f"failed: {record.failure}"
-    if verdict == "wrong" and record.accuracy is not None:
-        return f"wrong: {record.accuracy.reason}"
-    if record.same_as_baseline:
-        return "changes nothing here"
-    ratio = comparison.ratio(record)
-    if ratio is None:
-        return record.notes.get("dropped", "not measured")
-    if math.isinf(ratio.high) and is_far_behind(comparison.baseline.times_s, record.times_s):
-        return f"far slower in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
-    if math.isinf(ratio.high):
-        return f"too few rounds to tell: {ratio.pairs} in the budget"
-    number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
-    if verdict == "faster":
-        return f"helps ({number}), {best} more"
-    if verdict == "too noisy" and ratio.high < WORTH_IT:
-        return f"gains less than {WORTH_IT - 1:.0%}: {number}"
-    return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
-from speedkit_jupyter.measure.benchmark import environment
 from speedkit_jupyter.measure.comparison import Record
+from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.shown import Shown

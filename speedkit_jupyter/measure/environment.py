@@ -1,0 +1,28 @@
+"""Where and when something was measured."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.planning import describe
+
+if TYPE_CHECKING:
+    import torch
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Device, versions and the time, for a result."""
+    from speedkit_jupyter import __version__
+
+    hardware = Hardware.detect()
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "device": describe(hardware, str(device)),
+        "torch": hardware.torch,
+        "python": hardware.python,
+        "system": hardware.system,
+        "speedkit": __version__,
+        "measured_at": now.isoformat(timespec="seconds"),
+    }

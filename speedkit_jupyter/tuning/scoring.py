@@ -1,0 +1,63 @@
+"""How much better a candidate is, and why it was not taken."""
+
+from __future__ import annotations
+
+import math
+
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.dropping import WORTH_IT, is_far_behind
+from speedkit_jupyter.measure.statistics import spread
+
+# A plan that saves less memory than this share is not worth a change.
+LEAST_SAVED = 0.01
+
+
+def score(comparison: Comparison, record: Record, objective: str, steps: int | None) -> float:
+    """How many times better than baseline; 0 for what is not proven better, or wrong.
+
+    By time, by `memory`, or by the total time of so many steps, warm-up included.
+    """
+    verdict = comparison.verdict(record)
+    if record.same_as_baseline or verdict in ("failed", "wrong", "slower"):
+        return 0.0
+    if objective == "memory":
+        return _memory_score(comparison, record)
+    ratio = comparison.ratio(record)
+    if ratio is None or verdict != "faster":
+        return 0.0
+    if steps is None:
+        return ratio.median
+    baseline_s = spread(comparison.baseline.times_s).median_s
+    return steps * baseline_s / (record.settling_s + steps * baseline_s / ratio.median)
+
+
+def _memory_score(comparison: Comparison, record: Record) -> float:
+    before, now = comparison.baseline.memory, record.memory
+    if before is None or now is None or not now.peak_bytes:
+        return 0.0
+    saved = before.peak_bytes / now.peak_bytes
+    return saved if saved > 1 + LEAST_SAVED else 0.0
+
+
+def why_not(comparison: Comparison, record: Record, best: str) -> str:
+    """Why it is not in the plan, with its number."""
+    verdict = comparison.verdict(record)
+    if record.failure:
+        return f"failed: {record.failure}"
+    if verdict == "wrong" and record.accuracy is not None:
+        return f"wrong: {record.accuracy.reason}"
+    if record.same_as_baseline:
+        return "changes nothing here"
+    ratio = comparison.ratio(record)
+    if ratio is None:
+        return record.notes.get("dropped", "not measured")
+    if math.isinf(ratio.high) and is_far_behind(comparison.baseline.times_s, record.times_s):
+        return f"far slower in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
+    if math.isinf(ratio.high):
+        return f"too few rounds to tell: {ratio.pairs} in the budget"
+    number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
+    if verdict == "faster":
+        return f"helps ({number}), {best} more"
+    if verdict == "too noisy" and ratio.high < WORTH_IT:
+        return f"gains less than {WORTH_IT - 1:.0%}: {number}"
+    return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"
