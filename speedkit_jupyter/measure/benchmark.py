@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
@@ -23,9 +23,6 @@ from speedkit_jupyter.measure.statistics import ERROR
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant, config_of
 
-if TYPE_CHECKING:
-    pass
-
 # A search goes on once its intervals are as narrow as this share of the median, and ends once that
 # of its proof is.
 ENOUGH_TO_CHOOSE, ENOUGH_TO_CONFIRM = 0.08, 0.05
@@ -41,7 +38,9 @@ class Benchmark:
     ones, `slower` also those that are known to gain nothing worth it, `beaten` also those that
     another one is known to beat; with the last two, which choose and prove nothing, less
     precision is enough, and limits are not measured. The rounds end when the verdicts of
-    the `decisive` variants (all, without) are clear. Whatever happens,
+    the `decisive` variants (all, without) are clear. They compare with the variant `against`,
+    where it works, in place of the first one, which only accuracy is judged by then. Whatever
+    happens,
     models, optimizers, random generators and names end as they began. Raises StepError.
     """
 
@@ -56,6 +55,7 @@ class Benchmark:
         command: str = "",
         drop: Drop = "",
         decisive: Sequence[str] = (),
+        against: str = "",
     ) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
@@ -66,7 +66,7 @@ class Benchmark:
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
-        self._drop, self._decisive = drop, tuple(decisive)
+        self._drop, self._decisive, self._against = drop, tuple(decisive), against
         self._chooses = drop in ("slower", "beaten")
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
@@ -110,7 +110,7 @@ class Benchmark:
             self._environment = environment(runners[0].device)
             yield from self._warm_up(_working(runners), start)
             yield from self._examine(_working(runners), start)
-            yield from self._sample(_working(runners))
+            yield from self._sample(self._compared(_working(runners)))
 
     def _runner(self, index: int, config: Any) -> Runner:
         record = self._records[index]
@@ -161,6 +161,17 @@ class Benchmark:
         self._flops = working.flops()
         if not self._chooses:
             yield from working.limits(self._flops)
+
+    def _compared(self, runners: Sequence[Runner]) -> Sequence[Runner]:
+        """With the one to compare with in front, in place of the first; results follow."""
+        result = self.result()
+        works = [one for one in runners if result.verdict(one.record) != "wrong"]
+        rival = next((one for one in works if one.record.name == self._against), None)
+        if rival is None:
+            return runners
+        others = [one for one in self._records[1:] if one is not rival.record]
+        self._records = [rival.record, *others]
+        return [rival, *(one for one in runners[1:] if one is not rival)]
 
     def _sample(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         __tracebackhide__ = True

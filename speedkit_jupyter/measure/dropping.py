@@ -11,8 +11,9 @@ from speedkit_jupyter.measure.runner import Runner
 # Nothing; what is far slower; also what gains nothing worth it; also what another one beats.
 Drop = Literal["", "far", "slower", "beaten"]
 
-# A gain below this is not worth a change, and not the time to prove it.
-WORTH_IT = 1.02
+# A gain below this is not worth a change, and not the time to prove it; compiling has to bring
+# more, since it takes seconds at every start.
+WORTH_IT, WORTH_COMPILING = 1.02, 1.03
 # So many rounds in a row this many times slower, and a variant is given up.
 FAR_ROUNDS, FAR = 3, 2.0
 # By so much while warming up, and it is not even taken into the rounds.
@@ -23,7 +24,8 @@ def is_too_slow(runner: Runner, baseline: Runner) -> bool:
     """By the fastest of some warm-up steps, which no disturbance makes faster than it is."""
     times = runner.fastest_s / max(baseline.fastest_s, 1e-9)
     if times > TOO_SLOW:
-        runner.record.notes["dropped"] = f"far slower: {times:.1f} times in its fastest step"
+        slower = f"far slower than {baseline.record.name}"
+        runner.record.notes["dropped"] = f"{slower}: {times:.1f} times in its fastest step"
     return times > TOO_SLOW
 
 
@@ -35,6 +37,11 @@ def is_far_behind(baseline_s: Sequence[float], times_s: Sequence[float]) -> bool
     return len(pairs) >= FAR_ROUNDS and all(slow > FAR * base for base, slow in pairs)
 
 
+def worth_it(record: Record) -> float:
+    """The speed-up that this variant has to bring."""
+    return WORTH_COMPILING if record.applied.get("compile") else WORTH_IT
+
+
 def cannot_win(comparison: Comparison, record: Record, drop: Drop) -> bool:
     """Whether its interval, at a planned look, leaves nothing to hope for."""
     ratio = comparison.ratio(record)
@@ -42,5 +49,5 @@ def cannot_win(comparison: Comparison, record: Record, drop: Drop) -> bool:
         return False
     ahead = [one for one in comparison.records if comparison.verdict(one) == "faster"]
     leads = [found.low for one in ahead if (found := comparison.ratio(one)) is not None]
-    least = max([WORTH_IT, *(leads if drop == "beaten" else [])])
+    least = max([worth_it(record), *(leads if drop == "beaten" else [])])
     return comparison.verdict(record) in ("slower", "wrong") or ratio.high < least

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.dropping import WORTH_IT, is_far_behind
+from speedkit_jupyter.measure.dropping import is_far_behind, worth_it
 from speedkit_jupyter.measure.statistics import spread
 
 # A plan that saves less memory than this share is not worth a change.
@@ -13,9 +13,9 @@ LEAST_SAVED = 0.01
 
 
 def score(comparison: Comparison, record: Record, objective: str, steps: int | None) -> float:
-    """How many times better than baseline; 0 for what is not proven better, or wrong.
+    """How many times better than what it is compared with; 0 where not proven better, or wrong.
 
-    By time, by `memory`, or by the total time of so many steps, warm-up included.
+    By time, by `memory`, or by the total time of so many steps, compiling included.
     """
     verdict = comparison.verdict(record)
     if record.same_as_baseline or verdict in ("failed", "wrong", "slower"):
@@ -27,8 +27,10 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
         return 0.0
     if steps is None:
         return ratio.median
-    baseline_s = spread(comparison.baseline.times_s).median_s
-    return steps * baseline_s / (record.settling_s + steps * baseline_s / ratio.median)
+    before = comparison.baseline
+    steps_s = steps * spread(before.times_s).median_s
+    compiling_s = before.settling_s if before.applied.get("compile") else 0.0
+    return (compiling_s + steps_s) / (record.settling_s + steps_s / ratio.median)
 
 
 def _memory_score(comparison: Comparison, record: Record) -> float:
@@ -52,12 +54,16 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
     if ratio is None:
         return record.notes.get("dropped", "not measured")
     if math.isinf(ratio.high) and is_far_behind(comparison.baseline.times_s, record.times_s):
-        return f"far slower in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
+        slower = f"far slower than {comparison.baseline.name}"
+        return f"{slower} in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
     if math.isinf(ratio.high):
         return f"too few rounds to tell: {ratio.pairs} in the budget"
     number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
+    if comparison.baseline.applied:
+        number += f" against {comparison.baseline.name}"
     if verdict == "faster":
         return f"helps ({number}), {best} more"
-    if verdict == "too noisy" and ratio.high < WORTH_IT:
-        return f"gains less than {WORTH_IT - 1:.0%}: {number}"
+    least = worth_it(record)
+    if verdict == "too noisy" and ratio.high < least:
+        return f"gains less than {least - 1:.0%}: {number}"
     return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"

@@ -121,39 +121,35 @@ class Search:
         cheap = [one for one in found if not one.costly]
         best = BASELINE
         if cheap:
-            best = yield from self._stage("single changes", cheap, SINGLES)
+            best = yield from self._stage("single changes", cheap, SINGLES * self.budget_s)
         helped = self._that_helped(cheap)
         if len(helped) > 1:
-            best = yield from self._stage("combinations", _mixes(helped), COMBINATIONS, [best])
-        for one in found:
-            if one.costly and self._can_still_win(one, best):
-                title = f"with {one.name}"
+            seconds = COMBINATIONS * self.budget_s
+            best = yield from self._stage("combinations", _mixes(helped), seconds, best)
+        costly = [one for one in found if one.costly]
+        for number, one in enumerate(costly):
+            if self._can_still_win(one, best):
                 mixes = [one, best + one] if best.values else [one]
-                best = yield from self._stage(title, mixes, COSTLY, [best])
+                seconds = self._seconds_for(len(costly) - number)
+                best = yield from self._stage(f"with {one.name}", mixes, seconds, best)
         if best.values:
             yield from self._confirm(best, "confirming")
         self._keep()
 
     def _stage(
-        self,
-        title: str,
-        tried: Sequence[Candidate],
-        share: float,
-        known: Sequence[Candidate] = (),
+        self, title: str, tried: Sequence[Candidate], seconds: float, best: Candidate = BASELINE
     ) -> Generator[Progress, None, Candidate]:
-        """The best of what is tried and known, or BASELINE."""
+        """What is proven better than `best`, and the best of that; else `best`."""
         __tracebackhide__ = True
-        known = [one for one in known if one.values]
-        every = {one.name: one for one in (*known, *tried)}
-        drop: Drop = "beaten" if known else "slower"
-        asked = [one.name for one in tried if one not in known]
-        comparison = yield from self._benchmark(title, list(every.values()), share, drop, asked)
-        scores = {
-            every[record.name]: self._score(comparison, record) for record in comparison.records[1:]
-        }
-        best = self._best_so_far(scores) or (known[0] if known else BASELINE)
-        for record in comparison.records[1:]:
-            if record.name not in (best.name, *(one.name for one in known)):
+        asked = {one.name: one for one in tried if one.name != best.name}
+        comparison = yield from self._benchmark(
+            title, [*asked.values()], seconds, "beaten" if best.values else "slower", best
+        )
+        records = [one for one in comparison.records if one.name in asked]
+        scores = {asked[one.name]: self._score(comparison, one) for one in records}
+        best = self._best_so_far(scores) or best
+        for record in records:
+            if record.name != best.name:
                 self._reject(comparison, record, best.name)
         return best
 
@@ -161,15 +157,22 @@ class Search:
         self,
         title: str,
         tried: Sequence[Candidate],
-        share: float,
+        seconds: float,
         drop: Drop = "",
+        best: Candidate = BASELINE,
         decisive: Sequence[str] = (),
     ) -> Generator[Progress, None, Comparison]:
-        """Baseline and what is tried, as a stage of the result, also where it is cut short."""
+        """`best` and what is tried, as a stage of the result, also where it is cut short."""
         __tracebackhide__ = True
-        variants = [BASELINE.variant(), *(one.variant() for one in tried)]
-        budget_s = share * self.budget_s
-        benchmark = Benchmark(self.step, variants, budget_s, drop=drop, decisive=decisive)
+        every = [BASELINE, *([best] if best.values else []), *tried]
+        benchmark = Benchmark(
+            self.step,
+            [one.variant() for one in every],
+            seconds,
+            drop=drop,
+            decisive=decisive or [one.name for one in tried],
+            against=best.name,
+        )
         try:
             with closing(benchmark.run()) as run:
                 for one in run:
@@ -186,9 +189,9 @@ class Search:
 
     def _lead(self, tried: Sequence[Candidate], comparison: Comparison) -> None:
         """The best so far, not confirmed yet: what an interrupted search ends with."""
+        records = {one.name: one for one in comparison.records}
         scores = {
-            one: self._score(comparison, record)
-            for one, record in zip(tried, comparison.records[1:], strict=True)
+            one: self._score(comparison, records[one.name]) for one in tried if one.name in records
         }
         best = self._best_so_far(scores)
         if best is not None:
@@ -206,7 +209,7 @@ class Search:
         __tracebackhide__ = True
         tuning = self._tuning
         comparison = yield from self._benchmark(
-            title, best.cumulated(), CONFIRMED, decisive=[best.name]
+            title, best.cumulated(), CONFIRMED * self.budget_s, decisive=[best.name]
         )
         tuning.comparison = comparison
         record = comparison.records[-1]
@@ -249,10 +252,18 @@ class Search:
     def _score(self, comparison: Comparison, record: Record) -> float:
         return scoring.score(comparison, record, self._tuning.objective, self._tuning.steps)
 
+    def _left(self) -> float:
+        """Seconds until the winner has to be confirmed."""
+        return self._end - time.perf_counter() - CONFIRMED * self.budget_s
+
+    def _seconds_for(self, stages: int) -> float:
+        """For the rounds of the next of so many costly stages: what earlier ones left, too."""
+        return max(COSTLY * self.budget_s, self._left() / stages - COMPILE_S)
+
     def _can_still_win(self, one: Candidate, best: Candidate) -> bool:
         """Whether there is time to compile, and anything left to gain that pays for it."""
         name = (best + one).name
-        left = self._end - time.perf_counter() - CONFIRMED * self.budget_s
+        left = self._left()
         if left < COMPILE_S:
             reason = f"{max(left, 0):.0f} s of the budget were left, compiling takes about"
             self._tuning.rejected.append(Rejected(name, f"{reason} {COMPILE_S:.0f}"))

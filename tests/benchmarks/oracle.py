@@ -48,6 +48,8 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.result import Tuning
 
+Forces = dict[str, Callable[[], Any]]
+
 GRID_S = 10.0  # for each combination: the default budget of a benchmark
 BY_HAND_S, MOST_ROUNDS, LEAST_ROUNDS = 30.0, 300, 12
 AGAINST_BEST, AGAINST_BASELINE, SHARE_OF_TIME = 0.97, 0.98, 0.25
@@ -148,8 +150,8 @@ def combinations(work: Workload) -> list[Candidate]:
     return [one for one in found if one.values]
 
 
-def by_hand(name: str, tuning: Tuning) -> dict[str, list[float]]:
-    """Speed-ups over the plain model: the tuned plan, and what people write themselves."""
+def by_hand(name: str, tuning: Tuning) -> dict[str, Any]:
+    """Speed-ups over the plain model, or an error: the tuned plan, and what people write."""
     makers: dict[str, Callable[[Workload], Callable[[], object]]] = {
         "torch.compile": _torch_compile,
     }
@@ -165,12 +167,24 @@ def by_hand(name: str, tuning: Tuning) -> dict[str, list[float]]:
     for label, maker in makers.items():
         steps[label] = maker(made(name))
     forces = {"tuned": context.in_force}
-    times = _interleaved(steps, forces)
-    return {
+    failed = {name: error for name in steps if (error := _warmed_up(steps[name], forces, name))}
+    times = _interleaved({n: one for n, one in steps.items() if n not in failed}, forces)
+    return failed | {
         label: _listed(_ratio(times["baseline"], times[label]))
-        for label in steps
+        for label in times
         if label != "baseline"
     }
+
+
+def _warmed_up(step: Callable[[], object], forces: Forces, name: str) -> str:
+    """Three calls; the error where there is one."""
+    try:
+        with _in_force(forces, name):
+            for _ in range(3):
+                step()
+    except Exception as error:
+        return f"fails: {type(error).__name__}"
+    return ""
 
 
 def _step(work: Workload, context: Any = None) -> Callable[[], object]:
@@ -211,15 +225,9 @@ def _fabric(work: Workload) -> Callable[[], object]:
     return lambda: work.step(model, optimizer, fabric.backward)
 
 
-def _interleaved(
-    steps: dict[str, Callable[[], object]], forces: dict[str, Callable[[], Any]]
-) -> dict[str, list[float]]:
-    """Seconds of a step by name, in shuffled rounds after three calls of each."""
+def _interleaved(steps: dict[str, Callable[[], object]], forces: Forces) -> dict[str, list[float]]:
+    """Seconds of a step by name, in shuffled rounds."""
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for name, step in steps.items():
-        with _in_force(forces, name):
-            for _ in range(3):
-                step()
     end = time.perf_counter() + BY_HAND_S
     for number in range(MOST_ROUNDS):
         if time.perf_counter() > end and number >= LEAST_ROUNDS:
@@ -234,7 +242,7 @@ def _interleaved(
 
 
 @contextmanager
-def _in_force(forces: dict[str, Callable[[], Any]], name: str) -> Iterator[None]:
+def _in_force(forces: Forces, name: str) -> Iterator[None]:
     if name not in forces:
         yield
         return
@@ -272,7 +280,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['tuned_over_best'][0]:.2f} ({row['best']})",
             f"{row['tuned_s']:.0f} of {row['grid_s']:.0f} s, {share:.0%}",
         ]
-        cells += [_shown(row["by_hand"][h]) for h in hands if h != "tuned"]
+        cells += [_shown(row["by_hand"].get(h, "–")) for h in hands if h != "tuned"]
         lines.append(_row(cells))
     problems = [f"{row['workload']}: {one}" for row in rows for one in broken(row)]
     return "\n".join([*lines, "", *(problems or ["every promise holds"])])
@@ -282,7 +290,9 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _shown(found: list[float]) -> str:
+def _shown(found: list[float] | str) -> str:
+    if isinstance(found, str):
+        return found
     return f"{found[0]:.2f}× [{found[1]:.2f}, {found[2]:.2f}]"
 
 
