@@ -8,7 +8,7 @@ learned for this very step earlier is only confirmed.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 
 from speedkit_jupyter.context import hidden
@@ -110,48 +110,51 @@ class Search:
         __tracebackhide__ = True
         yield from self._confirm(known, "checking the learned plan")
         learned, tuning = self._tuning.learned, self._tuning
-        if not tuning.confirmed and learned is not None:
+        if tuning.winner.name != known.name and learned is not None:
             learning.forget(learned)
             tuning.learned, tuning.comparison = None, None
+            tuning.winner, tuning.confirmed = BASELINE, False
 
     def _search(self) -> Generator[Progress, None, None]:
         __tracebackhide__ = True
         tuning = self._tuning
         found = candidates(tuning.hardware, tuning.facts)
         cheap = [one for one in found if not one.costly]
-        best = BASELINE
-        if cheap:
-            best = yield from self._stage("single changes", cheap, SINGLES * self.budget_s)
-        helped = self._that_helped(cheap)
-        if len(helped) > 1:
-            seconds = COMBINATIONS * self.budget_s
-            best = yield from self._stage("combinations", _mixes(helped), seconds, best)
+        helped = yield from self._stage("single changes", cheap, SINGLES * self.budget_s, BASELINE)
+        best = [*helped, BASELINE][0]
+        mixes = _mixes(_one_value_each(helped))
+        joined = yield from self._stage("combinations", mixes, COMBINATIONS * self.budget_s, best)
+        best = [*joined, best][0]
         costly = [one for one in found if one.costly]
         for number, one in enumerate(costly):
             if self._can_still_win(one, best):
-                mixes = [one, best + one] if best.values else [one]
+                tried = [one, best + one] if best.values else [one]
                 seconds = self._seconds_for(len(costly) - number)
-                best = yield from self._stage(f"with {one.name}", mixes, seconds, best)
+                better = yield from self._stage(f"with {one.name}", tried, seconds, best)
+                best = [*better, best][0]
         if best.values:
             yield from self._confirm(best, "confirming")
         self._keep()
 
     def _stage(
-        self, title: str, tried: Sequence[Candidate], seconds: float, best: Candidate = BASELINE
-    ) -> Generator[Progress, None, Candidate]:
-        """What is proven better than `best`, and the best of that; else `best`."""
+        self, title: str, tried: Sequence[Candidate], seconds: float, best: Candidate
+    ) -> Generator[Progress, None, list[Candidate]]:
+        """What is proven better than `best`, best first."""
         __tracebackhide__ = True
+        if not tried:
+            return []
         asked = {one.name: one for one in tried if one.name != best.name}
         comparison = yield from self._benchmark(
             title, [*asked.values()], seconds, "beaten" if best.values else "slower", best
         )
         records = [one for one in comparison.records if one.name in asked]
-        scores = {asked[one.name]: self._score(comparison, one) for one in records}
-        best = self._best_so_far(scores) or best
+        scores = {one.name: self._score(comparison, one) for one in records}
+        better = sorted((name for name in scores if scores[name] > 1), key=lambda n: -scores[n])
+        winner = better[0] if better else best.name
         for record in records:
-            if record.name != best.name:
-                self._reject(comparison, record, best.name)
-        return best
+            if record.name != winner:
+                self._reject(comparison, record, winner)
+        return [asked[name] for name in better]
 
     def _benchmark(
         self,
@@ -190,36 +193,29 @@ class Search:
     def _lead(self, tried: Sequence[Candidate], comparison: Comparison) -> None:
         """The best so far, not confirmed yet: what an interrupted search ends with."""
         records = {one.name: one for one in comparison.records}
-        scores = {
-            one: self._score(comparison, records[one.name]) for one in tried if one.name in records
-        }
-        best = self._best_so_far(scores)
-        if best is not None:
+        known = [one for one in tried if one.name in records]
+        scores = {one: self._score(comparison, records[one.name]) for one in known}
+        best = max(known, key=lambda one: scores[one], default=None)
+        if best is not None and scores[best] > 1:
             self._tuning.winner, self._tuning.comparison = best, comparison
-
-    def _best_so_far(self, scores: Mapping[Candidate, float]) -> Candidate | None:
-        best = max(scores, key=lambda one: scores[one], default=None)
-        return best if best is not None and scores[best] > 1 else None
 
     def _confirm(self, best: Candidate, title: str) -> Generator[Progress, None, None]:
         """Baseline against the winner in rounds that took no part in choosing it.
 
-        Its parts go along, each added to those before it, so that what each adds is known too.
+        Its parts go along, each added to those before it, so that what each adds is known too,
+        and what is left of it where the whole is not confirmed.
         """
         __tracebackhide__ = True
-        tuning = self._tuning
-        comparison = yield from self._benchmark(
-            title, best.cumulated(), CONFIRMED * self.budget_s, decisive=[best.name]
-        )
-        tuning.comparison = comparison
-        record = comparison.records[-1]
-        tuning.confirmed = self._score(comparison, record) > 1
-        tuning.winner = best if tuning.confirmed else BASELINE
-        if not tuning.confirmed:
-            why = (
-                f"fresh rounds did not confirm it: {scoring.why_not(comparison, record, best.name)}"
-            )
-            tuning.rejected.append(Rejected(best.name, why))
+        tuning, parts = self._tuning, best.cumulated()
+        seconds = CONFIRMED * self.budget_s
+        comparison = yield from self._benchmark(title, parts, seconds, decisive=[best.name])
+        records = {one.name: one for one in comparison.records}
+        held = [one for one in parts if self._score(comparison, records[one.name]) > 1]
+        tuning.comparison, tuning.confirmed = comparison, bool(held)
+        tuning.winner = held[-1] if held else BASELINE
+        if tuning.winner.name != best.name:
+            why = scoring.why_not(comparison, records[best.name], tuning.winner.name)
+            tuning.rejected.append(Rejected(best.name, f"fresh rounds did not confirm it: {why}"))
 
     def _keep(self) -> None:
         """Remember what was found, also that nothing helped: rules shall not turn it on then.
@@ -234,20 +230,6 @@ class Search:
             learning.keep(*self._identity, tuning.plan, winner.values, winner.name, tuning.ratio)
         except SpeedKitError as error:
             tuning.notes.append(f"the plan was not kept for the next time: {error}")
-
-    def _that_helped(self, tried: Sequence[Candidate]) -> list[Candidate]:
-        """Best first; one value for each optimization."""
-        if not self._tuning.stages:
-            return []
-        comparison = self._tuning.stages[0].comparison
-        records = {one.name: one for one in comparison.records}
-        scores = {one: self._score(comparison, records[one.name]) for one in tried}
-        ranked = sorted((one for one in tried if scores[one] > 1), key=lambda one: -scores[one])
-        return [
-            one
-            for number, one in enumerate(ranked)
-            if not any(one.values.keys() & better.values.keys() for better in ranked[:number])
-        ]
 
     def _score(self, comparison: Comparison, record: Record) -> float:
         return scoring.score(comparison, record, self._tuning.objective, self._tuning.steps)
@@ -285,8 +267,19 @@ class Search:
         rejected.append(Rejected(record.name, scoring.why_not(comparison, record, best)))
 
 
+def _one_value_each(ranked: Sequence[Candidate]) -> list[Candidate]:
+    """Of several values for one optimization the best."""
+    return [
+        one
+        for number, one in enumerate(ranked)
+        if not any(one.values.keys() & better.values.keys() for better in ranked[:number])
+    ]
+
+
 def _mixes(helped: Sequence[Candidate]) -> list[Candidate]:
     """The best with each other, and all of them: two that help alone can hurt together."""
+    if len(helped) < 2:
+        return []
     whole = combined(helped)
     pairs = [helped[0] + other for other in helped[1:]]
     return list({one.name: one for one in (*pairs, whole)}.values())

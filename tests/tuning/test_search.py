@@ -118,6 +118,26 @@ def test_what_is_wrong_is_never_chosen_however_fast(made_time):
     assert any(one.reason.startswith("wrong") for one in tuning.rejected)
 
 
+def test_what_fresh_rounds_do_not_confirm_leaves_the_parts_that_they_do(sleeping):
+    network, optimizer, x = parts()
+    confirming: list[bool] = []
+
+    def seconds(fused: bool, last: bool) -> float:
+        gain = 0.5 * last + (0.3 * fused if not confirming else -0.6 * fused)
+        return LATE * (1 - gain)
+
+    search = Search(step_of(sleeping(network, optimizer, x, seconds)), 20)
+    for one in search.run():
+        if one.text.startswith("confirming"):
+            confirming.append(True)
+    tuning = search.result()
+    assert tuning.confirmed
+    assert tuning.winner.name == "channels_last"
+    assert [name for name, _ in tuning.parts()] == ["channels_last"]
+    (reason,) = [one.reason for one in tuning.rejected if "+" in one.name]
+    assert reason.startswith("fresh rounds did not confirm it: slower")
+
+
 def test_a_search_that_is_stopped_leaves_everything_as_before(sleeping):
     network, optimizer, x = parts()
     before = [p.detach().clone() for p in network.parameters()]
@@ -156,6 +176,15 @@ def test_bad_wishes_are_one_clear_error(sleeping):
         tune(step, budget_s=-1)
     with pytest.raises(StepError, match="no model"):
         tune(lambda: None)
+
+
+def test_a_learned_plan_that_no_longer_holds_gives_way_to_what_does(sleeping):
+    network, optimizer, x = parts()
+    tune(sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + fused)), budget_s=8)
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + fused) / (1 + last))
+    tuning = tune(step, budget_s=8)
+    assert tuning.learned is None
+    assert tuning.winner.name == "channels_last"
 
 
 @pytest.mark.parametrize("machine", ["cpu", "cpu_avx512_bf16", "t4", "h200"])
