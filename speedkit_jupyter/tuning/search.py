@@ -28,7 +28,7 @@ from speedkit_jupyter.tuning.learning import Task
 from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
 
 # Shares of the budget that the rounds of a stage may take; most stages end earlier.
-SINGLES, COMBINATIONS, COSTLY, CONFIRMED = 0.3, 0.25, 0.2, 0.25
+SINGLES, COMBINATIONS, COSTLY, CONFIRMED = 0.3, 0.25, 0.33, 0.25
 # A costly candidate is compiled for about so long before it runs; less than that is not enough.
 COMPILE_S = 10.0
 BASELINE = Candidate({})
@@ -129,7 +129,7 @@ class Search:
         for number, one in enumerate(costly):
             if self._can_still_win(one, best):
                 tried = [one, best + one] if best.values else [one]
-                seconds = self._seconds_for(len(costly) - number)
+                seconds = min(COSTLY * self.budget_s, self._left() / (len(costly) - number))
                 better = yield from self._stage(f"with {one.name}", tried, seconds, best)
                 best = [*better, best][0]
         if best.values:
@@ -237,10 +237,6 @@ class Search:
     def _left(self) -> float:
         """Seconds until the winner has to be confirmed."""
         return self._end - time.perf_counter() - CONFIRMED * self.budget_s
-
-    def _seconds_for(self, stages: int) -> float:
-        """For the rounds of the next of so many costly stages: what earlier ones left, too."""
-        return max(COSTLY * self.budget_s, self._left() / stages - COMPILE_S)
 
     def _can_still_win(self, one: Candidate, best: Candidate) -> bool:
         """Whether there is time to compile, and anything left to gain that pays for it."""
