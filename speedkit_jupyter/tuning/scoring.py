@@ -33,6 +33,14 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
     return (compiling_s + steps_s) / (record.settling_s + steps_s / ratio.median)
 
 
+def may_help(comparison: Comparison, record: Record) -> bool:
+    """Whether it looks faster, enough to be worth it, and the rounds were too few to prove it."""
+    ratio = comparison.ratio(record)
+    if ratio is None or comparison.verdict(record) != "too noisy":
+        return False
+    return ratio.median > 1 and ratio.high > worth_it(record)
+
+
 def _memory_score(comparison: Comparison, record: Record) -> float:
     before, now = comparison.baseline.memory, record.memory
     if before is None or now is None or not now.peak_bytes:

@@ -112,6 +112,8 @@ class Search:
         learned, tuning = self._tuning.learned, self._tuning
         if tuning.winner.name != known.name and learned is not None:
             learning.forget(learned)
+            reasons = [one.reason for one in tuning.rejected if one.name == known.name]
+            tuning.notes.append("; ".join([f"The learned plan {known.name} was dropped", *reasons]))
             tuning.learned, tuning.comparison = None, None
             tuning.winner, tuning.confirmed = BASELINE, False
 
@@ -120,17 +122,19 @@ class Search:
         tuning = self._tuning
         found = candidates(tuning.hardware, tuning.facts)
         cheap = [one for one in found if not one.costly]
-        helped = yield from self._stage("single changes", cheap, SINGLES * self.budget_s, BASELINE)
+        seconds = SINGLES * self.budget_s
+        helped, unclear = yield from self._stage("single changes", cheap, seconds, BASELINE)
         best = [*helped, BASELINE][0]
-        mixes = _mixes(_one_value_each(helped))
-        joined = yield from self._stage("combinations", mixes, COMBINATIONS * self.budget_s, best)
-        best = [*joined, best][0]
+        mixes = _mixes(best, _one_value_each([*helped, *unclear]))
+        seconds = COMBINATIONS * self.budget_s
+        better, _ = yield from self._stage("combinations", mixes, seconds, best)
+        best = [*better, best][0]
         costly = [one for one in found if one.costly]
         for number, one in enumerate(costly):
             if self._can_still_win(one, best):
                 tried = [one, best + one] if best.values else [one]
                 seconds = min(COSTLY * self.budget_s, self._left() / (len(costly) - number))
-                better = yield from self._stage(f"with {one.name}", tried, seconds, best)
+                better, _ = yield from self._stage(f"with {one.name}", tried, seconds, best)
                 best = [*better, best][0]
         if best.values:
             yield from self._confirm(best, "confirming")
@@ -138,11 +142,11 @@ class Search:
 
     def _stage(
         self, title: str, tried: Sequence[Candidate], seconds: float, best: Candidate
-    ) -> Generator[Progress, None, list[Candidate]]:
-        """What is proven better than `best`, best first."""
+    ) -> Generator[Progress, None, tuple[list[Candidate], list[Candidate]]]:
+        """What is proven better than `best`, best first, and what may be, but is not proven."""
         __tracebackhide__ = True
         if not tried:
-            return []
+            return [], []
         asked = {one.name: one for one in tried if one.name != best.name}
         comparison = yield from self._benchmark(
             title, [*asked.values()], seconds, "beaten" if best.values else "slower", best
@@ -152,9 +156,9 @@ class Search:
         better = sorted((name for name in scores if scores[name] > 1), key=lambda n: -scores[n])
         winner = better[0] if better else best.name
         for record in records:
-            if record.name != winner:
-                self._reject(comparison, record, winner)
-        return [asked[name] for name in better]
+            self._reject(comparison, record, winner)
+        unclear = [one.name for one in records if scoring.may_help(comparison, one)]
+        return [asked[name] for name in better], [asked[name] for name in unclear]
 
     def _benchmark(
         self,
@@ -257,10 +261,12 @@ class Search:
         return False
 
     def _reject(self, comparison: Comparison, record: Record, best: str) -> None:
-        rejected = self._tuning.rejected
-        if record.name in {one.name for one in rejected}:
-            return
-        rejected.append(Rejected(record.name, scoring.why_not(comparison, record, best)))
+        """With its reason, in place of an earlier one; not so the best."""
+        tuning = self._tuning
+        tuning.rejected = [one for one in tuning.rejected if one.name not in (best, record.name)]
+        if record.name != best:
+            why = scoring.why_not(comparison, record, best)
+            tuning.rejected.append(Rejected(record.name, why))
 
 
 def _one_value_each(ranked: Sequence[Candidate]) -> list[Candidate]:
@@ -272,10 +278,9 @@ def _one_value_each(ranked: Sequence[Candidate]) -> list[Candidate]:
     ]
 
 
-def _mixes(helped: Sequence[Candidate]) -> list[Candidate]:
-    """The best with each other, and all of them: two that help alone can hurt together."""
-    if len(helped) < 2:
-        return []
-    whole = combined(helped)
-    pairs = [helped[0] + other for other in helped[1:]]
-    return list({one.name: one for one in (*pairs, whole)}.values())
+def _mixes(best: Candidate, others: Sequence[Candidate]) -> list[Candidate]:
+    """The best with each other one, and all of them: two that help alone can hurt together, and
+    two that are too small to be proven alone may be large enough together.
+    """
+    mixes = [*(best + other for other in others), combined(others)]
+    return [one for name, one in {one.name: one for one in mixes}.items() if name != best.name]

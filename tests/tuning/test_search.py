@@ -13,12 +13,14 @@ from torch import nn
 from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.dropping import FAR_ROUNDS
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.statistics import FIRST_LOOK
 from speedkit_jupyter.measure.variants import variant
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combined
-from speedkit_jupyter.tuning.search import Search
+from speedkit_jupyter.tuning.scoring import may_help
+from speedkit_jupyter.tuning.search import BASELINE, Search, _mixes
 
 LATE = 0.008  # seconds of a slow step, on the tests' own clock
 
@@ -101,6 +103,30 @@ def test_two_that_help_together_are_joined(sleeping):
     tuning = tune(step, budget_s=8)
     assert tuning.winner.name == "channels_last+fused_optimizer"
     assert [name for name, _ in tuning.parts()] == ["channels_last", "fused_optimizer"]
+
+
+def test_what_may_help_and_is_not_proven_is_tried_once_more_alone_and_with_others():
+    noisy = [1.0, 1.3] * 20
+    comparison = Comparison(
+        (
+            Record("baseline", noisy),
+            Record("may", [one / 1.05 for one in reversed(noisy)]),
+            Record("helps", [one / 1.05 for one in noisy]),
+            Record("slower", [one * 1.1 for one in reversed(noisy)]),
+        ),
+        {},
+        10,
+    )
+    assert [one.name for one in comparison.records if may_help(comparison, one)] == ["may"]
+    one, other = Candidate({"threads": 1}), Candidate({"sdpa": "math"})
+    assert [c.name for c in _mixes(BASELINE, [one, other])] == [
+        "threads:1",
+        "sdpa:math",
+        "threads:1+sdpa:math",
+    ]
+    assert [c.name for c in _mixes(one, [one, other])] == ["threads:1+sdpa:math"]
+    assert _mixes(BASELINE, []) == []
+    assert _mixes(one, [one]) == []
 
 
 def test_what_is_wrong_is_never_chosen_however_fast(made_time):
