@@ -254,6 +254,7 @@ _, context = apply_speedups(model, config, optimizer=torch.optim.Adam(model.para
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_with_a_plan_in_force_ends_quietly():
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 SETUP = """
 %load_ext speedkit_jupyter
@@ -77,7 +77,6 @@ def test_the_stop_button_ends_a_search_with_the_best_plan_so_far(ready):
     assert same["text"] == "True\n"
 
 
-@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("after_s", [0.3, 2.5])
 def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready, after_s):
