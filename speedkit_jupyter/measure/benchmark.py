@@ -177,9 +177,8 @@ class Benchmark:
         __tracebackhide__ = True
         if self._chooses:
             runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
-        patient = self._chooses or bool(
-            self._decisive
-        )  # a search, whose stages build on each other
+        # In a search, whose stages build on each other.
+        patient = self._chooses or bool(self._decisive)
         self._sampler = Sampler(runners, self.budget_s, self._throughput, patient, self._clock)
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
