@@ -110,8 +110,10 @@ def plan(
         request = config.request(optimization.name)
         decision = optimization.decide(request, hardware, facts)
         if config.is_alone and not request.explicit and not optimization.follows:
-            value = optimization.as_is(facts) if decision.active else decision.value
-            decision = replace(decision, value=value, active=False, guess=False, **_left(config))
+            if decision.active:  # where the rules leave it themselves, theirs is the reason
+                value = optimization.as_is(facts)
+                left = _left(config)
+                decision = replace(decision, value=value, active=False, guess=False, **left)
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)

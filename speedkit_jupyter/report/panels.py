@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.config import ALONE
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.optimizations.base import Decision
 from speedkit_jupyter.planning import Plan
@@ -42,8 +43,11 @@ def panel_report(
 ) -> Document:
     """All that a panel shows, for front ends without widgets."""
     state = state_report(found, name)
-    chosen = [f"{k} {word(v)}" for k, v in found.plan.config.to_dict().items()]
-    sections = [Section(f"Chosen: {', '.join(chosen) or 'auto for everything'}.")]
+    config = found.plan.config
+    chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
+    rest = "auto for all else" if chosen else "auto for everything"
+    rest = "all else as it is" if config.is_alone else rest
+    sections = [Section(f"Chosen: {', '.join([*chosen, rest])}.")]
     sections += [Section(message)] if message else []
     sections += state.sections
     refused = tuple(

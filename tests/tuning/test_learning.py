@@ -157,6 +157,7 @@ def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search
         assert not any(decision.active for decision in context.plan)
         assert "nothing was proven faster" in context.plan["fused_optimizer"].reason
         assert context.plan["fused_optimizer"].source == "measured"
+        assert context.plan["tf32"].source == "auto", "what no rule turns on was not measured"
     assert tuned(network) is None, "it says nothing about inference"
     again = tune(step, budget_s=4)
     assert again.learned is None
