@@ -150,7 +150,8 @@ def test_code_is_saved_and_never_written_over_unasked(shell, tmp_path: Path):
     assert "torch.optim" in file.read_text()
 
 
-def test_options_come_in_both_spellings(shell):
+def test_options_come_in_both_spellings(shell, machine):
+    machine("cpu")
     shell.run("%speedkit apply model --channels-last false --fused_optimizer false")
     assert not any(decision.active for decision in shell.names["ctx"].plan)
 

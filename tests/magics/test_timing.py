@@ -12,6 +12,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.measure.timing import Timing
 
+pytestmark = pytest.mark.real_time
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 

@@ -136,7 +136,8 @@ def test_a_closure_is_declined(parts, precision):
 def test_a_plan_of_full_precision_patches_nothing(parts):
     seen = []
     before = torch.autograd.backward
-    run(parts, SpeedConfig(), lambda: seen.append(torch.autograd.backward is before))
+    config = SpeedConfig(precision="fp32")
+    run(parts, config, lambda: seen.append(torch.autograd.backward is before))
     assert seen == [True] * 3
 
 

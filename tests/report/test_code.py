@@ -176,7 +176,7 @@ def test_trainer_is_told_not_to_switch_tf32_on_where_the_plan_does_not(hardware)
 
 
 def planned(model: nn.Module, *optimizers: torch.optim.Optimizer, **wishes):
-    return plan(SpeedConfig(**wishes), Hardware.detect(), Facts.read(model, optimizers))
+    return plan(SpeedConfig(**wishes), Hardware.current(), Facts.read(model, optimizers))
 
 
 @pytest.mark.parametrize(

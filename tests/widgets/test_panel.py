@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import time
 from html import unescape
 from typing import Any
 
@@ -62,9 +61,9 @@ def test_everything_that_can_be_operated_has_a_label_and_a_tooltip(names):
 
 
 def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with_its_reason(
-    names, monkeypatch, hardware
+    names, machine
 ):
-    monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: hardware("cpu_avx512_bf16")))
+    machine("cpu_avx512_bf16")
     panel = Panel(names.model)
     assert labels(panel, "precision")[0] == "auto → bf16"
     assert labels(panel, "sdpa.backend") == ["auto → auto", "math"]
@@ -81,7 +80,8 @@ def test_a_wish_that_cannot_be_had_is_shown_as_such_when_it_came_from_elsewhere(
     assert "flash ✕" in labels(panel, "sdpa.backend")
 
 
-def test_a_change_of_a_control_shows_what_would_change_and_applies_nothing(names):
+def test_a_change_of_a_control_shows_what_would_change_and_applies_nothing(names, machine):
+    machine("cpu")
     before = state(names)
     panel = Panel(names.model)
     pick(panel, "precision", "bf16")
@@ -272,11 +272,11 @@ def drain(panel: Panel, button: str, cell: Any = None) -> int:
     return turns
 
 
-def test_measure_compares_baseline_with_the_choice_and_draws_it(names):
+def test_measure_compares_baseline_with_the_choice_and_draws_it(names, made_time):
     before = state(names)
 
-    def step() -> None:  # so long that no noise of the machine decides
-        time.sleep(0.004)
+    def step() -> None:
+        made_time.sleep(0.05)
         names.train_step()
 
     panel = Panel(names.model, step=step, budget_s=4.0)
@@ -341,7 +341,7 @@ def test_a_plan_that_a_magic_applies_meanwhile_ends_the_measurement(names):
     restore_all()
 
 
-def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch):
+def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch, made_time):
     from speedkit_jupyter.optimizations.compile import Compile
     from speedkit_jupyter.optimizations.threads import Threads
 
@@ -349,7 +349,7 @@ def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch):
         monkeypatch.setattr(one, "candidates", lambda self, hardware, facts: ())
 
     def step() -> None:
-        time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.02)
+        made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)
         names.train_step()
 
     panel = Panel(names.model, step=step, tune_budget_s=6)
@@ -378,7 +378,7 @@ def test_flags_are_never_touched_by_opening_a_panel(names):
 
 
 def test_a_panel_begins_with_the_plan_that_was_learned_as_apply_does(names):
-    hardware, task = Hardware.detect(), Task("Sequential", trains=True)
+    hardware, task = Hardware.current(), Task("Sequential", trains=True)
     config = named("sdpa:math", {"sdpa": "math"}).config
     learned = plan(config, hardware, Facts.read(names.model, [names.optimizer]))
     learning.keep(
