@@ -240,6 +240,11 @@ def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] =
     return SpeedConfig(_Origin(origin, firm=frozenset(firm)), **values)
 
 
+def nothing() -> SpeedConfig:
+    """Asks for nothing, whatever rules and environment wish: everything is left as it is."""
+    return from_arguments({}, "baseline", firm=(one.name for one in CATALOG)).alone()
+
+
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     """A value as it is written in a shell.
 

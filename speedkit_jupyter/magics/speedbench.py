@@ -86,7 +86,7 @@ def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str)
     if arguments.paranoid and arguments.throughput:
         raise UsageError("%%speedbench: --paranoid or --throughput, not both")
     return Benchmark(
-        _step(shell, cell, arguments, calls_context=cell.reads("ctx")),
+        _step(shell, cell, arguments),
         parse(arguments.compare),
         BUDGET_S if arguments.budget is None else arguments.budget,
         throughput=arguments.throughput,
@@ -101,7 +101,7 @@ def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
     _refuse(arguments, TIMEIT_OPTIONS, "to timing without --tune")
     _refuse_setup(setup)
     budget_s = TUNE_BUDGET_S if arguments.budget is None else arguments.budget
-    step = _step(shell, cell, arguments, calls_context=cell.reads("ctx"))
+    step = _step(shell, cell, arguments)
     objective = arguments.objective or "time"
     return Search(step, budget_s, arguments.steps, objective, arguments.fresh)
 
@@ -126,7 +126,7 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
     _refuse(arguments, ("check", "paranoid", "throughput"), "to a comparison: add --compare")
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
-    step = _step(shell, cell, arguments, calls_context=False)
+    step = _step(shell, cell, arguments)
     loop, compile_s = cell.loop(setup)
     where = environment(device_of(step))
     timing = Timing(
@@ -191,12 +191,12 @@ def _drain(
 def _again(shell: Any, cell: Cell, arguments: Any) -> Step:
     """The cell as a step, with what its names mean by now; raises StepError."""
     try:
-        return _step(shell, cell, arguments, calls_context=cell.reads("ctx"), quiet=True)
+        return _step(shell, cell, arguments, quiet=True)
     except UsageError as error:
         raise StepError(str(error)) from None
 
 
-def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool, quiet: bool = False) -> Step:
+def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
     reached = cell.objects()
@@ -211,9 +211,11 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool, quiet: bo
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
 
+    lends_context = cell.reads("ctx") and _is_free(names.get("ctx"), models)
+
     def step(context: SpeedContext) -> Any:
         __tracebackhide__ = True
-        if calls_context:
+        if lends_context:
             names["ctx"] = context
         return cell.run()
 
@@ -224,11 +226,19 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool, quiet: bo
         models,
         optimizers,
         bystanders_among(reached, [*models, *optimizers]),
-        calls_context,
-        names,
-        assigned=[*cell.assigned(), *(["ctx"] if calls_context else [])],
+        names=names,
+        assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
         others=others_among(reached),
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
         reached=cell.objects,
     )
+
+
+def _is_free(ctx: Any, models: Sequence[Any]) -> bool:
+    """Whether the cell's `ctx` is to be the variant's: not the user's own of that name, nor one of
+    these models', which stands for the variant's anyway.
+    """
+    if isinstance(ctx, SpeedContext):
+        return not any(ctx.model is one for one in models)
+    return ctx is None
