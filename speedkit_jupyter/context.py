@@ -325,7 +325,7 @@ class SpeedContext:
 
     def _plan(self) -> None:
         self.facts = Facts.read(self.model, self.target.optimizers)
-        self.plan = plan(self.config, Hardware.detect(), self.facts)
+        self.plan = plan(self.config, Hardware.current(), self.facts)
 
     def _activate(self, observe: bool = True) -> None:
         with ExitStack() as stack:

@@ -16,13 +16,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, flags, plan
+from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, flags, machines, plan
 from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.optimizations import CATALOG
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 PINNED = Path(__file__).parent / "plans"
-MACHINES = sorted(one.stem for one in (CONFIGS / "hardware").glob("*.json"))
+MACHINES = machines.names()
 FACTS = Facts(
     parameters=11_000_000, convolutions=20, linears=1, optimizers=(OptimizerFacts("AdamW"),)
 )
@@ -224,7 +223,7 @@ def outcome(decision: Decision) -> tuple[Any, ...]:
 @settings(max_examples=60, deadline=None)
 @given(machine=st.sampled_from(MACHINES), wish=wishes)
 def test_a_plan_as_config_gives_the_same_plan_again(machine: str, wish: dict[str, Any]) -> None:
-    hardware = Hardware.from_json(CONFIGS / "hardware" / f"{machine}.json")
+    hardware = Hardware.from_json(machine)
     first = decided(hardware, **wish)
     again = plan(first.to_config(), hardware, FACTS)
     assert list(map(outcome, again)) == list(map(outcome, first))
@@ -251,6 +250,6 @@ def test_an_applied_decision_is_the_users_once_saved(hardware: Load) -> None:
 
 def test_without_arguments_this_machine_is_planned_for() -> None:
     found = plan()
-    assert found.hardware == Hardware.detect()
+    assert found.hardware == Hardware.current()
     assert found.config == SpeedConfig()
     assert str(found).count("\n") == len(CATALOG) - 1

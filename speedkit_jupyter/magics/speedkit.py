@@ -48,7 +48,7 @@ def status(shell: Any, session: Session, line: str) -> None:
     applied = session.applied(shell.user_ns)
     names = [] if applied else _first_models(shell.user_ns)
     plans = [(name, planned(shell, session.config, name)) for name in names]
-    display(status_report(Hardware.detect(), applied, plans))
+    display(status_report(Hardware.current(), applied, plans))
 
 
 def report(shell: Any, session: Session, line: str) -> None:

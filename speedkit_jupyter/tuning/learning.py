@@ -52,12 +52,15 @@ class Task:
 def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     """A fingerprint of the models' structure, shapes and dtypes, of the machine and of torch.
 
-    Values of parameters are no part of it. The models must be in their original state.
+    Values of parameters are no part of it. The models must be in their original state. What was
+    measured here for another machine's plans holds on this one, for those plans.
     """
     import torch
 
     device = Facts.read(models[0]).device
-    lines = [describe(hardware, device), hardware.torch, str(torch.get_num_threads())]
+    machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
+    lines = [line for one in machines for line in (describe(one, device), one.torch)]
+    lines.append(str(torch.get_num_threads()))
     for model in models:
         for name, module in model.named_modules():
             lines.append(f"{name} {type(module).__qualname__} {_extra(module)}")
@@ -123,6 +126,7 @@ def keep(
 
     No values say that nothing helped. Raises SpeedKitError where the store can't be written.
     """
+    measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     store.learn(
         where,
         task.key(),
@@ -133,8 +137,8 @@ def keep(
             "low": None if found is None else found.low,
             "high": None if found is None or found.high == float("inf") else found.high,
             "parameters": plan.facts.parameters,
-            "device": describe(plan.hardware, plan.facts.device),
-            "torch": plan.hardware.torch,
+            "device": describe(measured_on, plan.facts.device),
+            "torch": measured_on.torch,
             **asdict(task),
         },
     )
@@ -196,7 +200,7 @@ def tuned(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
-    found = newest(model, optimizers, Hardware.detect())
+    found = newest(model, optimizers, Hardware.current())
     return None if found is None else config_of(found)
 
 
