@@ -21,7 +21,7 @@ from speedkit_jupyter.report.document import (
     Section,
     Table,
 )
-from speedkit_jupyter.report.plans import outcome
+from speedkit_jupyter.report.plans import outcome, worth_measuring
 from speedkit_jupyter.report.units import word
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ SHORT = ("variant", "median", "speed-up", "95 % interval", "accuracy", "verdict"
 
 def state_report(found: Preview, name: str) -> Document:
     """What is applied, what the choice would change, and why."""
-    sections = (Section(changes(found)), Section(reasons(found), "Why"))
-    return Document(_headline(found, name), sections, {"plan": found.plan.to_dict()})
+    sections = [Section(changes(found)), Section(reasons(found), "Why")]
+    sections += worth_measuring(found.plan)
+    return Document(_headline(found, name), tuple(sections), {"plan": found.plan.to_dict()})
 
 
 def panel_report(
