@@ -88,7 +88,7 @@ class SpeedConfig(_Fields):
         """
         name = str(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = yaml_lines.read(path)
         except FileNotFoundError:
             siblings = [one.name for one in Path(path).parent.glob("*.y*ml")]
             hint = did_you_mean(Path(path).name, siblings)

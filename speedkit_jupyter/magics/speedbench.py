@@ -29,7 +29,7 @@ from speedkit_jupyter.measure.reach import (
 )
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.timing import Timer, Timing, device_of
+from speedkit_jupyter.measure.timing import Loop, Timer, Timing, device_of
 from speedkit_jupyter.measure.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.histories import since
 from speedkit_jupyter.session import MeasuredCell, Session
@@ -38,6 +38,7 @@ from speedkit_jupyter.tuning.search import Search
 
 TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")
 BUDGET_S, TUNE_BUDGET_S = 10.0, 60.0
+DIGITS = 3
 
 
 def run(
@@ -55,12 +56,15 @@ def run(
         work = _work(shell, cell, arguments, setup, command)
         title = next((one for one in source.splitlines() if one.strip()), "")
         session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
-        earlier = store.saved(arguments.save)[-1:] if arguments.save else []
+        skipped: list[str] = []
+        earlier = store.saved(arguments.save, skipped)[-1:] if arguments.save else []
         with Applied(shell, session, work if arguments.apply else None) as applied:
             result = _drain(work, arguments, earlier, shell.user_ns)
             applied.settle()
         if arguments.save:
             store.save(arguments.save, result.to_dict())
+            for one in skipped:
+                print(one)
     except SpeedKitError as error:
         raise UsageError(f"%%speedbench: {error}") from None
     return result if arguments.o else None
@@ -108,7 +112,7 @@ def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
 
 def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:
     for option in options:
-        if getattr(arguments, option):
+        if getattr(arguments, option) is not None and getattr(arguments, option) is not False:
             dashes = "-" if len(option) == 1 else "--"
             raise UsageError(f"%%speedbench: {dashes}{option} belongs {where}")
 
@@ -127,11 +131,10 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
     step = _step(shell, cell, arguments)
-    loop, compile_s = cell.loop(setup)
+    loop, compile_s = _loop(cell, setup)
     where = environment(device_of(step))
-    timing = Timing(
-        compile_time=compile_s, precision=arguments.p or 3, environment=where, command=command
-    )
+    digits = DIGITS if arguments.p is None else arguments.p
+    timing = Timing(compile_time=compile_s, precision=digits, environment=where, command=command)
     timer = _cpu_seconds if arguments.c else time.time if arguments.t else time.perf_counter
     return Timer(
         step,
@@ -143,6 +146,22 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
         arguments.budget,
         timer,
     )
+
+
+def _loop(cell: Cell, setup: str) -> tuple[Loop, float]:
+    """The cell's loop; an option that was typed too late is no syntax error."""
+    try:
+        return cell.loop(setup)
+    except SyntaxError:
+        known = parsing.speedbench_parser()._option_string_actions
+        late = next((one for one in setup.split() if one.partition("=")[0] in known), None)
+        if late is None:
+            raise
+        begin = setup.partition(late)[0].strip() or setup
+        raise UsageError(
+            f"%%speedbench: {late} stands behind {begin!r}, which is read as set-up code: "
+            "options come first"
+        ) from None
 
 
 def _cpu_seconds() -> float:
