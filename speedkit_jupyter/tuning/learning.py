@@ -22,6 +22,7 @@ from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import named
 from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,7 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
 
     device = Facts.read(models[0]).device
     lines = [describe(hardware, device), hardware.torch, str(torch.get_num_threads())]
-    for model in models:
+    for model in map(unwrapped, models):
         for name, module in model.named_modules():
             lines.append(f"{name} {type(module).__qualname__} {_extra(module)}")
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -88,7 +89,7 @@ def identify(step: Step, hardware: Hardware, objective: str, steps: int | None) 
         runner.once()
     optimizers = tuple(str(one) for one in facts.optimizers)
     inputs = seen[0] if seen else ()
-    name = type(step.models[0]).__name__
+    name = type(unwrapped(step.models[0])).__name__
     return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)
 
 
