@@ -19,11 +19,12 @@ from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Optimization, Target
 from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.wrappers import each_once, is_optimizer, unwrapped
 
 if TYPE_CHECKING:
     import torch
 
-# Where a model keeps the contexts that lie on it. They live and die with the model.
+# Where a model keeps the contexts that lie on it or on a wrapper of it. They live and die with it.
 SLOT = "_speedkit_contexts"
 # Every context that is in force or waiting, for `restore_all`; holds none of them alive.
 _LIVE: WeakSet[SpeedContext] = WeakSet()
@@ -305,7 +306,7 @@ class SpeedContext:
                 self._plan()
                 self._activate()
                 contexts.append(self)
-                object.__setattr__(self.model, SLOT, contexts)
+                object.__setattr__(unwrapped(self.model), SLOT, contexts)
                 _LIVE.add(self)
                 _restore_all_at_exit()
         except BaseException:  # also an interrupt that was held back until all was applied
@@ -353,7 +354,7 @@ class SpeedContext:
             contexts.remove(self)
         self.target.memo.pop("compiled_call", None)
         if not contexts:
-            self.model.__dict__.pop(SLOT, None)
+            unwrapped(self.model).__dict__.pop(SLOT, None)
 
 
 def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
@@ -372,7 +373,7 @@ class _Slot(list["SpeedContext"]):
 
 
 def _contexts(model: torch.nn.Module) -> _Slot:
-    slot = model.__dict__.get(SLOT)
+    slot = unwrapped(model).__dict__.get(SLOT)
     return _Slot() if slot is None else slot
 
 
@@ -389,12 +390,10 @@ def observed(target: Target) -> dict[str, Any]:
 
 
 def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
-    import torch
-
     if optimizer is None:
         return []
     listed = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     for one in listed:
-        if not isinstance(one, torch.optim.Optimizer):
+        if not is_optimizer(one):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
-    return listed
+    return each_once(listed)

@@ -178,11 +178,27 @@ def _suspended_in_steps(
 
     enabled: list[bool] = []
 
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if any(callable(one) for one in (*args, *kwargs.values())):
-            raise StepError("an optimizer with a closure runs its forward pass inside its step")
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         enabled.append(torch.is_autocast_enabled(device_type))
         torch.set_autocast_enabled(device_type, False)
+        around = {name: as_outside(one) for name, one in kwargs.items()}
+        return tuple(map(as_outside, args)), around
+
+    def as_outside(value: Any) -> Any:
+        """A closure's forward pass, which runs inside the step, is no part of the suspension."""
+        if not callable(value):
+            return value
+        outside = enabled[-1]
+
+        @wraps(value)
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            torch.set_autocast_enabled(device_type, outside)
+            try:
+                return value(*args, **kwargs)
+            finally:
+                torch.set_autocast_enabled(device_type, False)
+
+        return closure
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         torch.set_autocast_enabled(device_type, enabled.pop())

@@ -12,6 +12,7 @@ from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.reach import holding
 from speedkit_jupyter.measure.visit import Visit
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,8 @@ class Step:
 
     def on(self, model: torch.nn.Module) -> Step:
         """The same step with plans for this model only; raises StepError where it uses it not."""
-        if not any(one is model for one in self.models):
+        same = [one for one in self.models if unwrapped(one) is unwrapped(model)]
+        if not same:
             raise StepError("the step does not use this model")
-        others = [one for one in self.models if one is not model]
-        return replace(self, models=[model], bystanders=[*others, *self.bystanders])
+        others = [one for one in self.models if one is not same[0]]
+        return replace(self, models=[same[0]], bystanders=[*others, *self.bystanders])

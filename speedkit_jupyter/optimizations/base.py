@@ -15,6 +15,7 @@ from speedkit_jupyter import flags
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +110,7 @@ class Request:
 
 @dataclass(eq=False)
 class Target:
-    """What a plan is applied to.
+    """What a plan is applied to: the model, and the optimizers behind their wrappers.
 
     `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
     user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
@@ -125,6 +126,9 @@ class Target:
     search: bool = True
     remember: bool = False
     _found: list[torch.optim.Optimizer] | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizers = each_once(self.optimizers)
 
     def forget(self) -> None:
         """Search anew from now on."""
@@ -159,7 +163,7 @@ class Target:
         candidates += [one for one in objects if type(one) in kinds]
         return [
             one
-            for one in {id(one): one for one in candidates}.values()
+            for one in each_once(candidates)
             if any(id(p) in parameters for g in one.param_groups for p in g["params"])
         ]
 

@@ -23,6 +23,7 @@ from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import named
 from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
     lines = [line for one in machines for line in (describe(one, device), one.torch)]
     lines.append(str(torch.get_num_threads()))
-    for model in models:
+    for model in map(unwrapped, models):
         for name, module in model.named_modules():
             lines.append(f"{name} {type(module).__qualname__} {_extra(module)}")
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -94,7 +95,7 @@ def identify(step: Step, hardware: Hardware, objective: str, steps: int | None) 
         runner.once()
     optimizers = tuple(str(one) for one in facts.optimizers)
     inputs = seen[0] if seen else ()
-    name = type(step.models[0]).__name__
+    name = type(unwrapped(step.models[0])).__name__
     return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)
 
 
