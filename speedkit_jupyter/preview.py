@@ -60,7 +60,7 @@ def preview(
     facts = Facts.read(model, optimizers)
     if applied is not None:
         facts = _original(facts, optimizers, applied)
-    hardware = Hardware.detect()
+    hardware = Hardware.current()
     planned = plan(config, hardware, facts)
     after = dict(now)
     found = Preview(planned, before, now, after, {}, applied)

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.measure.confinement import optimizer_hooks, patched
+
 if TYPE_CHECKING:
     import torch
 
@@ -79,23 +81,23 @@ def observing(
 ) -> Iterator[Observation]:
     """Watch one step. `scale` is the loss scale in force, 1 without a GradScaler."""
     import torch
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     seen = Observation()
     parameters = [p for model in models for p in model.parameters()]
     start = [p.detach().clone() for p in parameters]
     left = _versions(parameters)
-    backward = torch.autograd.backward
-
     in_closure = False
 
-    def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if not seen.complete:
-            divisor = scale() if loss_is_scaled else 1.0
-            seen.outputs += [one / divisor for one in _flat(tensors)]
-        backward(tensors, *args, **kwargs)
-        if in_closure:  # its first evaluation comes before anything has moved
-            complete(1.0)
+    def watching(backward: Any) -> Callable[..., None]:
+        def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if not seen.complete:
+                divisor = scale() if loss_is_scaled else 1.0
+                seen.outputs += [one / divisor for one in _flat(tensors)]
+            backward(tensors, *args, **kwargs)
+            if in_closure:  # its first evaluation comes before anything has moved
+                complete(1.0)
+
+        return watched
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal in_closure
@@ -112,14 +114,12 @@ def observing(
         if stop_at_step:
             raise _Enough
 
-    torch.autograd.backward = watched
-    handle = register_optimizer_step_pre_hook(before_step)
-    try:
-        with suppress(_Enough):
-            yield seen
-    finally:
-        torch.autograd.backward = backward
-        handle.remove()
+    with (
+        patched(torch.autograd, "backward", watching),
+        optimizer_hooks(before_step),
+        suppress(_Enough),
+    ):
+        yield seen
     if not seen.complete:
         seen.gradients = _made_since(left, parameters, scale())
     moves = [

@@ -70,7 +70,6 @@ def step_of(
         models,
         optimizers,
         bystanders_among(found, [*models, *optimizers]),
-        calls_context=takes_context,
         others=others_among(found),
         reached=lambda: reached([step]),
     )

@@ -31,8 +31,9 @@ class Step:
     `models` and `optimizers` get the variants' plans; `bystanders` are the others of their kind
     that the step reaches.
 
-    `run` takes the context of the variant at hand; where `calls_context` is false the plan
-    reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
+    `run` takes the context of the variant at hand. What a step has `asked` a context for when it
+    first ran, however it got hold of one, reaches it that way, the rest of a plan by routing.
+    `names` is the namespace in which it assigns the names `assigned`.
     `around_blocks` makes what surrounds each block of steps. Copies of the state are kept in main
     memory where `off_device` is set. `reached` gives every object that the code reaches now.
     """
@@ -41,7 +42,7 @@ class Step:
     models: Sequence[torch.nn.Module]
     optimizers: Sequence[torch.optim.Optimizer] = ()
     bystanders: Sequence[torch.nn.Module | torch.optim.Optimizer] = ()
-    calls_context: bool = False
+    asked: frozenset[str] | None = None
     names: MutableMapping[str, Any] | None = None
     assigned: Sequence[str] = ()
     others: Sequence[Any] = ()

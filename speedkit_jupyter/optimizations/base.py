@@ -52,7 +52,8 @@ class Decision:
 
     `value` is in the config's own words; `active` says whether applying changes anything;
     `declined` that something was asked for and not granted (or replaced by the nearest that
-    works); `guess` that only measuring can tell whether it pays. `reason` is never empty.
+    works). `worth_measuring` is the value that may pay here and may cost: no rule turns it on,
+    and None where there is none. `reason` is never empty.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Decision:
     source: Source = "auto"
     active: bool = False
     declined: bool = False
-    guess: bool = False
+    worth_measuring: Any = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -89,6 +90,10 @@ class Request:
     def leave(self, value: Any, reason: str, **more: Any) -> Decision:
         """Change nothing; `value` is what is in force without SpeedKit."""
         return self._decision(value, reason, **more)
+
+    def offer(self, value: Any, worth_measuring: Any, reason: str) -> Decision:
+        """Change nothing: what may pay and may cost waits until it is measured."""
+        return self._decision(value, reason, worth_measuring=worth_measuring)
 
     def decline(self, value: Any, reason: str, **more: Any) -> Decision:
         """Change nothing, although it was asked for."""
@@ -244,6 +249,3 @@ class Optimization(ABC):
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Config values worth trying here, cheapest first."""
         return ()
-
-
-MEASURE = "a guess until measured: %%speedbench --compare baseline,auto"
