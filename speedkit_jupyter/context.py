@@ -353,6 +353,7 @@ class SpeedContext:
         if self in contexts:
             contexts.remove(self)
         self.target.memo.pop("compiled_call", None)
+        self.target.let_go()
         if not contexts:
             unwrapped(self.model).__dict__.pop(SLOT, None)
 

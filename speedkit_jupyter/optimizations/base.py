@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from speedkit_jupyter import flags
+from speedkit_jupyter.alive import Alive
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
@@ -129,6 +130,10 @@ class Target:
 
     def __post_init__(self) -> None:
         self.optimizers = each_once(self.optimizers)
+
+    def let_go(self) -> None:
+        """Keep no optimizer alive from now on; those that are there are still known."""
+        self.optimizers = Alive(self.optimizers)
 
     def forget(self) -> None:
         """Search anew from now on."""

@@ -38,7 +38,9 @@ def code(plan: Plan | SpeedContext, form: str = "torch", optimizers: Optimizers 
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
-        optimizers = optimizers or plan.target.optimizers
+        own = plan.target.optimizers
+        if len(own) == len(plan.facts.optimizers):  # none is gone
+            optimizers = optimizers or list(own)
         plan = plan.plan
     if form == "yaml":
         return plan.to_yaml()
@@ -93,7 +95,7 @@ def _named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimize
     if optimizers and len(optimizers) != number:
         raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(optimizers)}")
     if isinstance(optimizers, Mapping):
-        return {name: unwrapped(one) for name, one in optimizers.items()}
+        return {label: unwrapped(one) for label, one in optimizers.items()}
     names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
     found: Sequence[torch.optim.Optimizer | None] = optimizers or [None] * number
     return dict(zip(names, found, strict=True))
