@@ -49,13 +49,19 @@ class Plan:
                 "value": d.value,
                 "active": d.active,
                 "declined": d.declined,
-                "guess": d.guess,
+                "worth_measuring": d.worth_measuring,
                 "source": d.source,
                 "reason": d.reason,
                 **({"details": dict(d.details)} if d.details else {}),
             }
             for d in self.decisions
         }
+
+    @property
+    def worth_measuring(self) -> dict[str, Any]:
+        """What may pay here and may cost, and therefore waits: values by optimization."""
+        offered = {one.name: one.worth_measuring for one in self.decisions}
+        return {name: value for name, value in offered.items() if value is not None}
 
     @property
     def facts_after(self) -> Facts:
@@ -112,10 +118,10 @@ def plan(
         request = config.request(optimization.name)
         decision = optimization.decide(request, hardware, facts)
         if config.is_alone and not request.explicit and not optimization.follows:
-            if decision.active:  # where the rules leave it themselves, theirs is the reason
-                value = optimization.as_is(facts)
-                left = _left(config)
-                decision = replace(decision, value=value, active=False, guess=False, **left)
+            # Where the rules leave it themselves, theirs is the reason.
+            if decision.active or decision.worth_measuring is not None:
+                left = {"value": optimization.as_is(facts), "active": False} | _left(config)
+                decision = replace(decision, worth_measuring=None, **left)
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)

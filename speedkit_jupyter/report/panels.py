@@ -22,7 +22,7 @@ from speedkit_jupyter.report.document import (
     Section,
     Table,
 )
-from speedkit_jupyter.report.plans import outcome
+from speedkit_jupyter.report.plans import outcome, worth_measuring
 from speedkit_jupyter.report.units import word
 
 if TYPE_CHECKING:
@@ -35,11 +35,12 @@ SHORT = ("variant", "median", "speed-up", "95 % interval", "accuracy", "verdict"
 
 def state_report(found: Preview, name: str) -> Document:
     """What is applied, what the choice would change, and why."""
-    sections = (Section(changes(found)), Section(reasons(found), "Why"))
+    sections = [Section(changes(found)), Section(reasons(found), "Why")]
+    sections += worth_measuring(found.plan)
     headline, pinned = _headline(found, name), found.plan.hardware.pinned
     if pinned:
         headline += f" ({machines.as_for(pinned)})"
-    return Document(headline, sections, {"plan": found.plan.to_dict()})
+    return Document(headline, tuple(sections), {"plan": found.plan.to_dict()})
 
 
 def panel_report(

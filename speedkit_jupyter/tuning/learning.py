@@ -17,11 +17,13 @@ from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.comparison import Record
+from speedkit_jupyter.measure.confinement import optimizer_hooks
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import named
 from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +62,7 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
     lines = [line for one in machines for line in (describe(one, device), one.torch)]
     lines.append(str(torch.get_num_threads()))
-    for model in models:
+    for model in map(unwrapped, models):
         for name, module in model.named_modules():
             lines.append(f"{name} {type(module).__qualname__} {_extra(module)}")
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -87,11 +89,13 @@ def identify(step: Step, hardware: Hardware, objective: str, steps: int | None) 
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
         stack.enter_context(runner.applied())
-        stack.enter_context(_watched(watched, seen, stepped))
+        noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
+        stack.enter_context(noted)
+        stack.enter_context(_watched(watched, seen))
         runner.once()
     optimizers = tuple(str(one) for one in facts.optimizers)
     inputs = seen[0] if seen else ()
-    name = type(step.models[0]).__name__
+    name = type(unwrapped(step.models[0])).__name__
     return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)
 
 
@@ -210,11 +214,8 @@ def forget(found: store.Learned) -> None:
 
 
 @contextmanager
-def _watched(
-    models: Sequence[torch.nn.Module], seen: list[tuple[str, ...]], stepped: list[bool]
-) -> Iterator[None]:
-    """Notes the first call's tensors, and each optimizer's step."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
+def _watched(models: Sequence[torch.nn.Module], seen: list[tuple[str, ...]]) -> Iterator[None]:
+    """Notes the first call's tensors."""
 
     def called(module: Any, args: Any, kwargs: Any) -> None:
         seen.append(_tensors((args, kwargs)))
@@ -222,7 +223,6 @@ def _watched(
     handles: list[Any] = [
         model.register_forward_pre_hook(called, with_kwargs=True) for model in models
     ]
-    handles.append(register_optimizer_step_pre_hook(lambda *_: stepped.append(True)))
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import controls
 from speedkit_jupyter.widgets.layout import Parts
 from speedkit_jupyter.widgets.saved import Saved
+from speedkit_jupyter.wrappers import each_once, is_optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -189,10 +190,8 @@ def _session() -> session.Session:
 
 
 def _listed(optimizer: Any) -> list[Any]:
-    import torch
-
     found = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     for one in found:
-        if not isinstance(one, torch.optim.Optimizer):
+        if not is_optimizer(one):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
-    return found
+    return each_once(found)

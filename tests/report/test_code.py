@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import subprocess
 import sys
@@ -262,7 +263,7 @@ def test_other_optimizers_than_the_plans_are_refused():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(SpeedKitError, match="made with 1 optimizers, not 2"):
-        code(planned(model, optimizer), "torch", [optimizer, optimizer])
+        code(planned(model, optimizer), "torch", [optimizer, copy.deepcopy(optimizer)])
 
 
 def test_an_applied_plan_knows_its_optimizers():
