@@ -38,14 +38,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What is asked of SpeedKit, and for which machine, by `pytest --profile NAME`. Everything must hold
-# under each of them, whatever the machine is that it runs on.
-PROFILES: dict[str, dict[str, str]] = {
-    "cpu": {"SPEEDKIT_HARDWARE": "cpu"},
-    "bf16": {"SPEEDKIT_HARDWARE": "cpu_avx512_bf16"},
-    "fp16": {"SPEEDKIT_HARDWARE": "cpu"},  # and the rules take fp16, as on a T4
-    "one_core": {"SPEEDKIT_HARDWARE": "one_core"},
-    "here": {},
+# The machine that is planned for under `pytest --profile NAME`, and the precision that its rule
+# takes where it is not the machine's own. Everything must hold under each of them, wherever it
+# runs: bf16 works without the units too, slowly, and fp16 with torch's GradScaler for CPUs.
+PROFILES = {
+    "cpu": ("cpu", ""),
+    "bf16": ("cpu_avx512_bf16", "bf16"),
+    "fp16": ("cpu", "fp16"),
+    "one_core": ("one_core", ""),
+    "here": ("", ""),
 }
 
 
@@ -63,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """The profile, for kernels and servers too that start before any test does."""
     for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
         del os.environ[name]
-    os.environ.update(PROFILES[config.getoption("--profile")])
+    os.environ["SPEEDKIT_HARDWARE"] = PROFILES[config.getoption("--profile")][0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -87,17 +88,16 @@ def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
     """What the profile changes for the test, to be undone where the test pins another machine."""
+    precision = PROFILES[request.config.getoption("--profile")][1]
     with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("--profile") == "fp16":
+        if precision:
             from speedkit_jupyter.optimizations.precision import Precision
 
-            patch.setattr(Precision, "_auto_on_cpu", _fp16)
+            def rule(self: Any, request: Any, hardware: Hardware) -> Any:
+                return request.apply(precision, "by the profile of the tests")
+
+            patch.setattr(Precision, "_auto_on_cpu", rule)
         yield patch
-
-
-def _fp16(self: Any, request: Any, hardware: Hardware) -> Any:
-    """A rule that no CPU has: loops with a GradScaler must hold where there is no GPU, too."""
-    return request.apply("fp16", "fp16 by the profile of the tests")
 
 
 @pytest.fixture
