@@ -5,25 +5,35 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 
 class MadeTime:
-    """Seconds that pass by being read: one step between two readings takes `tick_s`."""
+    """Seconds that pass by being read: one step between two readings takes `tick_s`.
+
+    A step that sleeps on it reaches it: the time lies where no benchmark puts it back.
+    """
 
     def __init__(self, tick_s: float) -> None:
-        self.now_s, self.tick_s = 0.0, tick_s
+        self.tick_s = tick_s
+        self._now: SimpleQueue[float] = SimpleQueue()
+        self._now.put(0.0)
 
     def perf_counter(self) -> float:
         """Seconds. It must go on where nothing sleeps, or budgets would never end."""
-        self.now_s += self.tick_s
-        return self.now_s
+        return self._passed(self.tick_s)
 
     def sleep(self, seconds: float) -> None:
         """At once, and later by so much."""
-        self.now_s += seconds
+        self._passed(seconds)
+
+    def _passed(self, seconds: float) -> float:
+        now = self._now.get() + seconds
+        self._now.put(now)
+        return now
 
 
 def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:

@@ -18,6 +18,7 @@ def bench(line: str, cell: str = STEP) -> str:
     return f"%%speedbench {names}{line}\n{cell}"
 
 
+@pytest.mark.smoke
 def test_the_table_has_a_row_for_each_variant(shell):
     shown = shell.run(bench("--compare baseline,auto,fused_optimizer --budget 0.5"))
     assert "baseline" in shown
@@ -25,6 +26,7 @@ def test_the_table_has_a_row_for_each_variant(shell):
     assert "95 % interval" in shown
 
 
+@pytest.mark.smoke
 def test_everything_is_as_before(shell):
     shell.run(STEP)  # so that there are optimizer states
     model, optimizer = shell.names["model"], shell.names["optimizer"]
@@ -91,8 +93,8 @@ def test_an_open_file_is_named_since_nobody_can_unwrite_it(shell, tmp_path):
 def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
     shell.run("%speedkit apply model --sdpa math")
     shown = shell.run(bench("--compare baseline,current --budget 0.3"))
-    (line,) = (one for one in shown.splitlines() if one.startswith("current: "))
-    assert "sdpa math" in line
+    said = [one for one in shown.splitlines() if one.startswith("current: ")]
+    assert any("sdpa math" in one for one in said)
     assert shell.names["ctx"].active
     assert not torch.backends.cuda.flash_sdp_enabled()
 
@@ -191,6 +193,7 @@ def test_a_syntax_error_in_the_cell_is_a_syntax_error(shell):
     assert isinstance(shell.fails(bench("", "loss = (model(x)")), SyntaxError)
 
 
+@pytest.mark.smoke
 def test_the_users_own_error_goes_up_and_everything_is_as_before(shell):
     error = shell.fails(bench("", STEP + "\n1 / 0"))
     assert isinstance(error, ZeroDivisionError)

@@ -22,6 +22,7 @@ def timed(shell, line: str, cell: str) -> Timing:
     return shell.names.pop("timing")
 
 
+@pytest.mark.smoke
 def test_a_cell_without_any_model_is_timed_as_by_timeit(shell):
     shown = shell.run("%%speedbench\nimport time; time.sleep(0.21)")  # one loop is enough
     assert "per loop, 95 % interval" in shown
@@ -41,6 +42,7 @@ def test_the_object_has_what_timeits_object_has(shell):
     assert ours.best <= ours.median_s <= ours.worst
 
 
+@pytest.mark.smoke
 def test_o_returns_the_object_and_v_names_it(shell):
     result = shell.ip.run_cell_magic("speedbench", "-o -q -n 1 -r 1", "1 + 1")
     assert isinstance(result, Timing)
@@ -194,6 +196,7 @@ def test_n_0_chooses_the_loops_as_timeit_does(shell):
     assert timed(shell, "-n 0 -r 2", "1 + 1").loops > 1000
 
 
+@pytest.mark.smoke
 def test_what_a_step_prints_is_printed_as_often_as_by_timeit(shell):
     assert shell.run("%%speedbench -q -n 3 -r 2\nprint('hello')").count("hello") == 6
 

@@ -51,6 +51,7 @@ def test_a_wrong_line_is_one_usage_error(shell, line, words):
         assert word in str(error)
 
 
+@pytest.mark.smoke
 def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(shell, made_time):
     shell.names["sleep"] = made_time.sleep
     step = f"sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05); {STEP}"

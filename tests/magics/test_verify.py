@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
+@pytest.mark.smoke
 def test_it_takes_the_last_speedbench_cell(shell):
     before = [p.detach().clone() for p in shell.names["model"].parameters()]
     shell.run(f"%%speedbench -q -n 1 -r 1\n{STEP}")

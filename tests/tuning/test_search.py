@@ -330,10 +330,11 @@ def test_with_steps_the_total_is_what_counts_and_what_is_said(sleeping):
     tuning = tune(step, budget_s=8, steps=1000)
     assert tuning.steps == 1000
     assert "1,000 steps take 15 s in place of 30 s" in " ".join(repr(tuning).split())
-    assert "in place of 8" in " ".join(repr(tuning).split())
+    assert "in place of 30" in " ".join(repr(tuning).split())
 
 
-def test_with_memory_as_the_objective_the_bytes_are_said(made_time):
+def test_with_memory_as_the_objective_the_bytes_are_said(made_time, machine):
+    machine("cpu")
     torch.manual_seed(0)
     network = nn.Linear(512, 512)
     optimizer = torch.optim.AdamW(network.parameters())
@@ -346,7 +347,7 @@ def test_with_memory_as_the_objective_the_bytes_are_said(made_time):
         optimizer.step()
         optimizer.zero_grad()
 
-    tuning = tune(step, model=network, optimizer=optimizer, budget_s=4, objective="memory")
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=15, objective="memory")
     assert tuning.winner.name == "fused_optimizer"
     assert "in place of" in " ".join(repr(tuning).split())
 
