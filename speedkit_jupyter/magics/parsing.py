@@ -41,6 +41,8 @@ PLAIN_OPTIONS = {
 # An option word (`--budget`, `--budget=3`, `-n10`), and a value that follows it, quoted or not.
 OPTION = re.compile(r"\s*(--?[A-Za-z][^\s=]*)(=\S*)?")
 VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
+# Text in quotes, or else in brackets.
+BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
 END_OF_OPTIONS = re.compile(r"\s*--(?=\s|$)")
 
 
@@ -73,9 +75,14 @@ class Parser(argparse.ArgumentParser):
 def split(line: str) -> list[str]:
     """The words of a line, quotes respected; raises UsageError where one is left open."""
     try:
-        return shlex.split(line)
+        return shlex.split(BRACKETS.sub(_kept, line))
     except ValueError as error:
         raise UsageError(f"can't be read: {error}") from None
+
+
+def _kept(found: re.Match[str]) -> str:
+    """Quotes and blanks within brackets belong to a word, as in `models['lm']`."""
+    return found[0] if found[1] else re.sub(r"(['\"\s\\])", r"\\\1", found[0])
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, tuple[str, ...]]:
@@ -94,7 +101,7 @@ def apply_parser() -> Parser:
     parser = Parser(prog="%speedkit apply", add_help=False, allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="the model's name in this notebook")
     parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
-    parser.add_argument("--ctx", default="ctx", metavar="NAME")
+    parser.add_argument("--ctx", metavar="NAME")
     parser.add_argument("--config", metavar="FILE")
     parser.add_argument("--rules", action="store_true")
     for option, destination, annotation, summary in config_options():
