@@ -16,6 +16,8 @@ from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
 PART = re.compile(r"\.(\d+)(?=[.\[]|$)")
 # Longer ones are no names; Python's parser would recurse over their brackets.
 LONGEST = 200
+# So many keys fit into a message.
+MOST_KEYS = 8
 
 
 def canonical(text: str) -> str:
@@ -79,7 +81,9 @@ def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word
         return f"{word}.{node.attr} raises {type(error).__name__}"
     key = ast.literal_eval(node.slice)
     if isinstance(error, KeyError) and isinstance(owner, Mapping):
-        return f"{word} has no key {key!r}.{did_you_mean(key, owner)}"
+        keys = ", ".join(map(repr, owner)) if len(owner) <= MOST_KEYS else ""
+        hint = did_you_mean(key, owner) or (f" Here: {keys}." if keys else "")
+        return f"{word} has no key {key!r}.{hint}"
     if isinstance(error, IndexError):
         return f"{word} has no element {key!r}: there are {len(owner)}"
     return f"{word}[{key!r}] raises {type(error).__name__}"

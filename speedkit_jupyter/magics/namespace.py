@@ -41,7 +41,7 @@ def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.n
 
     found = models(names)
     if name is None:
-        whole = _not_part_of_another(found or inside_others(names))
+        whole = _whole(found) or _whole(inside_others(names)) or found
         if len(whole) == 1:
             return next(iter(whole.items()))
         if not whole:
@@ -121,11 +121,11 @@ def _instances(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
     return dict(found.values())
 
 
-def _not_part_of_another(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Without loss functions and other modules that have no parameters or lie in a model."""
+def _whole(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Without loss functions and others that have no parameters, and what lies in a model."""
     inside = {id(part) for one in found.values() for part in _parts(one)}
     whole = {name: one for name, one in found.items() if id(one) not in inside}
-    return {n: m for n, m in whole.items() if next(m.parameters(), None) is not None} or whole
+    return {n: m for n, m in whole.items() if next(m.parameters(), None) is not None}
 
 
 def _parts(model: Any) -> Iterator[Any]:

@@ -6,6 +6,7 @@ import re
 from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -59,6 +60,19 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
             self.session = session.begin(shell.user_ns)
             self.session.open_panel = self.open_panel
         return self.session
+
+
+def _page(topic: str | None = None) -> str:
+    """What `%speedkit?` shows: as help, every option."""
+    from speedkit_jupyter.magics.help import help_page
+
+    return help_page(topic).to_text()
+
+
+# IPython asks a magic for this before its docstring; made when it is asked for, since loading the
+# extension must stay instant.
+vars(SpeedKitMagics.speedkit)["getdoc"] = _page
+vars(SpeedKitMagics.speedbench)["getdoc"] = partial(_page, "speedbench")
 
 
 class _Names(ChainMap[str, Any]):

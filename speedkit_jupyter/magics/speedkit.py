@@ -10,14 +10,15 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.config import SpeedConfig, choices, from_arguments
+from speedkit_jupyter.config import SpeedConfig, from_arguments
 from speedkit_jupyter.context import SpeedContext, apply_speedups, restore_all
 from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.code import code, named, planned
+from speedkit_jupyter.magics.help import help_page
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
 from speedkit_jupyter.magics.wishes import or_learned
-from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
+from speedkit_jupyter.report.document import Code, Document, Section
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import CTX, Session, is_free
 
@@ -221,26 +222,8 @@ def repair(names: Names, session: Session, line: str) -> None:
 
 
 def help_(names: Names, session: Session, line: str) -> None:
-    """Subcommands, and the options of apply."""
-    commands = [Row((f"%speedkit {name}", text)) for name, text in parsing.SUBCOMMANDS.items()]
-    commands.append(Row(("%%speedbench", "time a cell, with the options of %%timeit")))
-    commands.append(Row(("%%speedbench --compare baseline,auto", "compare plans for a cell")))
-    options = [Row((f"--{n}", what)) for n, what in parsing.PLAIN_OPTIONS.items()]
-    for option, _, annotation, _ in parsing.config_options():
-        words = choices(annotation)
-        options.append(Row((option, " | ".join(words) if len(words) > 1 else "a name or number")))
-    display(
-        Document(
-            "SpeedKit: faster PyTorch, measured, explained and undone exactly",
-            (
-                Section(Table(("magic", "what it does"), tuple(commands))),
-                Section(
-                    Table(("option of apply", "words"), tuple(options)),
-                    "%speedkit apply [model] [options]",
-                ),
-            ),
-        )
-    )
+    """Subcommands and every option, or those of one."""
+    display(help_page(parsing.help_parser().parse_line(line).topic))
 
 
 COMMANDS = {

@@ -27,7 +27,8 @@ def run(names: MutableMapping[str, Any], session: Session, arguments: Any) -> No
         raise UsageError(f"%speedkit verify: -v {arguments.v}: this is no name for a variable")
     step = _step(names, session, arguments.step)
     verifier = verifier_of(step, arguments.plan or _plan(step), arguments.steps)
-    with ProgressLine("verifying") as progress:
+    verifier.result().subject = subject = _subject(session, step, arguments.step)
+    with ProgressLine(f"verifying {subject}".replace("`", "")) as progress:
         steps = verifier.run()
         try:
             for one in steps:
@@ -56,6 +57,13 @@ def _step(names: Mapping[str, Any], session: Session, name: str | None) -> Step:
             "--step train_step"
         )
     return session.measured.step()
+
+
+def _subject(session: Session, step: Step, name: str | None) -> str:
+    """`model` in `train_step`: what the curves are of."""
+    models = " and ".join(f"`{session.name_of(one, type(one).__name__)}`" for one in step.models)
+    title = name or (session.measured.title if session.measured else "")
+    return f"{models} in `{title}`"
 
 
 def _plan(step: Step) -> Any:

@@ -38,13 +38,15 @@ class Call:
             return "batch"
         return f"{'batch' if self.takes_batch else 'inputs'}, targets, loss_fn"
 
-    def of(self, model: str, inputs: str = "") -> str:
+    def of(self, model: str, inputs: str | None = None) -> str:
         """The call; `inputs` in place of the names that generated code has."""
         if self.takes_batch:
             return f"{model}(**batch)"
-        return f"{model}({inputs or ('*inputs' if self.kind == 'several' else 'inputs')})"
+        if inputs is None:
+            inputs = "*inputs" if self.kind == "several" else "inputs"
+        return f"{model}({inputs})"
 
-    def loss(self, model: str, inputs: str = "", targets: str = "targets") -> list[str]:
+    def loss(self, model: str, inputs: str | None = None, targets: str = "targets") -> list[str]:
         """The lines that compute `loss`."""
         if self.kind == "loss":
             return [f"loss = {self.of(model)}.loss"]
