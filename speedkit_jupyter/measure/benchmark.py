@@ -112,8 +112,10 @@ class Benchmark:
             runners = [self._runner(i, config) for i, config in enumerate(configs)]
             self._environment = environment(runners[0].device)
             yield from self._warm_up(_working(runners), start)
-            yield from self._examine(_working(runners), start)
+            check = yield from self._examine(_working(runners), start)
             yield from self._sample(self._compared(_working(runners)))
+            if not self._chooses:
+                yield from check.again(_working(runners))
 
     def _runner(self, index: int, config: Any) -> Runner:
         record = self._records[index]
@@ -153,7 +155,9 @@ class Benchmark:
         besides = f" and the compiling of {compiled}" if compiled else ""
         return f"about {seconds:.0f} s{besides}; "
 
-    def _examine(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+    def _examine(
+        self, runners: Sequence[Runner], start: State
+    ) -> Generator[Progress, None, Examination]:
         """Accuracy, memory and limits, each from untimed steps."""
         __tracebackhide__ = True
         check = Examination(runners, start, self._check)
@@ -164,6 +168,7 @@ class Benchmark:
         self._flops = working.flops()
         if not self._chooses:
             yield from working.limits(self._flops)
+        return check
 
     def _compared(self, runners: Sequence[Runner]) -> Sequence[Runner]:
         """With the one to compare with in front, in place of the first; results follow."""

@@ -50,6 +50,11 @@ class Record:
     compilations: Compilations = field(default_factory=Compilations)
     limit_s: float | None = None
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether nothing speaks against that it computes the same as the baseline."""
+        return self.accuracy is None or self.accuracy.verdict != "not checked"
+
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
@@ -79,7 +84,7 @@ class Comparison(Shown):
 
     @property
     def best(self) -> Record | None:
-        """The fastest variant that is proven faster and right; None where none is."""
+        """The fastest variant that is proven faster and was found right; None where none is."""
         ahead = [one for one in self.records if self.verdict(one) == "faster"]
         return max(ahead, key=self._median, default=None)
 
@@ -128,7 +133,8 @@ class Comparison(Shown):
         if record is self.baseline:
             return "baseline"
         ratio = self.ratio(record)
-        return "too noisy" if ratio is None else ratio.verdict
+        word = "too noisy" if ratio is None else ratio.verdict
+        return "not checked" if word == "faster" and not record.is_checked else word
 
     def times_s(self, record: Record) -> list[float]:
         """Its own times, or the baseline's where its plan is the baseline's."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-StepHook = Callable[["torch.optim.Optimizer", Any, Any], None]
+# What it returns, if anything, stands for the step's arguments.
+StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
 
 
 @contextmanager
@@ -54,10 +55,11 @@ def optimizer_hooks(
 
     here, known = threading.get_ident(), {id(one) for one in ours}
 
-    def confined(hook: StepHook) -> Callable[..., None]:
-        def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def confined(hook: StepHook) -> StepHook:
+        def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             if threading.get_ident() == here or id(optimizer) in known:
-                hook(optimizer, args, kwargs)
+                return hook(optimizer, args, kwargs)
+            return None
 
         return call
 

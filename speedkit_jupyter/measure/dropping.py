@@ -50,4 +50,4 @@ def cannot_win(comparison: Comparison, record: Record, drop: Drop) -> bool:
     ahead = [one for one in comparison.records if comparison.verdict(one) == "faster"]
     leads = [found.low for one in ahead if (found := comparison.ratio(one)) is not None]
     least = max([worth_it(record), *(leads if drop == "beaten" else [])])
-    return comparison.verdict(record) in ("slower", "wrong") or ratio.high < least
+    return comparison.verdict(record) in ("slower", "wrong", "not checked") or ratio.high < least

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 
-from speedkit_jupyter.measure import accuracy, memory, roofline
-from speedkit_jupyter.measure.accuracy import Observation
+from speedkit_jupyter.measure import memory, roofline, yardstick
+from speedkit_jupyter.measure.accuracy import Accuracy, Yardstick, is_finite
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.measure.yardstick import Steps
+
+STEPS_LATER = "all its steps"
 
 
 class Examination:
@@ -24,63 +27,61 @@ class Examination:
         start: State,
         check: Sequence[str] = (),
     ) -> None:
-        self._runners, self._start, self._check = runners, start, check
-        self.dropout_off = False
+        self._runners, self._steps = runners, Steps(start, check)
+        self._yardstick: Yardstick | None = None
+
+    @property
+    def dropout_off(self) -> bool:
+        """Whether dropout layers were off while accuracy was checked."""
+        return self._steps.dropout_off
 
     def accuracy(self) -> Iterator[Progress]:
         """One step of each variant against the same step in float64."""
         __tracebackhide__ = True
-        start = self._start
         yield Progress(0.0, "checking what is computed")
-        reference, is_random = self._reference(self._runners[0])
-        baseline = None
-        for runner in self._runners:
-            start.restore()  # before the plan is applied: settings are part of the state
-            try:
-                with runner.applied(), self._without_dropout():
-                    seen = runner.observed(self._check)
-            except Exception as error:
-                if runner is self._runners[0]:  # the step itself, or what is asked of it
-                    raise
-                runner.fail(error)
-                continue
-            finally:
-                start.restore()
-            baseline = seen if baseline is None else baseline
-            runner.record.accuracy = accuracy.judge(
-                seen, reference or baseline, baseline, runner.precision, is_random
-            )
+        known = self._yardstick = yardstick.made(self._steps, self._runners)
+        first = self._runners[0]
+        first.record.accuracy = known.judge(known.baseline, first.precision)
+        for runner in self._runners[1:]:
+            self._judge(runner, known)
             yield Progress(0.0, f"checked {runner.record.name}")
 
-    @contextmanager
-    def _without_dropout(self) -> Iterator[None]:
-        """For one step: what is restored before the next one brings the layers' settings back."""
-        with accuracy.without_dropout(self._runners[0].step.models) as found:
-            self.dropout_off = found
-            yield
+    def again(self, runners: Sequence[Runner]) -> Iterator[Progress]:
+        """The variants once more, after all their steps: what was right may be so no longer."""
+        known = self._yardstick
+        for runner in runners:
+            record = runner.record
+            if known is None or runner is self._runners[0] or record.failure:
+                continue
+            if record.accuracy is not None and record.accuracy.verdict in ("exact", "rounding"):
+                before = record.accuracy
+                self._judge(runner, known)
+                now: Accuracy | None = record.accuracy
+                if now is not None and now.verdict in ("exact", "rounding"):
+                    record.accuracy = before
+                elif now is not None:
+                    record.accuracy = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
+                yield Progress(1.0, f"checked {record.name} again")
 
-    def _reference(self, runner: Runner) -> tuple[Observation | None, bool]:
-        """The step in float64 (None where the model can't), and whether it is random."""
-        import torch
-
-        seen = []
+    def _judge(self, runner: Runner, known: Yardstick) -> None:
         try:
-            for seed in (None, 1):  # another draw: only a random step answers to it
-                self._start.restore()
-                if seed is not None:
-                    torch.manual_seed(seed)
-                with (
-                    runner.applied(),
-                    roofline.eager(),
-                    self._without_dropout(),
-                    accuracy.in_float64(runner.step.models),
-                ):
-                    seen.append(runner.observed(self._check, stop_at_step=not self._check))
-        except Exception:  # an operation without float64, or code that asks for float32
-            return None, False
-        finally:
-            self._start.restore()
-        return seen[0], accuracy.differ(*seen)
+            seen = self._steps.observed(runner)
+        except Exception as error:
+            runner.fail(error)
+            return
+        found = known.judge(seen, runner.precision)
+        if found.verdict == "wrong" and (why := self._why_random(runner)) and is_finite(found):
+            found = replace(found, verdict="not checked", reason=f"{why} ({found.reason})")
+        runner.record.accuracy = found
+
+    def _why_random(self, runner: Runner) -> str:
+        """Why this variant may differ by its random numbers alone; empty where it may not."""
+        if not self._steps.is_random:
+            return ""
+        if yardstick.is_compiled(runner):
+            return "the step draws random numbers; compiled code draws others"
+        inside = ", ".join(sorted(self._steps.drawn_inside))
+        return f"the step draws random numbers inside of {inside}; kernels differ" if inside else ""
 
     def memory(self) -> Iterator[Progress]:
         """The allocator's peak in one step of each variant."""

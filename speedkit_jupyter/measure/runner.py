@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.measure import accuracy
-from speedkit_jupyter.measure.accuracy import Observation
+from speedkit_jupyter.measure import leaves
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.observation import Observation, observing
 from speedkit_jupyter.measure.routing import Router
 from speedkit_jupyter.measure.step import OUT_OF_DATA, Step
 
@@ -100,15 +100,15 @@ class Runner:
 
     def observed(self, check: Sequence[str] = (), stop_at_step: bool = False) -> Observation:
         """What one step computes; the values of the names `check` in place of its outputs."""
-        scaled = self.scales_itself
-        with accuracy.observing(self.step.models, self.scale, scaled, stop_at_step) as seen:
+        stop = stop_at_step and not check
+        with observing(self.step.models, self.scale, self.scales_itself, stop) as seen:
             result = self.once()
             if not seen.outputs:
-                seen.outputs = accuracy.returned(result)
+                seen.outputs.add(result)
             if not seen.outputs and not seen.complete:
-                seen.outputs = accuracy.returned(self.step.results())
+                seen.outputs.add(self.step.results())
         if check:
-            seen.outputs = accuracy.returned(self.step.values(check))
+            seen.outputs, seen.calls = leaves.of(self.step.values(check)), []
         return seen
 
     @property

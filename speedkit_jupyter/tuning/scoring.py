@@ -13,12 +13,14 @@ LEAST_SAVED = 0.01
 
 
 def score(comparison: Comparison, record: Record, objective: str, steps: int | None) -> float:
-    """How many times better than what it is compared with; 0 where not proven better, or wrong.
+    """How many times better than what it is compared with; 0 where not proven better and right.
 
     By time, by `memory`, or by the total time of so many steps, compiling included.
     """
     verdict = comparison.verdict(record)
     if record.same_as_baseline or verdict in ("failed", "wrong", "slower"):
+        return 0.0
+    if not record.is_checked:
         return 0.0
     if objective == "memory":
         return _memory_score(comparison, record)
@@ -36,7 +38,7 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
 def may_help(comparison: Comparison, record: Record) -> bool:
     """Whether it looks faster, enough to be worth it, and the rounds were too few to prove it."""
     ratio = comparison.ratio(record)
-    if ratio is None or comparison.verdict(record) != "too noisy":
+    if ratio is None or comparison.verdict(record) != "too noisy" or not record.is_checked:
         return False
     return ratio.median > 1 and ratio.high > worth_it(record)
 
@@ -58,6 +60,8 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
         return f"wrong: {record.accuracy.reason}"
     if record.same_as_baseline:
         return "changes nothing here"
+    if not record.is_checked and record.accuracy is not None:
+        return f"not checked: {record.accuracy.reason}"
     ratio = comparison.ratio(record)
     if ratio is None:
         return record.notes.get("dropped", "not measured")

@@ -1,0 +1,185 @@
+"""How far a step is off another one: in all, and in the ways in which rounding is not.
+
+Rounding scatters. What it does to a tensor has hardly a direction along it (`slope`) or a sign
+(`shift`), and no row or element is off much more than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.observation import Observation
+
+NAMES = ("off", "scaled", "shifted", "off in one row or column", "off in one element")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Of one tensor with `size` elements, each relative to the reference.
+
+    `distance`: norm of the difference over the norm of the reference. `slope`: the regression
+    coefficient of the difference on the reference. `shift`: the mean difference, `row` the root
+    mean square of the worst row or column, `element` the largest difference, each over the root
+    mean square of the reference.
+    """
+
+    size: int
+    distance: float = 0.0
+    slope: float = 0.0
+    shift: float = 0.0
+    row: float = 0.0
+    element: float = 0.0
+
+    def values(self) -> tuple[float, ...]:
+        """What is off, in the order of NAMES."""
+        return astuple(self)[1:]
+
+
+@dataclass
+class Errors:
+    """Of one step against another one: tensor by tensor and, with `None`, what can't be compared.
+
+    `numbers` are those of the models' calls, then of the outputs; `differing` the shares of whole
+    numbers that differ, with how many there are. `output` and `gradient` are all of them together.
+    """
+
+    numbers: list[Deviation] = field(default_factory=list)
+    gradients: list[Deviation] = field(default_factory=list)
+    differing: list[tuple[int, int]] = field(default_factory=list)
+    output: Deviation = field(default_factory=lambda: Deviation(0))
+    gradient: Deviation = field(default_factory=lambda: Deviation(0))
+    cosine: float | None = None
+    fits: bool = True
+
+
+def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -> Errors:
+    """How far `seen` is off; `dropped` are outputs that don't count, by their index.
+
+    A step that feeds whole numbers back into its model (to generate text, say) is compared as long
+    as these are the same: a single one that rounding decided leads elsewhere.
+    """
+    calls = _calls_alike(seen, reference)
+    if calls is None:
+        return Errors(fits=False)
+    together = calls == len(reference.calls)
+    ones = [t for call in seen.calls[:calls] for t in call.results.numbers]
+    others = [t for call in reference.calls[:calls] for t in call.results.numbers]
+    exact = [t for call in seen.calls[:calls] for t in call.results.exact]
+    exacts = [t for call in reference.calls[:calls] for t in call.results.exact]
+    if together:
+        found, wanted = (
+            _kept(seen.outputs.numbers, dropped),
+            _kept(reference.outputs.numbers, dropped),
+        )
+        ones, others = ones + found, others + wanted
+        exact, exacts = exact + seen.outputs.exact, exacts + reference.outputs.exact
+    gradients = [
+        pair for pair in zip(seen.gradients, reference.gradients, strict=False) if _any(pair)
+    ]
+    if not (_fit(ones, others) and _fit(exact, exacts)):
+        return Errors(fits=False)
+    if len(seen.gradients) != len(reference.gradients):
+        return Errors(fits=False)
+    pairs = [_both(*pair) for pair in gradients]
+    if any(one.shape != other.shape for one, other in pairs):
+        return Errors(fits=False)
+    return Errors(
+        [deviation(one, other) for one, other in zip(ones, others, strict=True)],
+        [deviation(one, other) for one, other in pairs],
+        [(int((a != b).sum()), b.numel()) for a, b in zip(exact, exacts, strict=True)],
+        pooled(list(zip(ones, others, strict=True))),
+        pooled(pairs),
+        _cosine(pairs),
+    )
+
+
+def deviation(seen: torch.Tensor, reference: torch.Tensor) -> Deviation:
+    """Of float64 tensors of one shape; infinite where the reference is zero and this is not."""
+    difference, count = seen - reference, reference.numel()
+    norm, off = float(reference.norm()), float(difference.norm())
+    if not off:
+        return Deviation(count)
+    if not norm:
+        return Deviation(count, *[float("inf")] * 5)
+    size = norm / count**0.5
+    return Deviation(
+        count,
+        off / norm,
+        abs(float((difference * reference).sum())) / norm**2,
+        abs(float(difference.mean())) / size,
+        _worst_row(difference) / size,
+        float(difference.abs().max()) / size,
+    )
+
+
+def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Deviation:
+    """Distance and slope of all of them together."""
+    off = along = total = 0.0
+    for one, other in pairs:
+        difference = one - other
+        off += float(difference.norm()) ** 2
+        along += float((difference * other).sum())
+        total += float(other.norm()) ** 2
+    count = sum(other.numel() for _, other in pairs)
+    if total == 0:
+        return Deviation(count, 0.0 if off == 0 else float("inf"))
+    return Deviation(count, (off / total) ** 0.5, abs(along) / total)
+
+
+def _calls_alike(seen: Observation, reference: Observation) -> int | None:
+    """How many calls were given the same whole numbers; None where their number differs at once."""
+    count = 0
+    for one, other in zip(seen.calls, reference.calls, strict=False):
+        if not _equal(one.given, other.given):
+            return count
+        count += 1
+    return count if len(seen.calls) == len(reference.calls) else None
+
+
+def _equal(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return len(ones) == len(others) and all(
+        one.shape == other.shape and bool((one == other).all())
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def _fit(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return [one.shape for one in ones] == [other.shape for other in others]
+
+
+def _kept(values: Sequence[torch.Tensor], dropped: frozenset[int]) -> list[torch.Tensor]:
+    return [one for index, one in enumerate(values) if index not in dropped]
+
+
+def _any(pair: tuple[torch.Tensor | None, torch.Tensor | None]) -> bool:
+    return any(one is not None for one in pair)
+
+
+def _both(
+    one: torch.Tensor | None, other: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """No gradient is a gradient of zeros: a step may or may not make one of those."""
+    there = one if one is not None else other
+    assert there is not None
+    zeros = there.new_zeros(()).expand(there.shape)
+    return (zeros if one is None else one), (zeros if other is None else other)
+
+
+def _worst_row(difference: torch.Tensor) -> float:
+    """The largest root mean square over what lies at one index of the first or last dimension."""
+    if difference.dim() < 2:
+        return 0.0
+    square = difference**2
+    rows = square.flatten(1).mean(1), square.flatten(0, -2).mean(0)
+    return max(float(one.max()) for one in rows) ** 0.5
+
+
+def _cosine(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
+    dot = sum(float((one * other).sum()) for one, other in pairs)
+    norms = [sum(float(pair[i].norm()) ** 2 for pair in pairs) ** 0.5 for i in (0, 1)]
+    return dot / (norms[0] * norms[1]) if all(norms) else None

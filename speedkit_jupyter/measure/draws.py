@@ -1,0 +1,102 @@
+"""Random draws that are the same in every precision and layout, and layers that draw none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def replayed() -> Iterator[list[str]]:
+    """Every draw from torch's generators is made in float32, in contiguous memory.
+
+    So a generator that starts from the same state gives the same numbers in float64, bf16 and
+    channels_last. Yields the names of the operations that draw inside a kernel of their own, where
+    that can't be had. Compiled code draws its own numbers.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    beyond: list[str] = []
+
+    class Replaying(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if torch.Tag.nondeterministic_seeded not in function.tags:
+                return function(*args, **kwargs)
+            name = function._schema.name.partition("::")[2]
+            if name == "native_dropout":
+                return _dropout(*args, **kwargs)
+            if "scaled_dot_product" in name or "rnn" in name or "attention" in name:
+                beyond.append(name)
+                return function(*args, **kwargs)
+            return _drawn(function, args, kwargs)
+
+    with Replaying():
+        yield beyond
+
+
+def _drawn(function: Any, args: Any, kwargs: Any) -> Any:
+    """The operation on float32 copies, its result in the dtype that was asked for."""
+    import torch
+
+    asked = kwargs.get("dtype")
+    if asked is not None and asked.is_floating_point:
+        kwargs = {**kwargs, "dtype": torch.float32}
+    plain = [_plain(one) for one in args]
+    result = function(*plain, **{name: _plain(one) for name, one in kwargs.items()})
+    first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    if first is not None and function._schema.name.endswith("_"):  # in place
+        return first.copy_(plain[0])
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        return result
+    if asked is None and first is not None and function._schema.name.endswith(("_like",)):
+        asked = first.dtype
+    if asked is None:
+        dtypes = [o.dtype for o in args if isinstance(o, torch.Tensor) and o.is_floating_point()]
+        asked = dtypes[0] if dtypes else result.dtype
+    return result.to(asked)
+
+
+def _plain(one: Any) -> Any:
+    import torch
+
+    if isinstance(one, torch.Tensor) and one.is_floating_point():
+        return one.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    return one
+
+
+def _dropout(given: Any, p: float, train: bool | None = None) -> Any:
+    """The mask is drawn; what it is multiplied with keeps its precision."""
+    import torch
+
+    if train is False or p == 0:
+        return given.clone(), torch.ones_like(given, dtype=torch.bool)
+    drawn = torch.rand(given.shape, device=given.device) >= p
+    return given * drawn / (1 - p) if p < 1 else torch.zeros_like(given), drawn
+
+
+@contextmanager
+def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
+    """Dropout layers off for the block, since each kernel draws other masks; yields if any was."""
+    import torch
+    from torch.nn.modules.dropout import _DropoutNd
+
+    found: list[tuple[Any, str, float]] = []
+    for module in (part for model in models for part in model.modules()):
+        name = "p" if isinstance(module, _DropoutNd) else "dropout"
+        kinds = (_DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)
+        if isinstance(module, kinds) and getattr(module, name) and module.training:
+            found.append((module, name, getattr(module, name)))
+            setattr(module, name, 0.0)
+    try:
+        yield bool(found)
+    finally:
+        for module, name, value in found:
+            setattr(module, name, value)

@@ -1,0 +1,159 @@
+"""What can be compared in a result, wherever it lies in it: numbers, and all that is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import numbers
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+# Of a larger tensor an evenly spaced sample is kept.
+MOST_ELEMENTS = 2**22
+DEEPEST = 8
+
+
+@dataclass
+class Leaves:
+    """`numbers` are tensors in float64 on the CPU, in their shape (or a sample, flat).
+
+    `exact` are whole numbers (int64 tensors), `words` everything else that can only be equal.
+    `unknown` names the types in which nothing was found.
+    """
+
+    numbers: list[torch.Tensor] = field(default_factory=list)
+    exact: list[torch.Tensor] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers or self.exact or self.words)
+
+    def add(self, value: Any) -> None:
+        """What can be compared in this value."""
+        for one in _parts(value, DEEPEST, set()):
+            self._add(one)
+
+    def _add(self, one: Any) -> None:
+        import torch
+
+        if isinstance(one, torch.Tensor):
+            kept = sampled(one)
+            if one.is_floating_point() or one.is_complex():
+                self.numbers.append(kept)
+            else:
+                self.exact.append(kept.long())
+        elif isinstance(one, numbers.Integral):  # bool too
+            self.exact.append(torch.tensor(int(one) % 2**63))
+        elif isinstance(one, numbers.Complex):
+            self.numbers.append(sampled(torch.tensor(one, dtype=torch.complex128)))
+        elif isinstance(one, _Unknown):
+            self.unknown.append(one.name)
+        else:
+            self.words.append(str(one))
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    name: str
+
+
+def of(values: Iterable[Any]) -> Leaves:
+    """All that can be compared in these values."""
+    found = Leaves()
+    for value in values:
+        found.add(value)
+    return found
+
+
+def sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU: in float64, or int64 where its values are whole; complex as pairs."""
+    import torch
+
+    found = tensor.detach()
+    if found.layout is not torch.strided:
+        found = found.to_dense()
+    if found.is_quantized:
+        found = found.dequantize()
+    if found.is_complex():
+        found = torch.view_as_real(found.resolve_conj())
+    if found.numel() > MOST_ELEMENTS:
+        found = found.flatten()[:: found.numel() // MOST_ELEMENTS | 1]
+    dtype = torch.float64 if found.is_floating_point() else torch.int64
+    return found.to("cpu", dtype, copy=True)
+
+
+def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """Tensors, numbers and strings: in containers that torch knows, and behind attributes."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    if value is None or isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
+        if value is not None:
+            yield value
+        return
+    if id(value) in seen or depth == 0:
+        return
+    seen = {*seen, id(value)}
+    array = _array(value)
+    if array is not None:
+        yield array
+        return
+    if isinstance(value, Mapping):  # in the order of the keys: a set of results has no other
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, (set, frozenset)):
+        inside = sorted(value, key=repr)
+    elif isinstance(value, (list, tuple)):
+        inside = value
+    else:
+        found = tree_leaves(value)
+        inside = found if not (len(found) == 1 and found[0] is value) else _attributes(value)
+    empty = True
+    for one in inside:
+        for part in _parts(one, depth - 1, seen):
+            empty = False
+            yield part
+    if empty and not isinstance(value, (list, tuple, Mapping, set, frozenset)):
+        yield _Unknown(type(value).__name__)
+
+
+def _array(value: Any) -> Any:
+    """A numpy array or scalar as a tensor; None for anything else."""
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+        return None
+    array = numpy.asarray(value)
+    if array.dtype.kind in "fciub":
+        wide = {"u": "int64", "b": "int64", "i": "int64"}.get(array.dtype.kind)
+        fits = array.astype(wide) if wide else array
+        return torch.from_numpy(numpy.array(fits, dtype=fits.dtype.newbyteorder("=")))
+    return repr(array.tolist())
+
+
+def _attributes(value: Any) -> list[Any]:
+    """What a plain object holds; not what belongs to modules, optimizers, functions and files."""
+    import torch
+
+    if isinstance(value, enum.Enum):
+        return [value.name]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, one.name, None) for one in dataclasses.fields(value)]
+    foreign = (type, torch.nn.Module, torch.optim.Optimizer, torch.Generator)
+    if callable(value) or isinstance(value, foreign):
+        return []
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    held = [getattr(value, name) for name in slots if hasattr(value, name)]
+    return [*held, *getattr(value, "__dict__", {}).values()]
+
+
+def _slots(kind: type) -> list[str]:
+    found = kind.__dict__.get("__slots__", ())
+    names = [found] if isinstance(found, str) else list(found)
+    return [name for name in names if not name.startswith("__")]

@@ -1,0 +1,192 @@
+"""A step in float64, the reference; and in float64 rounded after each operation, the control.
+
+The control says what the rounding of a dtype does to this very net: how far it is off, in each
+tensor, row and element. What a variant in that dtype is off by beyond this is no rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+# Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
+DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
+# What is multiplied in the lower precision, by the name of its operation.
+PRODUCTS = re.compile(
+    r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
+    r"|convolution|attention|transformer_encoder"
+)
+# The dtype of the first operand is that of the result; weights and statistics stay in float32.
+BY_FIRST_OPERAND = ("norm", "where", "prelu")
+
+
+def unit(precision: str) -> float:
+    """The largest relative error of one rounding."""
+    return 2.0 ** -DIGITS[precision]
+
+
+@contextmanager
+def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Models in float64, and every float32 tensor that meets them promoted.
+
+    The caller puts parameters and buffers back (their dtype comes with their values).
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_map
+
+    def promoted(one: Any) -> Any:
+        low = isinstance(one, torch.Tensor) and one.dtype is torch.float32
+        return one.double() if low else one
+
+    class Promoting(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return function(*tree_map(promoted, args), **tree_map(promoted, kwargs or {}))
+
+    for model in models:
+        for tensor in (*model.parameters(), *model.buffers()):
+            gradient = tensor.grad
+            tensor.grad = None
+            if tensor.dtype is torch.float32:
+                tensor.data = tensor.data.double()
+            if gradient is not None:  # a step may count on one: its values are of no concern
+                tensor.grad = torch.zeros_like(tensor)
+    with Promoting():
+        yield
+
+
+@contextmanager
+def rounded(precision: str, scale: float = 1.0) -> Iterator[None]:
+    """Products and what follows from them rounded to this precision, as autocast would.
+
+    In fp32 everything is. Another `scale` of the same precision rounds other values up and
+    others down: a second control. The range of the dtype is not imitated.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    everything = precision == "fp32"
+    lowered = _Lowered(everything)
+
+    class Rounding(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if not _computes(function):
+                result = function(*args, **(kwargs or {}))
+                if not function.is_view:  # memory of its own: a copy of its operand, or a draw
+                    lowered.note_all(result, lowered.all_of("copy", args[:1]))
+                return result
+            name = function._schema.name.partition("::")[2].rstrip("_")
+            product = bool(PRODUCTS.search(name)) and not suspended
+            digits = DIGITS[precision]
+            if product and not everything:
+                args = [to_digits(one, digits, scale) for one in args]
+            result = function(*args, **(kwargs or {}))
+            low = product or lowered.all_of(name, args)
+            for one in _tensors([result]) if low else ():
+                if one.dim():  # the loss itself is taken in float32
+                    one.copy_(to_digits(one, digits, scale))
+            lowered.note_all(result, low)
+            return result
+
+    with _suspensions() as suspended, Rounding():
+        yield
+
+
+class _Lowered:
+    """Which memory holds numbers of the lower precision."""
+
+    def __init__(self, everything: bool) -> None:
+        self._everything, self._held = everything, set()  # type: ignore[var-annotated]
+
+    def all_of(self, name: str, args: Any) -> bool:
+        """Whether the result of an operation on these would have the lower dtype."""
+        found = [one for one in _tensors(args) if one.dim() or one.numel() > 1]
+        if any(part in name for part in BY_FIRST_OPERAND):
+            found = found[:1]
+        return bool(found) and (self._everything or all(map(self._holds, found)))
+
+    def note_all(self, result: Any, low: bool) -> None:
+        """Remember results, under the address of their memory, which views share."""
+        for one in _tensors([result]):
+            (self._held.add if low else self._held.discard)(one.untyped_storage()._cdata)
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._held
+
+
+def _computes(function: Any) -> bool:
+    """Not a view, and not what only moves numbers or draws them."""
+    import torch
+
+    if function.is_view or torch.Tag.nondeterministic_seeded in function.tags:
+        return False
+    schema = function._schema
+    return schema.name not in ("aten::detach", "aten::_to_copy", "aten::lift_fresh", "aten::alias")
+
+
+def _tensors(values: Any) -> list[Any]:
+    """The floating-point tensors among operands, lists of them too."""
+    import torch
+
+    found = []
+    for one in values:
+        if isinstance(one, (list, tuple)):
+            found += _tensors(one)
+        elif isinstance(one, torch.Tensor) and one.dtype in (torch.float32, torch.float64):
+            found.append(one)
+    return found
+
+
+def to_digits(value: Any, digits: int, scale: float = 1.0) -> Any:
+    """A float32 or float64 tensor with so many binary digits, rounded to nearest.
+
+    Veltkamp's splitting (Dekker, Numerische Mathematik 18, 1971); what it would overflow on, a
+    mask of the lowest number say, stays. Anything else is given back.
+    """
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_digits(one, digits, scale) for one in value)
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
+        return value
+    own = 24 if value.dtype is torch.float32 else 53
+    scaled = value if scale == 1.0 else value * scale
+    if digits >= own:
+        return scaled if scale == 1.0 else scaled / scale
+    large = scaled * (2.0 ** (own - digits) + 1)
+    found = large - (large - scaled)
+    found = found if scale == 1.0 else found / scale
+    return torch.where(found.isfinite(), found, value)
+
+
+@contextmanager
+def _suspensions() -> Iterator[list[Any]]:
+    """The blocks of `autocast(enabled=False)` that the step is in: what is there stays exact."""
+    from torch.amp.autocast_mode import autocast
+
+    enter, leave = autocast.__enter__, autocast.__exit__
+    inside: list[Any] = []
+
+    def entered(self: Any) -> Any:
+        if not self._enabled:
+            inside.append(self)
+        return enter(self)
+
+    def left(self: Any, *exception: Any) -> Any:
+        if inside and inside[-1] is self:
+            inside.pop()
+        return leave(self, *exception)
+
+    autocast.__enter__, autocast.__exit__ = entered, left  # type: ignore[method-assign]
+    try:
+        yield inside
+    finally:
+        autocast.__enter__, autocast.__exit__ = enter, leave  # type: ignore[method-assign]

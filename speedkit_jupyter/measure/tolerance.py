@@ -1,0 +1,118 @@
+"""What rounding explains, by the controls: and what is beyond it, in words.
+
+A control is the same step rounded to the variant's precision after each operation. Of 30 nets
+(MLPs, CNNs, recurrent, transformers, from the library `transformers` too), in training and in
+evaluation, real autocast was off by 0.5 to 1.5 times as much as its control in every output, by
+up to 1.6 times in its worst row, 2.2 in its worst element; of the gradients by up to 6 times, in
+tensors of 8 elements. Slopes and shifts are single numbers, and chance may leave a control without
+any: there its distance counts too, spread over as many elements as there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from speedkit_jupyter.measure.deviation import NAMES, Deviation, Errors
+from speedkit_jupyter.measure.rounding import unit
+
+# Times what the controls are off, in the order of deviation.NAMES; None is not tested.
+OUTPUT_FACTORS = (3.0, 4.0, 4.0, 3.0, 4.0)
+# A ReLU or a maximum that falls the other way by rounding moves single elements by much.
+GRADIENT_FACTORS = (8.0, 8.0, None, 4.0, None)
+# And so many roundings more, for what kernels do besides. In float32 kernels add up in another
+# order, which brings as many as there are terms.
+OUTPUT_ROUNDINGS = (2.0, 2.0, 2.0, 4.0, 16.0)
+GRADIENT_ROUNDINGS = (16.0, 16.0, 16.0, 16.0, 16.0)
+TERMS = 512.0
+# A ReLU that fell the other way by float32's rounding moved a whole gradient by up to 7e-4.
+FLIPS = (1e-2, 1e-2, 1e-2, 5e-2, 0.0)
+# So many elements err as one: those of a row or a channel have their rounding in common.
+ERR_AS_ONE = 64
+# What a net is taken to be off by in roundings where no control could be run.
+TYPICAL = 8.0
+# What rounding alone moves by this much can't be told from anything.
+UNDETERMINED = 0.5
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The limits of one precision, from one or more controls."""
+
+    precision: str
+    controls: Sequence[Errors]
+
+    @property
+    def output(self) -> float:
+        """How far rounding alone moves the outputs."""
+        return max((one.output.distance for one in self.controls), default=self._typical)
+
+    @property
+    def gradient(self) -> float:
+        """How far rounding alone moves the gradients."""
+        return max((one.gradient.distance for one in self.controls), default=self._typical)
+
+    @property
+    def _typical(self) -> float:
+        return TYPICAL * unit(self.precision)
+
+    def beyond(self, seen: Errors) -> str:
+        """The first thing that rounding does not explain; empty where it explains all."""
+        for index, one in enumerate(seen.numbers):
+            known = [each.numbers[index] for each in self.controls if index < len(each.numbers)]
+            if what := self._beyond(one, known, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5):
+                return f"output {what}"
+        for index, one in enumerate(seen.gradients):
+            known = [each.gradients[index] for each in self.controls]
+            if what := self._beyond(one, known, GRADIENT_FACTORS, GRADIENT_ROUNDINGS, FLIPS):
+                return f"gradients {what}"
+        known = [each.gradient for each in self.controls]
+        together = self._beyond(
+            seen.gradient, known, GRADIENT_FACTORS, GRADIENT_ROUNDINGS, FLIPS, True
+        )
+        return f"gradients {together}" if together else self._beyond_in_whole_numbers(seen)
+
+    def _beyond(
+        self,
+        one: Deviation,
+        controls: Sequence[Deviation],
+        factors: Sequence[float | None],
+        roundings: Sequence[float],
+        besides: Sequence[float],
+        whole: bool = False,
+    ) -> str:
+        distance = max((each.distance for each in controls), default=self._typical)
+        if distance >= UNDETERMINED and not whole:
+            return ""
+        spread = distance * min(1.0, (ERR_AS_ONE / max(one.size, 1)) ** 0.5)
+        more = TERMS if self.precision == "fp32" else 1.0
+        for index, value in enumerate(one.values()):
+            factor = factors[index]
+            if factor is None:
+                continue
+            known = max((each.values()[index] for each in controls), default=self._typical)
+            limit = factor * known + roundings[index] * more * unit(self.precision)
+            limit += besides[index] + (spread if NAMES[index] in ("scaled", "shifted") else 0.0)
+            if not value <= limit:
+                return (
+                    f"{NAMES[index]} by {value:.2g}, more than {self.precision} explains "
+                    f"({limit:.2g})"
+                )
+        return ""
+
+    def _beyond_in_whole_numbers(self, seen: Errors) -> str:
+        """Rounding decides a few of them, where two candidates are as good."""
+        for index, (count, size) in enumerate(seen.differing):
+            limit = self.whole_numbers(index, size)
+            if count > limit:
+                return (
+                    f"{count} of {size} whole numbers differ, more than {self.precision} explains "
+                    f"({limit})"
+                )
+        return ""
+
+    def whole_numbers(self, index: int, size: int) -> int:
+        """How many of these may differ: the controls' with the scatter of a count, and 1 %."""
+        known = [each.differing[index][0] for each in self.controls if index < len(each.differing)]
+        count = max(known, default=0)
+        return int(2 * count + 3 * count**0.5 + 1 + 0.01 * size)
