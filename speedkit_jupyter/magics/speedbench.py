@@ -48,7 +48,7 @@ def run(
 ) -> Comparison | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
-    typed, setup = parsing.split_setup(line)
+    typed, setup = parsing.split_setup(parsing.speedbench_parser(), line)
     arguments = parsing.speedbench_parser().parse_line(typed)
     if arguments.v and (not arguments.v.isidentifier() or iskeyword(arguments.v)):
         raise UsageError(f"%%speedbench: -v {arguments.v}: this is no name for a variable")

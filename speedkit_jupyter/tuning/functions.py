@@ -66,7 +66,10 @@ def verify(
     the model as it is, with the same seed and data; a second baseline with another seed shows how
     far apart two curves lie anyway. All that the runs changed is put back. Raises StepError.
     """
-    verifier = verifier_of(step_of(step, model, optimizer), plan, steps)
+    measured = step_of(step, model, optimizer)
+    verifier = verifier_of(measured, plan, steps)
+    models = " and ".join(type(one).__name__ for one in measured.models)
+    verifier.result().subject = f"{models} in `{getattr(step, '__name__', 'step')}`"
     for _ in verifier.run():
         pass
     return verifier.result()

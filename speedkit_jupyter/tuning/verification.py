@@ -49,7 +49,8 @@ class Verification(Shown):
     """Losses by step: of the baseline, of the plan, and of a baseline with another seed.
 
     `by_weights` says that the step draws no random numbers, so that the other baseline starts
-    from weights with one rounding's noise. `failure` is the plan's, in a line.
+    from weights with one rounding's noise. `failure` is the plan's, in a line. `subject` says
+    which model was trained by which step, in the user's words.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Verification(Shown):
     by_weights: bool = False
     failure: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
+    subject: str = ""
 
     @property
     def distance(self) -> float:
@@ -98,6 +100,7 @@ class Verification(Shown):
         """Plain values."""
         return {
             "name": self.name,
+            "subject": self.subject,
             "plan": self.plan,
             "verdict": self.verdict,
             "distance": self.distance,

@@ -135,7 +135,7 @@ def test_a_variable_of_the_users_is_never_overwritten(names):
     panel = Panel(names.model)
     panel.buttons["Apply"].click()
     assert names.ctx == "mine"
-    assert "panel.context" in text(panel.status.value)
+    assert "this context is `ctx_model`" in text(panel.status.value)
     panel.buttons["Restore"].click()
 
 
