@@ -33,6 +33,7 @@ from speedkit_jupyter.measure.timing import Loop, Timer, Timing, device_of
 from speedkit_jupyter.measure.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.histories import since
 from speedkit_jupyter.session import MeasuredCell, Session
+from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
 
@@ -41,6 +42,7 @@ BUDGET_S, TUNE_BUDGET_S = 10.0, 60.0
 DIGITS = 3
 
 
+@lets_go
 def run(
     shell: Any, session: Session, line: str, source: str
 ) -> Comparison | Timing | Tuning | None:
