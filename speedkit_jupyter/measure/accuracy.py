@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Verdict = Literal["exact", "rounding", "wrong", "not checked"]
 
 # From here on it is said that a net amplifies rounding: so many roundings of the baseline's own.
-AMPLIFIES = 32
+AMPLIFIES = 64
 
 
 @dataclass(frozen=True)

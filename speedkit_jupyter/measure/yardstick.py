@@ -22,7 +22,7 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 # by less; a GPU's kernels add up in another order each time.
 ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
 # The controls of a lowered precision round at different places; of long steps one is enough.
-SCALES, LONG_S = (1.0, 1.37), 0.2
+SCALES, LONG_S = (1.0, 1.37), 0.05
 
 
 class Steps:
