@@ -6,6 +6,7 @@ returned), all gradients before the first optimizer step, and what that step did
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,13 +84,18 @@ class Yardstick:
         return Accuracy(
             verdict,
             reason,
-            found.output.distance,
-            found.gradient.distance,
-            found.cosine,
-            self.own.output.distance,
-            self.own.gradient.distance,
-            tolerance.output,
-            tolerance.gradient,
+            *map(
+                _number,
+                (
+                    found.output.distance,
+                    found.gradient.distance,
+                    found.cosine,
+                    self.own.output.distance,
+                    self.own.gradient.distance,
+                    tolerance.output,
+                    tolerance.gradient,
+                ),
+            ),
         )
 
     def _verdict(
@@ -139,7 +145,12 @@ class Yardstick:
 def is_finite(found: Accuracy) -> bool:
     """Whether what was compared is numbers, of the shapes that were expected."""
     values = (found.output_error, found.gradient_error)
-    return all(one is not None and one < float("inf") for one in values)
+    return None not in values
+
+
+def _number(value: float | None) -> float | None:
+    """None where it is not finite, which JSON has no word for."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _finite(seen: Observation) -> bool:

@@ -6,6 +6,7 @@ Rounding scatters. What it does to a tensor has hardly a direction along it (`sl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
@@ -176,7 +177,7 @@ def _worst_row(difference: torch.Tensor) -> float:
         return 0.0
     square = difference**2
     rows = square.flatten(1).mean(1), square.flatten(0, -2).mean(0)
-    return max(float(one.max()) for one in rows) ** 0.5
+    return math.sqrt(max(float(one.max()) for one in rows))
 
 
 def _cosine(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float | None:

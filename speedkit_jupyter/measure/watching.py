@@ -83,11 +83,11 @@ def _watched_calls(models: Sequence[torch.nn.Module], watcher: Watcher) -> Itera
             watcher.called(args, kwargs, result)
         return result
 
-    Module.__call__ = confined(observed, call)
+    Module.__call__ = confined(observed, call)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Module.__call__ = call
+        Module.__call__ = call  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -20,7 +20,6 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from _nets import NAMES, net
 from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
 
-from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.functions import step_of
