@@ -14,7 +14,7 @@ from pydantic import AliasChoices, ConfigDict, PrivateAttr, ValidationError, cre
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from speedkit_jupyter import store, yaml_lines
+from speedkit_jupyter import machines, store, yaml_lines
 from speedkit_jupyter.exceptions import ConfigError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Fields, Optimization, Request, Source
@@ -88,7 +88,7 @@ class SpeedConfig(_Fields):
         """
         name = str(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = yaml_lines.read(path)
         except FileNotFoundError:
             siblings = [one.name for one in Path(path).parent.glob("*.y*ml")]
             hint = did_you_mean(Path(path).name, siblings)
@@ -225,7 +225,7 @@ def _prepared(
 
 def _warn_of_unknown_variables() -> None:
     known = {optimization.variable for optimization in CATALOG if optimization.variable}
-    known.add(store.FOLDER)
+    known |= {store.FOLDER, machines.VARIABLE}
     for name in os.environ:
         if name.startswith("SPEEDKIT_") and name not in known:
             hint = did_you_mean(name, known)
@@ -238,6 +238,11 @@ def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] =
     The environment does not override those. Errors begin with `origin`, the command.
     """
     return SpeedConfig(_Origin(origin, firm=frozenset(firm)), **values)
+
+
+def nothing() -> SpeedConfig:
+    """Asks for nothing, whatever rules and environment wish: everything is left as it is."""
+    return from_arguments({}, "baseline", firm=(one.name for one in CATALOG)).alone()
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from speedkit_jupyter import flags, interrupts
-from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.config import SpeedConfig, nothing
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.flags import Change
@@ -20,14 +19,17 @@ from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Optimization, Target
 from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.wrappers import each_once, is_optimizer, unwrapped
 
 if TYPE_CHECKING:
     import torch
 
-# Where a model keeps the contexts that lie on it. They live and die with the model.
+# Where a model keeps the contexts that lie on it or on a wrapper of it. They live and die with it.
 SLOT = "_speedkit_contexts"
 # Every context that is in force or waiting, for `restore_all`; holds none of them alive.
 _LIVE: WeakSet[SpeedContext] = WeakSet()
+# The prepared context that is in force on a model, by the model's id: what it is measured under.
+_STANDING_IN: dict[int, SpeedContext] = {}
 # Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
 CHANGES = Listeners()
 
@@ -74,12 +76,9 @@ def prepare(
 
     Without a config the plan changes nothing. The model must be in its original state.
     """
-    context = SpeedContext(model, SpeedConfig() if config is None else config, optimizers)
+    context = SpeedContext(model, nothing() if config is None else config, optimizers)
     context.target.search = False
     context._plan()
-    if config is None:
-        idle = tuple(replace(decision, active=False) for decision in context.plan)
-        context.plan = replace(context.plan, decisions=idle)
     return context
 
 
@@ -144,7 +143,8 @@ class SpeedContext:
     """An applied plan. As a context manager it restores at the end of the block.
 
     Besides the plan it knows what was found out later (`notes`) and what changed (`changes()`).
-    `facts` are those of the original state.
+    `facts` are those of the original state. `asked` notes what code has called on it: `autocast`,
+    `grad_scaler`.
     """
 
     plan: Plan
@@ -159,6 +159,7 @@ class SpeedContext:
         self.config = config
         self.target = Target(model, optimizers)
         self.restored = False
+        self.asked: set[str] = set()
         self._entered = False
         self._stack: ExitStack | None = None
         self._before: dict[str, Any] = {}
@@ -199,20 +200,32 @@ class SpeedContext:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """What the forward pass belongs in: autocast of the plan's dtype; nothing once restored."""
-        if self._stack is None:
+        acting = self._acting
+        acting.asked.add("autocast")
+        if acting._stack is None:
             return nullcontext()
-        self.target.memo["autocast_entered"] = True
-        return self._around["precision"]()
+        acting.target.memo["autocast_entered"] = True
+        return acting._around["precision"]()
 
     def sdpa(self) -> AbstractContextManager[Any]:
         """The plan's choice of attention kernel for one block; nothing once restored."""
-        if self._stack is None:
-            return nullcontext()
-        return self._around["sdpa"]()
+        acting = self._acting
+        return nullcontext() if acting._stack is None else acting._around["sdpa"]()
 
-    @cached_property
+    @property
     def grad_scaler(self) -> torch.amp.GradScaler:
         """A GradScaler on the model's device; a disabled one passes everything through."""
+        acting = self._acting
+        acting.asked.add("grad_scaler")
+        return acting._scaler
+
+    @property
+    def _acting(self) -> SpeedContext:
+        """The context that its model is measured under at present, whichever the code knows."""
+        return _STANDING_IN.get(id(self.model), self)
+
+    @cached_property
+    def _scaler(self) -> torch.amp.GradScaler:
         import torch
 
         return torch.amp.GradScaler(self.device.type, enabled=self.plan["grad_scaler"].active)
@@ -248,13 +261,24 @@ class SpeedContext:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """A prepared context, applied for the block; it keeps no record of what it changed."""
+        """A prepared context, applied for the block; it keeps no record of what it changed.
+
+        Every other context of the model stands for it meanwhile: a step that calls the one which
+        `apply` made runs under the plan that is measured, and in a baseline under none.
+        """
+        key = id(self.model)
+        around = _STANDING_IN.get(key)
         try:
             with interrupts.held_back():
                 self._activate(observe=False)
+                _STANDING_IN[key] = self
             yield
         finally:
             with interrupts.held_back():
+                if around is None:
+                    _STANDING_IN.pop(key, None)
+                else:
+                    _STANDING_IN[key] = around
                 self._deactivate()
 
     def __enter__(self) -> SpeedContext:
@@ -282,7 +306,7 @@ class SpeedContext:
                 self._plan()
                 self._activate()
                 contexts.append(self)
-                object.__setattr__(self.model, SLOT, contexts)
+                object.__setattr__(unwrapped(self.model), SLOT, contexts)
                 _LIVE.add(self)
                 _restore_all_at_exit()
         except BaseException:  # also an interrupt that was held back until all was applied
@@ -302,7 +326,7 @@ class SpeedContext:
 
     def _plan(self) -> None:
         self.facts = Facts.read(self.model, self.target.optimizers)
-        self.plan = plan(self.config, Hardware.detect(), self.facts)
+        self.plan = plan(self.config, Hardware.current(), self.facts)
 
     def _activate(self, observe: bool = True) -> None:
         with ExitStack() as stack:
@@ -329,8 +353,9 @@ class SpeedContext:
         if self in contexts:
             contexts.remove(self)
         self.target.memo.pop("compiled_call", None)
+        self.target.let_go()
         if not contexts:
-            self.model.__dict__.pop(SLOT, None)
+            unwrapped(self.model).__dict__.pop(SLOT, None)
 
 
 def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
@@ -349,7 +374,7 @@ class _Slot(list["SpeedContext"]):
 
 
 def _contexts(model: torch.nn.Module) -> _Slot:
-    slot = model.__dict__.get(SLOT)
+    slot = unwrapped(model).__dict__.get(SLOT)
     return _Slot() if slot is None else slot
 
 
@@ -366,12 +391,10 @@ def observed(target: Target) -> dict[str, Any]:
 
 
 def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
-    import torch
-
     if optimizer is None:
         return []
     listed = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     for one in listed:
-        if not isinstance(one, torch.optim.Optimizer):
+        if not is_optimizer(one):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
-    return listed
+    return each_once(listed)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.wrappers import each_once, layers
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,7 +30,7 @@ class OptimizerFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """A model, its optimizers and the process that they are in.
+    """A model, its optimizers (those behind wrappers) and the process that they are in.
 
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
     `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
@@ -89,7 +91,7 @@ class Facts:
             lstms=_count(modules, "LSTM"),
             sparse_gradients=any(getattr(module, "sparse", False) is True for module in modules),
             compiled=_compiled(model),
-            optimizers=tuple(_optimizer_facts(one) for one in optimizers),
+            optimizers=tuple(map(_optimizer_facts, each_once(optimizers))),
             flags=flags.snapshot(),
         )
 
@@ -148,11 +150,13 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 def _compiled(model: torch.nn.Module) -> Compiled:
     import torch
 
-    if isinstance(model, torch.jit.ScriptModule):
+    layered = layers(model)
+    if any(isinstance(one, torch.jit.ScriptModule) for one in layered):
         return "script"
-    if hasattr(model, "_orig_mod"):
+    if any("_orig_mod" in one._modules for one in layered):
         return "wrapper"
-    return "in place" if getattr(model, "_compiled_call_impl", None) is not None else "no"
+    in_place = any(getattr(one, "_compiled_call_impl", None) is not None for one in layered)
+    return "in place" if in_place else "no"
 
 
 def _optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:

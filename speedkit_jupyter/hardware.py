@@ -12,9 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails
 
+from speedkit_jupyter import machines
 from speedkit_jupyter.exceptions import ConfigError, did_you_mean
 
 # Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
@@ -100,6 +108,12 @@ class Hardware(_Record):
     accelerators: tuple[Accelerator, ...] = ()
     cxx: str | None = None
     triton: bool = False
+    _pinned: str = PrivateAttr("")
+
+    @property
+    def pinned(self) -> str:
+        """The name under which SPEEDKIT_HARDWARE chose it; empty where nothing did."""
+        return self._pinned
 
     def accelerator(self, device: str) -> Accelerator | None:
         """The accelerator that a device string ("cuda", "cuda:1", "mps") names, if it is here."""
@@ -109,8 +123,26 @@ class Hardware(_Record):
         return found[number] if number < len(found) else None
 
     @classmethod
+    def current(cls) -> Hardware:
+        """The machine that plans are made for: what SPEEDKIT_HARDWARE names, or else this one.
+
+        Raises ConfigError, which names the variable, where there is no such machine.
+        """
+        word = machines.chosen()
+        if not word:
+            return cls.detect()
+        try:
+            found = cls.from_json(machines.find(word))
+        except ConfigError as error:
+            raise ConfigError(f"{machines.VARIABLE}: {one}" for one in error.problems) from None
+        found._pinned = Path(word).stem
+        return found
+
+    @classmethod
     def detect(cls) -> Hardware:
-        """Read this machine. Takes some milliseconds; makes no CUDA context of its own accord."""
+        """Read this machine, whatever plans are made for. Takes some milliseconds; makes no CUDA
+        context of its own accord.
+        """
         import torch
 
         return cls(
@@ -125,7 +157,7 @@ class Hardware(_Record):
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Hardware:
-        """Load a machine from a JSON file, or from JSON text.
+        """Load a machine from a JSON file, by the name of one that ships, or from JSON text.
 
         Raises ConfigError, which names the file and every wrong key.
         """
@@ -133,7 +165,7 @@ class Hardware(_Record):
         if not text.lstrip().startswith("{"):
             name = text
             try:
-                text = Path(source).read_text(encoding="utf-8")
+                text = machines.find(text).read_text(encoding="utf-8")
             except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
                 raise ConfigError(
                     [f"{name}: {getattr(error, 'strerror', None) or error}"]

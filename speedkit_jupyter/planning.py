@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from speedkit_jupyter import machines
 from speedkit_jupyter.config import ALONE, SpeedConfig
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
@@ -48,13 +49,19 @@ class Plan:
                 "value": d.value,
                 "active": d.active,
                 "declined": d.declined,
-                "guess": d.guess,
+                "worth_measuring": d.worth_measuring,
                 "source": d.source,
                 "reason": d.reason,
                 **({"details": dict(d.details)} if d.details else {}),
             }
             for d in self.decisions
         }
+
+    @property
+    def worth_measuring(self) -> dict[str, Any]:
+        """What may pay here and may cost, and therefore waits: values by optimization."""
+        offered = {one.name: one.worth_measuring for one in self.decisions}
+        return {name: value for name, value in offered.items() if value is not None}
 
     @property
     def facts_after(self) -> Facts:
@@ -99,21 +106,22 @@ def plan(
 ) -> Plan:
     """Decide about every optimization; changes nothing.
 
-    Without a config everything is auto, without hardware this machine is detected, without
-    facts a plain float32 model on the CPU is assumed.
+    Without a config everything is auto, without hardware it is for the machine that
+    SPEEDKIT_HARDWARE names, or else for this one, without facts a plain float32 model on the CPU
+    is assumed.
     """
     config = SpeedConfig() if config is None else config
-    hardware = Hardware.detect() if hardware is None else hardware
+    hardware = Hardware.current() if hardware is None else hardware
     facts = Facts() if facts is None else facts
     decisions, found = [], facts
     for optimization in CATALOG:
         request = config.request(optimization.name)
         decision = optimization.decide(request, hardware, facts)
         if config.is_alone and not request.explicit and not optimization.follows:
-            if decision.active:  # where the rules leave it themselves, theirs is the reason
-                value = optimization.as_is(facts)
-                left = _left(config)
-                decision = replace(decision, value=value, active=False, guess=False, **left)
+            # Where the rules leave it themselves, theirs is the reason.
+            if decision.active or decision.worth_measuring is not None:
+                left = {"value": optimization.as_is(facts), "active": False} | _left(config)
+                decision = replace(decision, worth_measuring=None, **left)
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)
@@ -121,12 +129,13 @@ def plan(
 
 
 def describe(hardware: Hardware, device: str) -> str:
-    """One line: the device's name, or the processor's with its usable cores."""
-    gpu = hardware.accelerator(device)
-    if gpu is not None:
-        return gpu.name
-    cores = hardware.cpu.usable_cores
-    return f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
+    """One line: the device's name, or the processor's with its usable cores; and who chose it,
+    where it is not this machine's.
+    """
+    gpu, cores = hardware.accelerator(device), hardware.cpu.usable_cores
+    cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
+    name = cpu if gpu is None else gpu.name
+    return f"{name} ({machines.as_for(hardware.pinned)})" if hardware.pinned else name
 
 
 def _left(config: SpeedConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision, Target
 from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,7 @@ def preview(
     facts = Facts.read(model, optimizers)
     if applied is not None:
         facts = _original(facts, optimizers, applied)
-    hardware = Hardware.detect()
+    hardware = Hardware.current()
     planned = plan(config, hardware, facts)
     after = dict(now)
     found = Preview(planned, before, now, after, {}, applied)
@@ -82,7 +83,7 @@ def _original(
         applied.facts,
         optimizers=tuple(
             known.get(id(one), its_facts)
-            for one, its_facts in zip(optimizers, facts.optimizers, strict=True)
+            for one, its_facts in zip(each_once(optimizers), facts.optimizers, strict=True)
         ),
     )
 

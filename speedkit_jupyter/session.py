@@ -11,6 +11,7 @@ from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext, in_force
 from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.measure.reach import holding, optimizers_among
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ class Session:
                 self.contexts[name] = found
                 known.add(id(found))
         return [
-            (n if "." in n or names.get(n) is one.model else f"{n} (an earlier model)", one)
+            (n if "." in n or _is_named(n, one, names) else f"{n} (an earlier model)", one)
             for n, one in self.contexts.items()
         ]
 
@@ -112,6 +113,11 @@ class Session:
         if free:
             names[variable] = context
         return free
+
+
+def _is_named(name: str, context: SpeedContext, names: Mapping[str, Any]) -> bool:
+    """Whether the name still means the context's model, or a wrapper of it."""
+    return unwrapped(names.get(name)) is unwrapped(context.model)
 
 
 # State at module level, on purpose: plans and flags belong to the process, as one notebook does.

@@ -11,18 +11,23 @@ import datetime
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from speedkit_jupyter import stored_rows
 from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.stored_rows import Learned as Learned
+from speedkit_jupyter.stored_rows import Saved as Saved
+
+Kept = TypeVar("Kept")
 
 # A folder of the user's choice in place of the platform's own.
 FOLDER = "SPEEDKIT_DATA"
 # Another kernel's write takes milliseconds; longer than this means that something hangs.
-PATIENCE_S = 30.0
+PATIENCE_S = 2.0
+LONGEST_NAME = 200
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS results (
     id INTEGER PRIMARY KEY,
@@ -41,31 +46,6 @@ CREATE TABLE IF NOT EXISTS plans (
 """
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A result as it was kept; `saved_at` in UTC, `result` as its `to_dict` gave it."""
-
-    number: int
-    name: str
-    saved_at: datetime.datetime
-    result: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Learned:
-    """A plan that was proven, as it was kept.
-
-    `setting` stands for model, optimizers, machine and torch version; `task` for the shapes that
-    went in and what was aimed at.
-    """
-
-    number: int
-    setting: str
-    task: str
-    learned_at: datetime.datetime
-    plan: Mapping[str, Any]
-
-
 def folder() -> Path:
     """Where the database lies."""
     import platformdirs
@@ -76,6 +56,10 @@ def folder() -> Path:
 
 def save(name: str, result: Mapping[str, Any]) -> None:
     """Keep a result under a name; earlier ones of that name stay. Raises SpeedKitError."""
+    if len(name) > LONGEST_NAME or not _is_text(name):
+        raise SpeedKitError(
+            f"no result can be saved as {name[:20]!r}: give it a shorter, plain name"
+        )
     with _database() as database:
         database.execute(
             "INSERT INTO results (name, saved_at, result) VALUES (?, ?, ?)",
@@ -83,22 +67,24 @@ def save(name: str, result: Mapping[str, Any]) -> None:
         )
 
 
-def saved(name: str | None = None) -> list[Saved]:
-    """What was kept, oldest first: all, or that of one name. Raises SpeedKitError."""
-    if not (folder() / "speedkit.sqlite").exists():
+def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Saved]:
+    """What was kept, oldest first: all, or that of one name. Raises SpeedKitError.
+
+    A row that can't be read is left out; a line about it is added to `skipped`.
+    """
+    if not _exists() or not _is_text(name):
         return []
     where, values = ("", ()) if name is None else ("WHERE name = ?", (name,))
     with _database() as database:
         query = f"SELECT id, name, saved_at, result FROM results {where} ORDER BY id"
         rows = database.execute(query, values).fetchall()
-    return [
-        Saved(number, kept, datetime.datetime.fromisoformat(when), json.loads(text))
-        for number, kept, when, text in rows
-    ]
+    return _readable(rows, stored_rows.saved, "result", skipped)
 
 
 def forget(name: str) -> int:
     """Delete everything of that name; returns how many results there were."""
+    if not _is_text(name):
+        return 0
     with _database() as database:
         return database.execute("DELETE FROM results WHERE name = ?", (name,)).rowcount
 
@@ -112,49 +98,100 @@ def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
         )
 
 
-def learned(setting: str | None = None) -> list[Learned]:
-    """The plans that were kept, oldest first: all, or those of one setting."""
-    if not (folder() / "speedkit.sqlite").exists():
+def learned(setting: str | None = None, skipped: list[str] | None = None) -> list[Learned]:
+    """The plans that were kept, oldest first: all, or those of one setting.
+
+    A row that can't be read is left out; a line about it is added to `skipped`.
+    """
+    if not _exists():
         return []
     where, values = ("", ()) if setting is None else ("WHERE setting = ?", (setting,))
     with _database() as database:
         query = f"SELECT id, setting, task, learned_at, plan FROM plans {where} ORDER BY id"
         rows = database.execute(query, values).fetchall()
-    return [
-        Learned(number, its, task, datetime.datetime.fromisoformat(when), json.loads(text))
-        for number, its, task, when, text in rows
-    ]
+    return _readable(rows, stored_rows.learned, "learned plan", skipped)
 
 
-def unlearn(numbers: Iterable[int]) -> int:
-    """Delete these plans; returns how many there were."""
+def unlearn(numbers: Iterable[int] | None) -> int:
+    """Delete these plans, or all; returns how many there were."""
     with _database() as database:
+        if numbers is None:
+            return database.execute("DELETE FROM plans").rowcount
         return sum(
             database.execute("DELETE FROM plans WHERE id = ?", (number,)).rowcount
             for number in numbers
         )
 
 
+def _readable(
+    rows: Iterable[tuple[Any, ...]],
+    read: Callable[..., Kept],
+    what: str,
+    skipped: list[str] | None,
+) -> list[Kept]:
+    found = []
+    for row in rows:
+        try:
+            found.append(read(*row))
+        except ValueError as error:
+            if skipped is not None:
+                skipped.append(f"{what} {row[0]} can't be read and is left out: {error}")
+    return found
+
+
+def _is_text(name: str | None) -> bool:
+    """Whether it can be written at all: half a character, as `\\ud800`, can't."""
+    try:
+        (name or "").encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _exists() -> bool:
+    """Whether anything was ever kept; where that can't be told, opening it says why."""
+    try:
+        (folder() / "speedkit.sqlite").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, RuntimeError):
+        return True
+    return True
 
 
 @contextmanager
 def _database() -> Iterator[sqlite3.Connection]:
     """A connection and its transaction: all of the block is written, or nothing."""
-    file = folder() / "speedkit.sqlite"
+    file: Path | str = "speedkit.sqlite"
     try:
+        file = folder() / "speedkit.sqlite"
         file.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(file, timeout=PATIENCE_S)
+        connection.text_factory = bytes  # one row that is no text must not hide the others
         try:
             with connection:
                 _create_tables(connection)
                 yield connection
         finally:
             connection.close()
-    except (sqlite3.Error, OSError) as error:
-        hint = f"{FOLDER} can name another folder"
-        raise SpeedKitError(f"the history in {file} can't be used: {error} ({hint})") from None
+    except (sqlite3.Error, OSError, RuntimeError) as error:  # the last: `~nobody` has no home
+        raise SpeedKitError(f"the history in {file} can't be used: {_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    """The reason with the next step."""
+    other = f"{FOLDER} can name another folder"
+    if type(error) is sqlite3.DatabaseError:  # its subclasses are about one statement
+        return f"it is damaged ({error}): delete it or move it away, and a new one begins"
+    if "locked" in str(error):
+        return f"another program has held it for {PATIENCE_S:g} s: try again, or {other}"
+    if "column" in str(error):
+        return f"another version of SpeedKit made it ({error}): {other}"
+    return f"{error} ({other})"
 
 
 def _create_tables(connection: sqlite3.Connection) -> None:

@@ -1,4 +1,8 @@
-"""What every test shares: process-wide state is found clean and must be left clean."""
+"""What every test shares: a machine that is given, and process-wide state that is left clean.
+
+No test plans for the machine that it happens to run on, unless that is its subject (`here`):
+`--profile` says for which one, as a user would, by SPEEDKIT_HARDWARE.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+# What is asked of SpeedKit, and for which machine, by `pytest --profile NAME`. Everything must hold
+# under each of them, whatever the machine is that it runs on.
+PROFILES: dict[str, dict[str, str]] = {
+    "cpu": {"SPEEDKIT_HARDWARE": "cpu"},
+    "bf16": {"SPEEDKIT_HARDWARE": "cpu_avx512_bf16"},
+    "fp16": {"SPEEDKIT_HARDWARE": "cpu", "SPEEDKIT_PRECISION": "fp16"},
+    "one_core": {"SPEEDKIT_HARDWARE": "one_core"},
+    "here": {},
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +49,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--regenerate-plans", action="store_true", help="write the pinned plans of test_plan.py"
     )
+    parser.addoption(
+        "--profile", choices=PROFILES, default="cpu", help="the machine that plans are made for"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The profile, for kernels and servers too that start before any test does."""
+    for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
+        del os.environ[name]
+    os.environ.update(PROFILES[config.getoption("--profile")])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,10 +75,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """SPEEDKIT_* variables and saved results of the one who runs the tests decide nothing here."""
-    for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
-        monkeypatch.delenv(name)
+    """Saved results of the one who runs the tests decide nothing here."""
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Hardware]:
+    """`machine("t4")`: from here on the test plans as for that one, whatever the profile."""
+
+    def pin(name: str) -> Hardware:
+        for variable in {name for profile in PROFILES.values() for name in profile}:
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("SPEEDKIT_HARDWARE", name)
+        return Hardware.current()
+
+    return pin
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the tests whose subject is this very machine."""
+    monkeypatch.delenv("SPEEDKIT_HARDWARE", raising=False)
 
 
 @pytest.fixture(autouse=True)
@@ -92,5 +131,5 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
 
 @pytest.fixture
 def hardware() -> Callable[[str], Hardware]:
-    """`hardware("t4")` is the machine of configs/hardware/t4.json."""
-    return lambda name: Hardware.from_json(CONFIGS / "hardware" / f"{name}.json")
+    """`hardware("t4")` is the machine of that name, for tests that plan by hand."""
+    return Hardware.from_json

@@ -15,7 +15,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Imports go to the left only; what stands in one group may import one another.
 LAYERS = (
     ("exceptions", "interrupts", "listeners"),
-    ("store",),
+    ("store", "stored_rows", "machines", "wrappers", "alive"),
     ("fp32_precision", "hardware", "flags", "facts", "yaml_lines"),
     ("optimizations",),
     ("config",),

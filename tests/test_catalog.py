@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, flags
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, flags, machines
 from speedkit_jupyter.config import words_of
 from speedkit_jupyter.context import observed
 from speedkit_jupyter.facts import OptimizerFacts
@@ -17,7 +17,7 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision, Effect, Target
 
 ROOT = Path(__file__).parents[1]
-MACHINES = sorted((ROOT / "configs" / "hardware").glob("*.json"))
+MACHINES = machines.names()
 # A value that this CPU can do, for each entry that does anything on a CPU at all.
 HERE = {
     "threads": 1,

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from speedkit_jupyter import ConfigError, Hardware
+from speedkit_jupyter import ConfigError, Hardware, machines
 from speedkit_jupyter.hardware import Accelerator, Cpu
 
-CONFIGS = Path(__file__).parent.parent / "configs"
-MACHINES = sorted(one.stem for one in (CONFIGS / "hardware").glob("*.json"))
+MACHINES = machines.names()
 Load = Callable[[str], Hardware]
 
 

@@ -16,13 +16,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, flags, plan
+from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, flags, machines, plan
 from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.report.plans import plan_report
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 PINNED = Path(__file__).parent / "plans"
-MACHINES = sorted(one.stem for one in (CONFIGS / "hardware").glob("*.json"))
+MACHINES = machines.names()
 FACTS = Facts(
     parameters=11_000_000, convolutions=20, linears=1, optimizers=(OptimizerFacts("AdamW"),)
 )
@@ -61,7 +61,7 @@ def test_every_pinned_plan_has_its_machine() -> None:
         ("gtx1080", "fp32", False, "highest"),
         ("p100", "fp32", False, "highest"),
         ("cpu", "fp32", False, "highest"),
-        ("cpu_avx512_bf16", "bf16", False, "highest"),
+        ("cpu_avx512_bf16", "fp32", False, "highest"),
     ],
 )
 def test_precision_follows_the_units_that_the_machine_has(
@@ -95,10 +95,42 @@ def test_compile_stays_off_on_windows_with_triton_unless_asked_for(hardware: Loa
     assert decided(machine, compile=True)["compile"].active
 
 
-def test_bf16_on_a_cpu_is_a_guess_that_says_how_to_measure_it(hardware: Load) -> None:
-    decision = decided(hardware("cpu_avx512_bf16"))["precision"]
-    assert decision.guess
-    assert "%%speedbench --compare baseline,auto" in decision.reason
+@pytest.mark.parametrize(
+    ("machine", "offered"),
+    [
+        ("cpu", {"channels_last": True}),
+        ("cpu_avx512_bf16", {"precision": "bf16", "channels_last": True}),
+        ("apple_m2_mps", {"precision": "bf16"}),
+        ("arc_b580_xpu", {"precision": "bf16"}),
+        ("mi300x", {"precision": "bf16", "cudnn_benchmark": True}),
+        ("a100", {"cudnn_benchmark": True}),
+        ("t4", {"cudnn_benchmark": True}),
+    ],
+)
+def test_what_may_be_a_loss_waits_for_measuring_and_is_offered_in_one_line(
+    hardware: Load, machine: str, offered: dict[str, Any]
+) -> None:
+    found = decided(hardware(machine))
+    assert found.worth_measuring == offered
+    assert not any(found[name].active for name in offered)
+    text = " ".join(plan_report(found).to_text().split())
+    words = [name if value is True else f"{name} {value}" for name, value in offered.items()]
+    assert text.count(f"Worth measuring here: {', '.join(words)}: `%%speedbench --tune`") == 1
+
+
+def test_where_nothing_waits_nothing_is_offered(hardware: Load) -> None:
+    plain = replace(FACTS, convolutions=0)
+    assert decided(hardware("cpu"), plain).worth_measuring == {}
+    assert "Worth measuring" not in plan_report(decided(hardware("cpu"), plain)).to_text()
+
+
+def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware: Load) -> None:
+    machine = hardware("cpu_avx512_bf16")
+    asked = decided(machine, precision="bf16", channels_last=False)
+    assert asked.worth_measuring == {}
+    assert asked["precision"].active
+    alone = plan(SpeedConfig(fused_optimizer=True).alone(), machine, FACTS)
+    assert alone.worth_measuring == {}
 
 
 def test_every_decision_has_a_reason_and_stands_in_the_catalogs_order(hardware: Load) -> None:
@@ -224,7 +256,7 @@ def outcome(decision: Decision) -> tuple[Any, ...]:
 @settings(max_examples=60, deadline=None)
 @given(machine=st.sampled_from(MACHINES), wish=wishes)
 def test_a_plan_as_config_gives_the_same_plan_again(machine: str, wish: dict[str, Any]) -> None:
-    hardware = Hardware.from_json(CONFIGS / "hardware" / f"{machine}.json")
+    hardware = Hardware.from_json(machine)
     first = decided(hardware, **wish)
     again = plan(first.to_config(), hardware, FACTS)
     assert list(map(outcome, again)) == list(map(outcome, first))
@@ -251,6 +283,6 @@ def test_an_applied_decision_is_the_users_once_saved(hardware: Load) -> None:
 
 def test_without_arguments_this_machine_is_planned_for() -> None:
     found = plan()
-    assert found.hardware == Hardware.detect()
+    assert found.hardware == Hardware.current()
     assert found.config == SpeedConfig()
     assert str(found).count("\n") == len(CATALOG) - 1

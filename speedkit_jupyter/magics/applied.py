@@ -52,7 +52,7 @@ class Applied:
         self._contexts = tuning.apply()
         for number, context in enumerate(self._contexts):
             name = _name(models(names), context.model) or f"model {number + 1}"
-            held = tuning.step.holders(context.model)
+            held = context.target.optimizers
             optimizer = _name(optimizers(names), held[0]) if held else None
             ctx = "ctx" if number == 0 else f"ctx_{number + 1}"
             if isinstance(names.get(ctx, None), SpeedContext | None):

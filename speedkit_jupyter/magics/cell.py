@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -61,10 +62,14 @@ class Cell:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """For a block of steps: what they print is dropped, but for the first step of all."""
+        """For a block of steps: what they print is dropped, but for the first step of all.
+
+        Other threads print where they did before.
+        """
         if self._silence.stream is not None:
             self._silence.stream = sys.stdout
-        with redirect_stdout(self._silence), redirect_stderr(self._silence):
+        quiet = (_InThisThread(self._silence, found) for found in (sys.stdout, sys.stderr))
+        with redirect_stdout(next(quiet)), redirect_stderr(next(quiet)):
             yield
 
     def loop(self, setup: str = "") -> tuple[Callable[[int, Stopwatch], None], float]:
@@ -175,6 +180,22 @@ class _Silence(TextIOBase):
     def flush(self) -> None:
         if self.stream is not None:
             self.stream.flush()
+
+
+class _InThisThread(TextIOBase):
+    """Takes the place of a stream for the thread that made it; others write on to `found`."""
+
+    def __init__(self, ours: TextIOBase, found: Any) -> None:
+        self._ours, self._found, self._thread = ours, found, threading.get_ident()
+
+    def _stream(self) -> Any:
+        return self._ours if threading.get_ident() == self._thread else self._found
+
+    def write(self, text: str) -> int:
+        return int(self._stream().write(text))
+
+    def flush(self) -> None:
+        self._stream().flush()
 
 
 def _refuse_await(tree: ast.AST) -> None:

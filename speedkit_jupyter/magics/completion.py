@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from speedkit_jupyter.exceptions import SpeedKitError
 
 
 def complete(shell: Any, event: Any) -> list[str]:
@@ -88,13 +91,17 @@ def _of_benchmark(shell: Any, words: list[str], symbol: str) -> list[str]:
 def _saved() -> list[str]:
     from speedkit_jupyter import store
 
-    return sorted({one.name for one in store.saved()})
+    with suppress(SpeedKitError):  # a store that can't be used is told where it is asked for
+        return sorted({one.name for one in store.saved()})
+    return []
 
 
 def _learned() -> list[str]:
     from speedkit_jupyter import store
 
-    return ["all", *(str(one.number) for one in store.learned())]
+    with suppress(SpeedKitError):
+        return ["all", *(str(one.number) for one in store.learned())]
+    return ["all"]
 
 
 def _models(shell: Any) -> list[str]:

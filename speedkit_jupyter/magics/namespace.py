@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.exceptions import did_you_mean
+from speedkit_jupyter.wrappers import is_optimizer, unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -21,10 +22,13 @@ def models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
 
 
 def optimizers(names: Mapping[str, Any]) -> dict[str, torch.optim.Optimizer]:
-    """The optimizers in a namespace, each once, by the first of its names."""
+    """The optimizers in a namespace, each once, by the first of its or its wrapper's names."""
     import torch
 
-    return _instances(names, torch.optim.Optimizer)
+    found: dict[int, tuple[str, Any]] = {}
+    for name, one in _instances(names, torch.optim.Optimizer).items():
+        found.setdefault(id(unwrapped(one)), (name, unwrapped(one)))
+    return dict(found.values())
 
 
 def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.nn.Module]:
@@ -66,16 +70,14 @@ def named_optimizers(
     names: Mapping[str, Any], wanted: Sequence[str]
 ) -> dict[str, torch.optim.Optimizer]:
     """The optimizers of those names; raises UsageError."""
-    import torch
-
     found = {}
     for name in wanted:
         value = _looked_up(names, name, list(optimizers(names)), "optimizer")
-        if not isinstance(value, torch.optim.Optimizer):
+        if not is_optimizer(value):
             raise UsageError(
                 f"{name} is of class {type(value).__name__}, not a torch.optim.Optimizer"
             )
-        found[name] = value
+        found[name] = unwrapped(value)
     return found
 
 

@@ -49,8 +49,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise IPython's UsageError."""
-        message = message.replace("invalid _whole_number value", "no whole number")
-        message = message.replace("invalid int value", "no whole number")
+        message = message.replace("invalid float value", "no number")
+        message = re.sub(r"invalid \w+ value", "no whole number", message)
         choice = re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message)
         if choice:
             words = choice[2].replace("'", "")
@@ -225,8 +225,8 @@ def speedbench_parser() -> Parser:
     parser.add_argument("--paranoid", action="store_true")
     parser.add_argument("--throughput", action="store_true")
     parser.add_argument("-n", type=int, metavar="LOOPS")
-    for option, metavar in (("-r", "RUNS"), ("-p", "DIGITS")):
-        parser.add_argument(option, type=_whole_number, metavar=metavar)
+    parser.add_argument("-r", type=_whole_number, metavar="RUNS")
+    parser.add_argument("-p", type=_digits, metavar="DIGITS")
     parser.add_argument("-v", metavar="NAME")
     for option in ("-q", "-o", "-t", "-c"):
         parser.add_argument(option, action="store_true")
@@ -250,6 +250,13 @@ def split_setup(line: str) -> tuple[str, str]:
             end = value.end()
     begin = marker.end() if (marker := END_OF_OPTIONS.match(line, end)) else end
     return line[:end], line[begin:].strip()
+
+
+def _digits(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 15:
+        raise argparse.ArgumentTypeError(f"{text} is no number of digits: give 0 to 15")
+    return number
 
 
 def _whole_number(text: str) -> int:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 
@@ -22,7 +26,8 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         __tracebackhide__ = True
         from speedkit_jupyter.magics.speedkit import run
 
-        run(self.shell, self._session(), line)
+        with one_line_errors():
+            run(self.shell, self._session(), line)
 
     @cell_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -32,7 +37,8 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         from speedkit_jupyter.magics.speedbench import run
 
         try:
-            return run(self.shell, self._session(), line, cell)
+            with one_line_errors():
+                return run(self.shell, self._session(), line, cell)
         except SyntaxError as error:  # IPython shows every frame of these: leave only this one
             raise error.with_traceback(None) from None
 
@@ -44,3 +50,19 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
             self.session = session.begin(shell.user_ns)
             self.session.open_panel = self.open_panel
         return self.session
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Errors for users whatever was typed: words of some letters, and nothing unprintable."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(legible(str(error))) from None
+
+
+def legible(text: str) -> str:
+    """The text with long words cut and with escapes for what no terminal can show."""
+    short = re.sub(r"\S{161,}", lambda found: f"{found[0][:120]}…{found[0][-20:]}", text)
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in short)

@@ -29,7 +29,7 @@ from speedkit_jupyter.measure.reach import (
 )
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.timing import Timer, Timing, device_of
+from speedkit_jupyter.measure.timing import Loop, Timer, Timing, device_of
 from speedkit_jupyter.measure.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.histories import since
 from speedkit_jupyter.session import MeasuredCell, Session
@@ -38,6 +38,7 @@ from speedkit_jupyter.tuning.search import Search
 
 TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")
 BUDGET_S, TUNE_BUDGET_S = 10.0, 60.0
+DIGITS = 3
 
 
 def run(
@@ -55,12 +56,15 @@ def run(
         work = _work(shell, cell, arguments, setup, command)
         title = next((one for one in source.splitlines() if one.strip()), "")
         session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
-        earlier = store.saved(arguments.save)[-1:] if arguments.save else []
+        skipped: list[str] = []
+        earlier = store.saved(arguments.save, skipped)[-1:] if arguments.save else []
         with Applied(shell, session, work if arguments.apply else None) as applied:
             result = _drain(work, arguments, earlier, shell.user_ns)
             applied.settle()
         if arguments.save:
             store.save(arguments.save, result.to_dict())
+            for one in skipped:
+                print(one)
     except SpeedKitError as error:
         raise UsageError(f"%%speedbench: {error}") from None
     return result if arguments.o else None
@@ -86,7 +90,7 @@ def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str)
     if arguments.paranoid and arguments.throughput:
         raise UsageError("%%speedbench: --paranoid or --throughput, not both")
     return Benchmark(
-        _step(shell, cell, arguments, calls_context=cell.reads("ctx")),
+        _step(shell, cell, arguments),
         parse(arguments.compare),
         BUDGET_S if arguments.budget is None else arguments.budget,
         throughput=arguments.throughput,
@@ -101,14 +105,14 @@ def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
     _refuse(arguments, TIMEIT_OPTIONS, "to timing without --tune")
     _refuse_setup(setup)
     budget_s = TUNE_BUDGET_S if arguments.budget is None else arguments.budget
-    step = _step(shell, cell, arguments, calls_context=cell.reads("ctx"))
+    step = _step(shell, cell, arguments)
     objective = arguments.objective or "time"
     return Search(step, budget_s, arguments.steps, objective, arguments.fresh)
 
 
 def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:
     for option in options:
-        if getattr(arguments, option):
+        if getattr(arguments, option) is not None and getattr(arguments, option) is not False:
             dashes = "-" if len(option) == 1 else "--"
             raise UsageError(f"%%speedbench: {dashes}{option} belongs {where}")
 
@@ -126,12 +130,11 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
     _refuse(arguments, ("check", "paranoid", "throughput"), "to a comparison: add --compare")
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
-    step = _step(shell, cell, arguments, calls_context=False)
-    loop, compile_s = cell.loop(setup)
+    step = _step(shell, cell, arguments)
+    loop, compile_s = _loop(cell, setup)
     where = environment(device_of(step))
-    timing = Timing(
-        compile_time=compile_s, precision=arguments.p or 3, environment=where, command=command
-    )
+    digits = DIGITS if arguments.p is None else arguments.p
+    timing = Timing(compile_time=compile_s, precision=digits, environment=where, command=command)
     timer = _cpu_seconds if arguments.c else time.time if arguments.t else time.perf_counter
     return Timer(
         step,
@@ -143,6 +146,22 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
         arguments.budget,
         timer,
     )
+
+
+def _loop(cell: Cell, setup: str) -> tuple[Loop, float]:
+    """The cell's loop; an option that was typed too late is no syntax error."""
+    try:
+        return cell.loop(setup)
+    except SyntaxError:
+        known = parsing.speedbench_parser()._option_string_actions
+        late = next((one for one in setup.split() if one.partition("=")[0] in known), None)
+        if late is None:
+            raise
+        begin = setup.partition(late)[0].strip() or setup
+        raise UsageError(
+            f"%%speedbench: {late} stands behind {begin!r}, which is read as set-up code: "
+            "options come first"
+        ) from None
 
 
 def _cpu_seconds() -> float:
@@ -191,12 +210,12 @@ def _drain(
 def _again(shell: Any, cell: Cell, arguments: Any) -> Step:
     """The cell as a step, with what its names mean by now; raises StepError."""
     try:
-        return _step(shell, cell, arguments, calls_context=cell.reads("ctx"), quiet=True)
+        return _step(shell, cell, arguments, quiet=True)
     except UsageError as error:
         raise StepError(str(error)) from None
 
 
-def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool, quiet: bool = False) -> Step:
+def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
     reached = cell.objects()
@@ -211,9 +230,11 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool, quiet: bo
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
 
+    lends_context = cell.reads("ctx") and _is_free(names.get("ctx"), models)
+
     def step(context: SpeedContext) -> Any:
         __tracebackhide__ = True
-        if calls_context:
+        if lends_context:
             names["ctx"] = context
         return cell.run()
 
@@ -224,11 +245,19 @@ def _step(shell: Any, cell: Cell, arguments: Any, calls_context: bool, quiet: bo
         models,
         optimizers,
         bystanders_among(reached, [*models, *optimizers]),
-        calls_context,
-        names,
-        assigned=[*cell.assigned(), *(["ctx"] if calls_context else [])],
+        names=names,
+        assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
         others=others_among(reached),
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
         reached=cell.objects,
     )
+
+
+def _is_free(ctx: Any, models: Sequence[Any]) -> bool:
+    """Whether the cell's `ctx` is to be the variant's: not the user's own of that name, nor one of
+    these models', which stands for the variant's anyway.
+    """
+    if isinstance(ctx, SpeedContext):
+        return not any(ctx.model is one for one in models)
+    return ctx is None

@@ -48,7 +48,7 @@ def status(shell: Any, session: Session, line: str) -> None:
     applied = session.applied(shell.user_ns)
     names = [] if applied else _first_models(shell.user_ns)
     plans = [(name, planned(shell, session.config, name)) for name in names]
-    display(status_report(Hardware.detect(), applied, plans))
+    display(status_report(Hardware.current(), applied, plans))
 
 
 def report(shell: Any, session: Session, line: str) -> None:
@@ -162,18 +162,19 @@ def history(shell: Any, session: Session, line: str) -> None:
     if arguments.name is None:
         if arguments.forget:
             raise UsageError("%speedkit history --forget: which NAME?")
-        display(history_list(store.saved()))
+        skipped: list[str] = []
+        display(history_list(store.saved(skipped=skipped)).and_lines(skipped))
         return
-    kept = store.saved(arguments.name)
-    if not kept:
+    if arguments.forget and (number := store.forget(arguments.name)):
+        display(Document(f"Deleted {count(number, 'result')} of {arguments.name}"))
+        return
+    kept = store.saved(arguments.name, skipped := [])
+    if not (kept or skipped):
         names = list(dict.fromkeys(one.name for one in store.saved()))
         hint = did_you_mean(arguments.name, names)
         raise UsageError(f"%speedkit history: nothing is saved as {arguments.name!r}.{hint}")
-    if arguments.forget:
-        number = store.forget(arguments.name)
-        display(Document(f"Deleted {count(number, 'result')} of {arguments.name}"))
-        return
-    display(history_report(kept))
+    nothing = Document(f"{arguments.name}: no result that can be read")
+    display((history_report(kept) if kept else nothing).and_lines(skipped))
 
 
 def verify(shell: Any, session: Session, line: str) -> None:
@@ -189,19 +190,20 @@ def tuned(shell: Any, session: Session, line: str) -> None:
     from speedkit_jupyter.report.tunings import tuned_list
 
     arguments = parsing.tuned_parser().parse_line(line)
-    known = store.learned()
+    skipped: list[str] = []
     if arguments.action == "list":
         if arguments.which:
             raise UsageError(f"%speedkit tuned list takes no more words, not {arguments.which!r}")
-        display(tuned_list(known))
+        display(tuned_list(store.learned(skipped=skipped)).and_lines(skipped))
         return
     which = arguments.which
     if which is None:
         raise UsageError("%speedkit tuned forget: which NUMBER? (or all; %speedkit tuned lists)")
-    chosen = [one.number for one in known if which in ("all", str(one.number))]
-    if not chosen and which != "all":
+    numbers = [int(which)] if which.isdecimal() and len(which) < 10 else []
+    number = store.unlearn(None if which == "all" else numbers)
+    if not number and which != "all":
         raise UsageError(f"%speedkit tuned forget: there is no plan {which}; %speedkit tuned lists")
-    display(Document(f"Forgot {count(store.unlearn(chosen), 'learned plan')}"))
+    display(Document(f"Forgot {count(number, 'learned plan')}"))
 
 
 def repair(shell: Any, session: Session, line: str) -> None:

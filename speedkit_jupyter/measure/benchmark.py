@@ -73,7 +73,7 @@ class Benchmark:
         self._flops: int | None = None
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
-        self._paused_s: Callable[[], float] = float
+        self._clock: Callable[[], float] = time.perf_counter
 
     def result(self) -> Comparison:
         """What is known so far."""
@@ -105,7 +105,10 @@ class Benchmark:
                 stack.enter_context(hidden(model))
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
-            start, self._paused_s = visit.state, lambda: visit.paused_s
+            start = visit.state
+            # Seconds of its own: those of turns that it gave up don't count. (No method of this
+            # object: the sampler, which it holds, would hold it too, and both the user's model.)
+            self._clock = lambda: time.perf_counter() - visit.paused_s
             runners = [self._runner(i, config) for i, config in enumerate(configs)]
             self._environment = environment(runners[0].device)
             yield from self._warm_up(_working(runners), start)
@@ -188,10 +191,6 @@ class Benchmark:
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._settled, self._known, self._is_hopeless)
-
-    def _clock(self) -> float:
-        """Seconds of its own: those of turns that it gave up don't count."""
-        return time.perf_counter() - self._paused_s()
 
     def _settled(self) -> bool:
         """Every verdict is clear, and precise; to choose by, not to print, less is enough."""

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Device, versions and the time, for a result."""
+    """Device, versions and the time, for a result: those of the machine that it ran on.
+
+    `planned_for` names the other machine that its plans were made for, where there is one.
+    """
     from speedkit_jupyter import __version__
 
-    hardware = Hardware.detect()
+    hardware, planned_for = Hardware.detect(), Hardware.current().pinned
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "device": describe(hardware, str(device)),
@@ -25,4 +28,5 @@ def environment(device: torch.device) -> dict[str, Any]:
         "system": hardware.system,
         "speedkit": __version__,
         "measured_at": now.isoformat(timespec="seconds"),
+        **({"planned_for": planned_for} if planned_for else {}),
     }

@@ -18,6 +18,7 @@ from speedkit_jupyter.measure.reach import (
 )
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import variant
+from speedkit_jupyter.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
@@ -63,13 +64,12 @@ def step_of(
     takes_context = bool(inspect.signature(step).parameters)
     found = reached([step])
     models = outermost(found) if model is None else _listed(model)
-    optimizers = optimizers_among(found) if optimizer is None else _listed(optimizer)
+    optimizers = optimizers_among(found) if optimizer is None else each_once(_listed(optimizer))
     return Step(
         step if takes_context else (lambda context: step()),
         models,
         optimizers,
         bystanders_among(found, [*models, *optimizers]),
-        calls_context=takes_context,
         others=others_among(found),
         reached=lambda: reached([step]),
     )

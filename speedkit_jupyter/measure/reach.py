@@ -7,6 +7,8 @@ from contextlib import suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.wrappers import each_once, is_wrapper, unwrapped
+
 if TYPE_CHECKING:
     import torch
 
@@ -82,32 +84,42 @@ def outermost(found: Sequence[Any]) -> list[torch.nn.Module]:
 
 
 def bystanders_among(found: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """The modules and optimizers among objects that are none of the known, nor part of them."""
+    """The modules and optimizers among objects that are none of the known, nor part of them, nor
+    wrappers of them.
+    """
     import torch
 
-    inside = {id(one) for one in known}
+    inside = {id(one) for one in (*known, *map(unwrapped, known))}
     for one in (*known, *found):
         if isinstance(one, torch.nn.Module):
             inside.update(id(part) for part in list(one.modules())[1:])
     kinds = (torch.nn.Module, torch.optim.Optimizer)
-    return [one for one in found if isinstance(one, kinds) and id(one) not in inside]
+    others = [one for one in found if isinstance(one, kinds) and id(one) not in inside]
+    return [one for one in others if id(unwrapped(one)) not in inside and not _is_shell(one)]
+
+
+def _is_shell(found: Any) -> bool:
+    """Whether it is an optimizer that only passes on to another: that one is reached as well."""
+    import torch
+
+    return isinstance(found, torch.optim.Optimizer) and is_wrapper(found)
 
 
 def optimizers_among(found: Sequence[Any]) -> list[torch.optim.Optimizer]:
-    """The optimizers among objects."""
+    """The optimizers among objects, those behind wrappers."""
     import torch
 
-    return [one for one in found if isinstance(one, torch.optim.Optimizer)]
+    return each_once(one for one in found if isinstance(one, torch.optim.Optimizer))
 
 
 def holding(
     optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers that hold a parameter of the model."""
+    """The optimizers that hold a parameter of the model, each once and without its wrapper."""
     parameters = {id(p) for p in model.parameters()}
     return [
         one
-        for one in optimizers
+        for one in each_once(optimizers)
         if any(id(p) in parameters for group in one.param_groups for p in group["params"])
     ]
 
@@ -123,4 +135,5 @@ def others_among(found: Sequence[Any]) -> list[Any]:
         for tensor in (*one.parameters(), *one.buffers())
     }
     kinds = (torch.nn.Module, torch.optim.Optimizer, type)
-    return [one for one in found if not isinstance(one, kinds) and id(one) not in owned]
+    others = [one for one in found if not isinstance(one, kinds) and id(one) not in owned]
+    return others + [one for one in found if _is_shell(one)]

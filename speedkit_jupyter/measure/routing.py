@@ -6,13 +6,14 @@ surrounds the whole step, and is suspended inside the backward pass and the opti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.measure.confinement import optimizer_hooks, patched
 
 if TYPE_CHECKING:
     import torch
@@ -23,17 +24,21 @@ MISSING = object()
 class Router:
     """Runs plain steps under the plan that `contexts` (one per model) share.
 
-    `installed()` surrounds a block of steps, `run(step)` each of them, so that a step costs
-    what it costs in the user's own loop. A plan that changes no precision costs nothing.
+    What the step has `asked` its context for, `autocast` or `grad_scaler`, reaches it that way and
+    is not routed. `installed()` surrounds a block of steps, `run(step)` each of them, so that a
+    step costs what it costs in the user's own loop. A plan that changes no precision costs nothing.
     """
 
     def __init__(
-        self, contexts: Sequence[SpeedContext], optimizers: Sequence[torch.optim.Optimizer] = ()
+        self,
+        contexts: Sequence[SpeedContext],
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        asked: Collection[str] = (),
     ) -> None:
         lowered = [one for one in contexts if one.plan["precision"].active]
         scaled = [one for one in contexts if one.plan["grad_scaler"].active]
-        self._context = lowered[0] if lowered else None
-        self._scaler = scaled[0].grad_scaler if scaled else None
+        self._context = lowered[0] if lowered and "autocast" not in asked else None
+        self._scaler = scaled[0].grad_scaler if scaled and "grad_scaler" not in asked else None
         self._optimizers = list(optimizers)
         self._scaled_a_step = False
 
@@ -52,43 +57,60 @@ class Router:
         """Everything that must be patched for a block of steps, and is put back after it."""
         with ExitStack() as stack:
             if self._context is not None:
-                device_type = self._context.device.type
-                stack.enter_context(_suspended_in_steps(device_type))
-                stack.enter_context(self._routed_backward(device_type))
+                stack.enter_context(_suspended_in_steps(self._device_type(), self._optimizers))
+            if self._context is not None or self._scaler is not None:
+                stack.enter_context(self._routed_backward())
             if self._scaler is not None:
                 for optimizer in self._optimizers:
                     stack.enter_context(self._routed_step(optimizer))
                 stack.enter_context(self._unscaled_before_clipping())
             yield
 
+    def _device_type(self) -> str:
+        assert self._context is not None
+        return self._context.device.type
+
+    def _outside_autocast(self) -> AbstractContextManager[Any]:
+        import torch
+
+        if self._context is None:  # the step surrounds its forward pass itself
+            return nullcontext()
+        return torch.autocast(self._device_type(), enabled=False)
+
     @contextmanager
-    def _routed_backward(self, device_type: str) -> Iterator[None]:
+    def _routed_backward(self) -> Iterator[None]:
         """Outside autocast; and of the scaled loss, where the plan has a scaler."""
         import torch
 
-        backward, grad = torch.autograd.backward, torch.autograd.grad
         inside = False
 
-        def routed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            nonlocal inside
-            if inside:  # reentrant checkpoints run a backward pass inside the backward pass
-                return backward(tensors, grad_tensors, *args, **kwargs)
-            inside = True
-            try:
-                with torch.autocast(device_type, enabled=False):
-                    backward(self._scaled(tensors, grad_tensors), grad_tensors, *args, **kwargs)
-            finally:
-                inside = False
+        def routed(backward: Any) -> Callable[..., Any]:
+            def call(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+                nonlocal inside
+                if inside:  # reentrant checkpoints run a backward pass inside the backward pass
+                    return backward(tensors, grad_tensors, *args, **kwargs)
+                inside = True
+                try:
+                    with self._outside_autocast():
+                        scaled = self._scaled(tensors, grad_tensors)
+                        return backward(scaled, grad_tensors, *args, **kwargs)
+                finally:
+                    inside = False
 
-        def plain(*args: Any, **kwargs: Any) -> Any:
-            with torch.autocast(device_type, enabled=False):
-                return grad(*args, **kwargs)
+            return call
 
-        torch.autograd.backward, torch.autograd.grad = routed, plain
-        try:
+        def plain(grad: Any) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with self._outside_autocast():
+                    return grad(*args, **kwargs)
+
+            return call
+
+        with (
+            patched(torch.autograd, "backward", routed),
+            patched(torch.autograd, "grad", plain),
+        ):
             yield
-        finally:
-            torch.autograd.backward, torch.autograd.grad = backward, grad
 
     def _scaled(self, tensors: Any, grad_tensors: Any) -> Any:
         if self._scaler is None:
@@ -131,47 +153,55 @@ class Router:
     def _unscaled_before_clipping(self) -> Iterator[None]:
         """Both clipping functions group the gradients first, whichever way they were imported."""
         from torch.amp.grad_scaler import OptState
-        from torch.nn.utils import clip_grad as module
+        from torch.nn.utils import clip_grad
 
-        clip_grad: Any = module
-        group = clip_grad._group_tensors_by_device_and_dtype
         scaler: Any = self._scaler
 
-        def unscaled(*args: Any, **kwargs: Any) -> Any:
-            for optimizer in self._optimizers:
-                if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
-                    scaler.unscale_(optimizer)
-            return group(*args, **kwargs)
+        def unscaling(group: Any) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                for optimizer in self._optimizers:
+                    if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+                        scaler.unscale_(optimizer)
+                return group(*args, **kwargs)
 
-        clip_grad._group_tensors_by_device_and_dtype = unscaled
-        try:
+            return call
+
+        with patched(clip_grad, "_group_tensors_by_device_and_dtype", unscaling):
             yield
-        finally:
-            clip_grad._group_tensors_by_device_and_dtype = group
 
 
 @contextmanager
-def _suspended_in_steps(device_type: str) -> Iterator[None]:
+def _suspended_in_steps(
+    device_type: str, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[None]:
     import torch
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
 
     enabled: list[bool] = []
 
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if any(callable(one) for one in (*args, *kwargs.values())):
-            raise StepError("an optimizer with a closure runs its forward pass inside its step")
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         enabled.append(torch.is_autocast_enabled(device_type))
         torch.set_autocast_enabled(device_type, False)
+        around = {name: as_outside(one) for name, one in kwargs.items()}
+        return tuple(map(as_outside, args)), around
+
+    def as_outside(value: Any) -> Any:
+        """A closure's forward pass, which runs inside the step, is no part of the suspension."""
+        if not callable(value):
+            return value
+        outside = enabled[-1]
+
+        @wraps(value)
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            torch.set_autocast_enabled(device_type, outside)
+            try:
+                return value(*args, **kwargs)
+            finally:
+                torch.set_autocast_enabled(device_type, False)
+
+        return closure
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         torch.set_autocast_enabled(device_type, enabled.pop())
 
-    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-    try:
+    with optimizer_hooks(before, after, optimizers):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

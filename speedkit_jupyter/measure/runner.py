@@ -22,6 +22,9 @@ from speedkit_jupyter.measure.step import OUT_OF_DATA, Step
 if TYPE_CHECKING:
     import torch
 
+# What a plan changes in a step beside flags, model and optimizers.
+ROUTED = ("precision", "grad_scaler")
+
 
 @dataclass
 class Runner:
@@ -45,14 +48,16 @@ class Runner:
         return self.contexts[0].device
 
     def applied(self) -> ExitStack:
-        """The variant in force; a step that doesn't call the context is routed."""
+        """The variant in force; what the step does not ask its context for is routed."""
+        __tracebackhide__ = True
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
                 stack.enter_context(context.in_force())
-            if not self.step.calls_context:
-                self._router = Router(self.contexts, self.step.optimizers)
-                stack.enter_context(self._router.installed())
+            if self.step.asked is None and self._has_to_be_routed():
+                self.once()
+            self._router = Router(self.contexts, self.step.optimizers, self.step.asked or ())
+            stack.enter_context(self._router.installed())
             return stack.pop_all()
 
     def once(self, rewind: bool = True) -> object:
@@ -61,11 +66,32 @@ class Runner:
         if rewind:
             self.step.rewind()
         try:
-            if self._router is None:
-                return self.step.run(self.contexts[0])
+            if self.step.asked is None or self._router is None:
+                return self._first()
             return self._router.run(partial(self.step.run, self.contexts[0]))
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
+
+    def _first(self) -> object:
+        """The first step of all shows what its code asks a context for.
+
+        Seen at run time, since code can get hold of one in any way: as an argument, by its name in
+        the notebook, through another function.
+        """
+        __tracebackhide__ = True
+        for context in self.contexts:
+            context.asked.clear()
+        result = self.step.run(self.contexts[0])
+        self.step.asked = frozenset().union(*(one.asked for one in self.contexts))
+        return result
+
+    def _has_to_be_routed(self) -> bool:
+        return any(one.plan[name].active for one in self.contexts for name in ROUTED)
+
+    @property
+    def scales_itself(self) -> bool:
+        """Whether the loss that backward runs on is scaled by the step's own code."""
+        return "grad_scaler" in (self.step.asked or ())
 
     def scale(self) -> float:
         """The GradScaler's factor, which falls where a step was skipped; 1 without one."""
@@ -74,9 +100,8 @@ class Runner:
 
     def observed(self, check: Sequence[str] = (), stop_at_step: bool = False) -> Observation:
         """What one step computes; the values of the names `check` in place of its outputs."""
-        calls = self.step.calls_context
         stop = stop_at_step and not check
-        with observing(self.step.models, self.scale, calls, stop) as seen:
+        with observing(self.step.models, self.scale, self.scales_itself, stop) as seen:
             result = self.once()
             if not seen.outputs:
                 seen.outputs.add(result)

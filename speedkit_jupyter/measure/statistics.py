@@ -122,6 +122,10 @@ def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[flo
     return float(np.median(seconds)), float(low), float(high)
 
 
+# What took no time by a coarse clock took less than this.
+TICK_S = 1e-9
+
+
 def change(then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1) -> Ratio:
     """Time now over time then, of two runs: above 1 is slower.
 
@@ -129,6 +133,7 @@ def change(then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1
     (Bonferroni), and the ratio's reaches from the one's low to the other's high.
     """
     error = ERROR / 2 / max(comparisons, 1)
+    then_s, now_s = ([max(one, TICK_S) for one in times] for times in (then_s, now_s))
     if min(len(then_s), len(now_s)) < least_pairs(error):
         then, now = spread(then_s).median_s, spread(now_s).median_s
         return Ratio(now / then, 0.0, float("inf"), min(len(then_s), len(now_s)))

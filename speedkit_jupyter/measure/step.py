@@ -12,6 +12,7 @@ from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.reach import holding
 from speedkit_jupyter.measure.visit import Visit
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +31,9 @@ class Step:
     `models` and `optimizers` get the variants' plans; `bystanders` are the others of their kind
     that the step reaches.
 
-    `run` takes the context of the variant at hand; where `calls_context` is false the plan
-    reaches it by routing. `names` is the namespace in which it assigns the names `assigned`.
+    `run` takes the context of the variant at hand. What a step has `asked` a context for when it
+    first ran, however it got hold of one, reaches it that way, the rest of a plan by routing.
+    `names` is the namespace in which it assigns the names `assigned`.
     `around_blocks` makes what surrounds each block of steps. Copies of the state are kept in main
     memory where `off_device` is set. `reached` gives every object that the code reaches now.
     """
@@ -40,7 +42,7 @@ class Step:
     models: Sequence[torch.nn.Module]
     optimizers: Sequence[torch.optim.Optimizer] = ()
     bystanders: Sequence[torch.nn.Module | torch.optim.Optimizer] = ()
-    calls_context: bool = False
+    asked: frozenset[str] | None = None
     names: MutableMapping[str, Any] | None = None
     assigned: Sequence[str] = ()
     others: Sequence[Any] = ()
@@ -91,7 +93,8 @@ class Step:
 
     def on(self, model: torch.nn.Module) -> Step:
         """The same step with plans for this model only; raises StepError where it uses it not."""
-        if not any(one is model for one in self.models):
+        same = [one for one in self.models if unwrapped(one) is unwrapped(model)]
+        if not same:
             raise StepError("the step does not use this model")
-        others = [one for one in self.models if one is not model]
-        return replace(self, models=[model], bystanders=[*others, *self.bystanders])
+        others = [one for one in self.models if one is not same[0]]
+        return replace(self, models=[same[0]], bystanders=[*others, *self.bystanders])

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import FunctionType
 from typing import Any
 
+from speedkit_jupyter.wrappers import is_wrapper
+
 Restore = Callable[[], None]
 # Larger tensors and arrays are data: they are not copied, and a step is trusted not to write them.
 MOST_BYTES = 2**28
@@ -33,6 +35,9 @@ def _state_of(found: Any) -> Restore | None:
 
     if isinstance(found, list | dict | set | deque | bytearray):
         return _container_state(found)
+    if isinstance(found, torch.optim.Optimizer) and is_wrapper(found):
+        own = {name: one for name, one in vars(found).items() if not callable(one)}
+        return lambda: vars(found).update(own)  # state and groups are those of what it wraps
     if isinstance(found, torch.Tensor):
         return _tensor_state(found)
     if isinstance(found, np.ndarray) and found.nbytes <= MOST_BYTES and found.flags.writeable:

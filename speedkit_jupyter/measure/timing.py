@@ -31,7 +31,7 @@ MOST_LOOPS = 10**9
 Loop = Callable[[int, Stopwatch], object]
 
 
-@dataclass
+@dataclass(repr=False)
 class Timing(Shown):
     """The result: what `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
 

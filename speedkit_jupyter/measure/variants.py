@@ -51,8 +51,11 @@ def variant(name: str) -> Variant:
         return Variant(name, SpeedConfig())
     if name.endswith((".yaml", ".yml")):
         return Variant(Path(name).stem, SpeedConfig.from_yaml(name))
-    if name not in words() and (kept := store.saved(name)):
+    skipped: list[str] = []
+    if name not in words() and (kept := store.saved(name, skipped)):
         return Variant(name, _saved(name, kept[-1]))
+    if skipped:
+        raise StepError(f"variant {name}: {skipped[-1]}")
     values: dict[str, Any] = {}
     for word in name.split("+"):
         found = _option(word)
@@ -73,8 +76,8 @@ def config_of(one: Variant, models: Sequence[torch.nn.Module]) -> SpeedConfig | 
 def _saved(name: str, kept: store.Saved) -> SpeedConfig | None:
     """The plan of the fastest variant that was proven faster; the baseline where none was."""
     ahead = [row for row in kept.result["variants"] if row.get("verdict") == "faster"]
-    best = max(ahead, key=lambda row: row["speedup"], default=None)
-    return None if best is None else _config(best["plan"], name)
+    best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)
+    return None if best is None else _config(best.get("plan", {}), name)
 
 
 def named(name: str, values: Mapping[str, Any]) -> Variant:

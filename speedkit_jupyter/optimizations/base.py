@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from speedkit_jupyter import flags
+from speedkit_jupyter.alive import Alive
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +52,8 @@ class Decision:
 
     `value` is in the config's own words; `active` says whether applying changes anything;
     `declined` that something was asked for and not granted (or replaced by the nearest that
-    works); `guess` that only measuring can tell whether it pays. `reason` is never empty.
+    works). `worth_measuring` is the value that may pay here and may cost: no rule turns it on,
+    and None where there is none. `reason` is never empty.
     """
 
     name: str
@@ -59,7 +62,7 @@ class Decision:
     source: Source = "auto"
     active: bool = False
     declined: bool = False
-    guess: bool = False
+    worth_measuring: Any = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -88,6 +91,10 @@ class Request:
         """Change nothing; `value` is what is in force without SpeedKit."""
         return self._decision(value, reason, **more)
 
+    def offer(self, value: Any, worth_measuring: Any, reason: str) -> Decision:
+        """Change nothing: what may pay and may cost waits until it is measured."""
+        return self._decision(value, reason, worth_measuring=worth_measuring)
+
     def decline(self, value: Any, reason: str, **more: Any) -> Decision:
         """Change nothing, although it was asked for."""
         return self._decision(value, reason, declined=self.explicit, **more)
@@ -104,7 +111,7 @@ class Request:
 
 @dataclass(eq=False)
 class Target:
-    """What a plan is applied to.
+    """What a plan is applied to: the model, and the optimizers behind their wrappers.
 
     `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
     user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
@@ -120,6 +127,13 @@ class Target:
     search: bool = True
     remember: bool = False
     _found: list[torch.optim.Optimizer] | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizers = each_once(self.optimizers)
+
+    def let_go(self) -> None:
+        """Keep no optimizer alive from now on; those that are there are still known."""
+        self.optimizers = Alive(self.optimizers)
 
     def forget(self) -> None:
         """Search anew from now on."""
@@ -154,7 +168,7 @@ class Target:
         candidates += [one for one in objects if type(one) in kinds]
         return [
             one
-            for one in {id(one): one for one in candidates}.values()
+            for one in each_once(candidates)
             if any(id(p) in parameters for g in one.param_groups for p in g["params"])
         ]
 
@@ -235,6 +249,3 @@ class Optimization(ABC):
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Config values worth trying here, cheapest first."""
         return ()
-
-
-MEASURE = "a guess until measured: %%speedbench --compare baseline,auto"

@@ -12,7 +12,6 @@ from pydantic import Field
 from speedkit_jupyter.facts import Facts, channels_last_stride, is_channels_last, is_convolution
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
-    MEASURE,
     Decision,
     Effect,
     Optimization,
@@ -36,7 +35,7 @@ class ChannelsLast(Optimization):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """On for convolutions where Tensor Cores are used, and on a CPU as a guess."""
+        """On for convolutions where Tensor Cores are used; on a CPU worth measuring."""
         now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
         if request.value is False:
             return request.leave(now, "as asked: the layout stays as it is")
@@ -47,9 +46,8 @@ class ChannelsLast(Optimization):
         if request.value is True:
             return request.apply(True, f"as asked, for {facts.convolutions} convolutions")
         if facts.device_type == "cpu":
-            return request.apply(
-                True, f"oneDNN convolutions read it without reordering ({MEASURE})", guess=True
-            )
+            reason = "oneDNN reads it without reordering, other operations may have to reorder"
+            return request.offer(False, True, reason)
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not gpu.tensor_cores:
             return request.leave(False, "it pays with Tensor Cores, which this device lacks")

@@ -11,7 +11,6 @@ from pydantic import Field
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
-    MEASURE,
     Decision,
     Effect,
     Optimization,
@@ -32,7 +31,7 @@ class CudnnBenchmark(Optimization):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """On for convolutions on a CUDA device, unless the user wants determinism."""
+        """Worth measuring for convolutions on CUDA, unless the user wants determinism."""
         now = bool(facts.flags.get("cudnn.benchmark", False))
         if facts.device_type != "cuda":
             if request.value is True:
@@ -42,15 +41,14 @@ class CudnnBenchmark(Optimization):
             return request.leave(now, f"already {'on' if now else 'off'}")
         if request.value != "auto":
             return request.apply(request.value, "as asked; each new input shape costs a search")
+        if now:
+            return request.leave(True, "you have set it already")
         if not facts.convolutions:
             return request.leave(now, "the model has no 2-D or 3-D convolution")
         if facts.flags.get("cudnn.deterministic", False):
             return request.leave(now, "cudnn.deterministic is on: the search could break it")
-        return request.apply(
-            True,
-            f"{facts.convolutions} convolutions; turn it off if input shapes change ({MEASURE})",
-            guess=True,
-        )
+        reason = f"{facts.convolutions} convolutions; each new input shape would cost a search"
+        return request.offer(False, True, reason)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """The switch."""

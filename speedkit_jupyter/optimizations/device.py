@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from speedkit_jupyter import machines
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
@@ -73,7 +74,12 @@ class Device(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Move there, and back to where each tensor was."""
+        """Move there, and back to where each tensor was.
+
+        Raises SpeedKitError where the plan is made for another machine and this one has no such
+        device.
+        """
+        _check_that_it_is_here(decision.value)
         where = _places(target)
         objects = _buffers(target.model)
         try:
@@ -114,6 +120,19 @@ class Device(Optimization):
         """Where the first parameter lies."""
         parameter = next(target.model.parameters(), None)
         return {} if parameter is None else {"model.device": str(parameter.device)}
+
+
+def _check_that_it_is_here(device: str) -> None:
+    here = Hardware.detect()
+    if device == "cpu" or here.accelerator(device) is not None:
+        return
+    found = ", ".join(one.name for one in here.accelerators) or "no GPU"
+    pinned = Hardware.current().pinned
+    whose = f" ({machines.as_for(pinned)})" if pinned else ""
+    raise SpeedKitError(
+        f"the plan{whose} moves the model to {device}, which this machine has not (found: "
+        f"{found}); with `device: cpu` it stays on the CPU"
+    )
 
 
 def _of_fabric(kind: str, index: str) -> dict[str, str]:

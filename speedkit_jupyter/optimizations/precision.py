@@ -14,7 +14,6 @@ from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base import (
-    MEASURE,
     Decision,
     Effect,
     Optimization,
@@ -51,20 +50,22 @@ class Precision(Optimization):
             return self._decide_explicit(request, hardware, facts, gpu)
         if gpu is None:
             return self._auto_on_cpu(request, hardware)
-        value, reason, guess = _native(gpu)
+        value, reason, always_pays = _native(gpu)
         if value == "fp16" and any(one.startswith("complex") for one in facts.dtypes):
             return request.leave("fp32", "complex parameters: fp16 gradients could not be scaled")
         if value == "fp32":
             return request.leave(value, reason)
-        return request.apply(value, reason, guess=guess)
+        if not always_pays:
+            return request.offer("fp32", value, reason)
+        return request.apply(value, reason)
 
     def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
         if hardware.cpu.bf16:
             units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
-            return request.apply(
+            return request.offer(
+                "fp32",
                 "bf16",
-                f"this CPU has {units}: 1.2x to 2.3x on ten models, 0.8x on two ({MEASURE})",
-                guess=True,
+                f"this CPU has {units}, which pay for some models and not for others",
             )
         return request.leave(
             "fp32", "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
@@ -171,28 +172,28 @@ def _has_fp16(gpu: Accelerator) -> bool:
 
 
 def _native(gpu: Accelerator) -> tuple[str, str, bool]:
-    """The precision that this accelerator is built for, why, and whether that is a guess."""
+    """The precision that this accelerator is built for, why, and whether it always pays."""
     capability = ".".join(map(str, gpu.capability or ()))
     if gpu.kind == "mps":
         return _native_on_mps(gpu)
     if gpu.kind == "xpu" or gpu.rocm:
         if gpu.bf16:
-            return "bf16", f"{gpu.name} has bf16 matrix units ({MEASURE})", True
-        return "fp32", f"{gpu.name} reports no bf16 matrix units", False
+            return "bf16", f"{gpu.name} has bf16 matrix units; whether they pay differs", False
+        return "fp32", f"{gpu.name} reports no bf16 matrix units", True
     if gpu.bf16:
-        return "bf16", f"compute capability {capability} >= 8.0: bf16 Tensor Cores", False
+        return "bf16", f"compute capability {capability} >= 8.0: bf16 Tensor Cores", True
     if gpu.tensor_cores:
         return (
             "fp16",
             f"compute capability {capability}: fp16 Tensor Cores, no bf16 (it would be emulated)",
-            False,
+            True,
         )
-    return "fp32", f"{gpu.name} (compute capability {capability}) has no Tensor Cores", False
+    return "fp32", f"{gpu.name} (compute capability {capability}) has no Tensor Cores", True
 
 
 def _native_on_mps(gpu: Accelerator) -> tuple[str, str, bool]:
     if not gpu.bf16:
-        return "fp32", "bf16 on MPS needs macOS 14 or later", False
+        return "fp32", "bf16 on MPS needs macOS 14 or later", True
     if "M1" in gpu.name.split():
-        return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", False
-    return "bf16", f"{gpu.name} runs bf16 on macOS 14 and later ({MEASURE})", True
+        return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
+    return "bf16", f"{gpu.name} runs bf16 on macOS 14 and later; whether it pays differs", False

@@ -13,6 +13,7 @@ from speedkit_jupyter.report.document import Code, Document, Section
 from speedkit_jupyter.report.made_optimizers import makeable, making
 from speedkit_jupyter.report.script import Script, assembled, gather, header
 from speedkit_jupyter.report.training_step import function
+from speedkit_jupyter.wrappers import each_once, unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,9 @@ def code(plan: Plan | SpeedContext, form: str = "torch", optimizers: Optimizers 
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
-        optimizers = optimizers or plan.target.optimizers
+        own = plan.target.optimizers
+        if len(own) == len(plan.facts.optimizers):  # none is gone
+            optimizers = optimizers or list(own)
         plan = plan.plan
     if form == "yaml":
         return plan.to_yaml()
@@ -87,10 +90,12 @@ def _torch(script: Script) -> str:
 def _named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimizer | None]:
     """By name: the user's own, `optimizer`, or `optimizer_1` and so on."""
     number = len(plan.facts.optimizers)
+    if not isinstance(optimizers, Mapping):
+        optimizers = each_once(optimizers)
     if optimizers and len(optimizers) != number:
         raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(optimizers)}")
     if isinstance(optimizers, Mapping):
-        return dict(optimizers)
+        return {label: unwrapped(one) for label, one in optimizers.items()}
     names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
     found: Sequence[torch.optim.Optimizer | None] = optimizers or [None] * number
     return dict(zip(names, found, strict=True))

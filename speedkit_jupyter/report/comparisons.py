@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from speedkit_jupyter import machines
 from speedkit_jupyter.measure.accuracy import Accuracy
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import spread
@@ -52,6 +53,8 @@ def _headline(comparison: Comparison) -> str:
     environment = comparison.environment
     rounds = count(len(comparison.baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
+    if environment.get("planned_for"):
+        where += f"; planned {machines.as_for(environment['planned_for'])}"
     best = comparison.best
     if len(comparison.records) == 1 and comparison.baseline.times_s:
         median = seconds(spread(comparison.baseline.times_s).median_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "quiet"]
@@ -72,6 +72,12 @@ class Document:
     headline: str
     sections: tuple[Section, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def and_lines(self, lines: Sequence[str]) -> Document:
+        """The same with more lines below."""
+        return (
+            replace(self, sections=(*self.sections, Section("\n".join(lines)))) if lines else self
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

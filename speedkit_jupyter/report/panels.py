@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter import machines
 from speedkit_jupyter.config import ALONE
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.optimizations.base import Decision
@@ -21,7 +22,7 @@ from speedkit_jupyter.report.document import (
     Section,
     Table,
 )
-from speedkit_jupyter.report.plans import outcome
+from speedkit_jupyter.report.plans import outcome, worth_measuring
 from speedkit_jupyter.report.units import word
 
 if TYPE_CHECKING:
@@ -34,8 +35,12 @@ SHORT = ("variant", "median", "speed-up", "95 % interval", "accuracy", "verdict"
 
 def state_report(found: Preview, name: str) -> Document:
     """What is applied, what the choice would change, and why."""
-    sections = (Section(changes(found)), Section(reasons(found), "Why"))
-    return Document(_headline(found, name), sections, {"plan": found.plan.to_dict()})
+    sections = [Section(changes(found)), Section(reasons(found), "Why")]
+    sections += worth_measuring(found.plan)
+    headline, pinned = _headline(found, name), found.plan.hardware.pinned
+    if pinned:
+        headline += f" ({machines.as_for(pinned)})"
+    return Document(headline, tuple(sections), {"plan": found.plan.to_dict()})
 
 
 def panel_report(

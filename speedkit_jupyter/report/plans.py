@@ -32,7 +32,7 @@ def plan_report(plan: Plan, name: str = "model") -> Document:
     """What would be decided for a model; nothing is applied."""
     return Document(
         f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
-        (Section(decisions(plan)),),
+        (Section(decisions(plan)), *worth_measuring(plan)),
         {"plan": plan.to_dict(), "hardware": plan.hardware.model_dump(mode="json")},
     )
 
@@ -42,6 +42,7 @@ def context_report(context: SpeedContext, name: str = "model") -> Document:
     plan, changes = context.plan, context.changes()
     sections = [
         Section(decisions(plan, context.restored)),
+        *worth_measuring(plan),
         Section(changed(changes), "Before and after"),
     ]
     sections += _notes(context)
@@ -60,6 +61,7 @@ def applied_report(context: SpeedContext, names: dict[str, str]) -> Document:
         sections.append(Section(f"{plan.config.why_left.capitalize()}. {again}"))
     else:
         sections.append(Section(f"As is: {rest}. `%speedkit report` has every reason."))
+    sections += worth_measuring(plan)
     sections.append(Section(changed(context.changes()), "Before and after"))
     sections += _notes(context)
     sections.append(Section(Code(loop(context, names)), "Your training loop"))
@@ -81,8 +83,10 @@ def status_report(
         idle = [d for d in context.plan if not d.active]
         if idle:
             sections.append(Section(_reasons(idle), "Left on the table"))
+        sections += worth_measuring(context.plan)
     for name, one in planned:
         sections.append(Section(decisions(one), f"`%speedkit apply {name}` would do this"))
+        sections += worth_measuring(one)
     if not sections:
         sections.append(
             Section(
@@ -118,6 +122,13 @@ def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
             )
         )
     return Table(("optimization", "state", "value", "by", "why"), tuple(rows))
+
+
+def worth_measuring(plan: Plan) -> list[Section]:
+    """One line for all that may pay here and waits until it is measured; nothing without any."""
+    words = [k if v is True else f"{k} {word(v)}" for k, v in plan.worth_measuring.items()]
+    offer = f"Worth measuring here: {', '.join(words)}: `%%speedbench --tune`"
+    return [Section(offer)] if words else []
 
 
 def changed(changes: Sequence[Change]) -> Table | str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import MEASURE
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 from speedkit_jupyter.planning import Plan, describe
 
@@ -104,8 +103,8 @@ def gather(plan: Plan, form: Form, optimizers: Optimizers) -> Script:
         if not decision.active:  # the batches lie where the model does already
             snippet = replace(snippet, batch="")
         if not optimizers and (snippet.optimizers or snippet.training):
-            snippet = Snippet(f"{_plain(decision.reason)} (for training only, so not in here)")
-        reason = f"{decision.name}: {_plain(snippet.comment or decision.reason)}"
+            snippet = Snippet(f"{decision.reason} (for training only, so not in here)")
+        reason = f"{decision.name}: {snippet.comment or decision.reason}"
         pieces.append(Piece(reason if decision.active else "", snippet))
     return Script(plan, tuple(pieces), optimizers)
 
@@ -185,11 +184,6 @@ def comment(text: str, depth: int = 0) -> Block:
 def indented(lines: Iterable[str]) -> Block:
     """The body of a function."""
     return [f"{INDENT}{line}" for line in lines]
-
-
-def _plain(reason: str) -> str:
-    """A reason without the hint at a magic."""
-    return reason.replace(MEASURE, MEASURE.partition(":")[0])
 
 
 def _groups(imports: Iterable[str]) -> list[Block]:

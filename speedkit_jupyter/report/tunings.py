@@ -36,7 +36,8 @@ def tuning_report(tuning: Tuning) -> Document:
     undone = "All that measuring did to model, optimizer and random state is undone."
     sections.append(Section(undone))
     if tuning.helped:
-        in_force = plan_in_force(tuning.step.models[0]) is not None  # as with --apply
+        # As with --apply.
+        in_force = any(plan_in_force(model) is not None for model in tuning.models)
         sections.append(Section(Code(NEXT.partition("\n")[2] if in_force else NEXT)))
     return Document(_headline(tuning), tuple(sections), tuning.to_dict())
 

@@ -17,11 +17,13 @@ from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.comparison import Record
+from speedkit_jupyter.measure.confinement import optimizer_hooks
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import named
 from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -51,13 +53,16 @@ class Task:
 def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     """A fingerprint of the models' structure, shapes and dtypes, of the machine and of torch.
 
-    Values of parameters are no part of it. The models must be in their original state.
+    Values of parameters are no part of it. The models must be in their original state. What was
+    measured here for another machine's plans holds on this one, for those plans.
     """
     import torch
 
     device = Facts.read(models[0]).device
-    lines = [describe(hardware, device), hardware.torch, str(torch.get_num_threads())]
-    for model in models:
+    machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
+    lines = [line for one in machines for line in (describe(one, device), one.torch)]
+    lines.append(str(torch.get_num_threads()))
+    for model in map(unwrapped, models):
         for name, module in model.named_modules():
             lines.append(f"{name} {type(module).__qualname__} {_extra(module)}")
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -84,11 +89,13 @@ def identify(step: Step, hardware: Hardware, objective: str, steps: int | None) 
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
         stack.enter_context(runner.applied())
-        stack.enter_context(_watched(watched, seen, stepped))
+        noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
+        stack.enter_context(noted)
+        stack.enter_context(_watched(watched, seen))
         runner.once()
     optimizers = tuple(str(one) for one in facts.optimizers)
     inputs = seen[0] if seen else ()
-    name = type(step.models[0]).__name__
+    name = type(unwrapped(step.models[0])).__name__
     return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)
 
 
@@ -120,6 +127,7 @@ def keep(
 
     No values say that nothing helped. Raises SpeedKitError where the store can't be written.
     """
+    measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     store.learn(
         where,
         task.key(),
@@ -130,8 +138,8 @@ def keep(
             "low": None if found is None else found.low,
             "high": None if found is None or found.high == float("inf") else found.high,
             "parameters": plan.facts.parameters,
-            "device": describe(plan.hardware, plan.facts.device),
-            "torch": plan.hardware.torch,
+            "device": describe(measured_on, plan.facts.device),
+            "torch": measured_on.torch,
             **asdict(task),
         },
     )
@@ -193,7 +201,7 @@ def tuned(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
-    found = newest(model, optimizers, Hardware.detect())
+    found = newest(model, optimizers, Hardware.current())
     return None if found is None else config_of(found)
 
 
@@ -206,11 +214,8 @@ def forget(found: store.Learned) -> None:
 
 
 @contextmanager
-def _watched(
-    models: Sequence[torch.nn.Module], seen: list[tuple[str, ...]], stepped: list[bool]
-) -> Iterator[None]:
-    """Notes the first call's tensors, and each optimizer's step."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
+def _watched(models: Sequence[torch.nn.Module], seen: list[tuple[str, ...]]) -> Iterator[None]:
+    """Notes the first call's tensors."""
 
     def called(module: Any, args: Any, kwargs: Any) -> None:
         seen.append(_tensors((args, kwargs)))
@@ -218,7 +223,6 @@ def _watched(
     handles: list[Any] = [
         model.register_forward_pre_hook(called, with_kwargs=True) for model in models
     ]
-    handles.append(register_optimizer_step_pre_hook(lambda *_: stepped.append(True)))
     try:
         yield
     finally:

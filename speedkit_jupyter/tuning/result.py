@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.alive import Alive
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext, apply_speedups
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.reach import holding
 from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.measure.step import Step
@@ -44,10 +47,11 @@ class Tuning(Shown):
     `comparison` is the proof: where `confirmed`, fresh rounds that took no part in choosing, of
     baseline and the winner's parts, each added to those before it; else, after an interrupt, the
     rounds in which the winner led. `learned` is the plan that an earlier search had found for
-    this step. `seconds` is how long it all took.
+    this step. `seconds` is how long it all took. `models` are those of the step that are still
+    there: a result keeps none alive.
     """
 
-    step: Step
+    step: InitVar[Step]
     hardware: Hardware
     facts: Facts
     objective: str = "time"
@@ -60,6 +64,11 @@ class Tuning(Shown):
     rejected: list[Rejected] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    def __post_init__(self, step: Step) -> None:
+        self.models = Alive(step.models)
+        self._number = len(step.models)
+        self._optimizers = Alive(step.optimizers)
 
     @property
     def helped(self) -> bool:
@@ -94,12 +103,18 @@ class Tuning(Shown):
         return plan(self.config, self.hardware, self.facts)
 
     def apply(self) -> list[SpeedContext]:
-        """Put the plan into force on the step's models; one context each, none if none helped."""
+        """Put the plan into force on the step's models; one context each, none if none helped.
+
+        Raises SpeedKitError where one of them is gone.
+        """
         if not self.helped:
             return []
+        models = list(self.models)
+        if len(models) < self._number:
+            raise SpeedKitError("the model of this search is gone: search again with the new one")
         return [
-            apply_speedups(model, self.config, optimizer=self.step.holders(model))[1]
-            for model in self.step.models
+            apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
+            for model in models
         ]
 
     def parts(self) -> list[tuple[str, Ratio]]:

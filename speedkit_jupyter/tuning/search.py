@@ -61,7 +61,7 @@ class Search:
         model = step.models[0]
         with hidden(model):
             facts = Facts.read(model, step.holders(model))
-        self._tuning = Tuning(step, Hardware.detect(), facts, objective, steps)
+        self._tuning = Tuning(step, Hardware.current(), facts, objective, steps)
         self._identity: tuple[str, Task] | None = None
         self._end = 0.0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import IOBase
@@ -19,6 +19,7 @@ from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.comparison import Record
+from speedkit_jupyter.measure.confinement import patched
 from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
@@ -209,19 +210,18 @@ def _watched(runner: Runner) -> Iterator[list[float]]:
     import torch
 
     seen: list[float] = []
-    backward = torch.autograd.backward
 
-    def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        divisor = runner.scale() if runner.step.calls_context else 1.0
-        seen.extend(float(one.detach().float().mean()) / divisor for one in listed)
-        backward(tensors, *args, **kwargs)
+    def watching(backward: Any) -> Callable[..., Any]:
+        def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            divisor = runner.scale() if runner.scales_itself else 1.0
+            seen.extend(float(one.detach().float().mean()) / divisor for one in listed)
+            return backward(tensors, *args, **kwargs)
 
-    torch.autograd.backward = watched
-    try:
+        return watched
+
+    with patched(torch.autograd, "backward", watching):
         yield seen
-    finally:
-        torch.autograd.backward = backward
 
 
 def _hidden_iterator(step: Step) -> str:

@@ -15,10 +15,11 @@ from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.panels import as_code, panel_report, state_report
-from speedkit_jupyter.widgets.choice import GONE, Choice
+from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import controls
 from speedkit_jupyter.widgets.layout import Parts
 from speedkit_jupyter.widgets.saved import Saved
+from speedkit_jupyter.wrappers import each_once, is_optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -136,8 +137,8 @@ class Panel:
             return
         try:
             found = choice.preview()
-        except SpeedKitError:
-            self._show_gone()
+        except SpeedKitError as error:
+            self._show_gone(str(error))
         else:
             self._show(found)
         self._saved.update(self._static)
@@ -174,10 +175,10 @@ class Panel:
             f'<div role="status" aria-live="polite" style="line-height:1.4">{escape(text)}</div>'
         )
 
-    def _show_gone(self) -> None:
+    def _show_gone(self, why: str) -> None:
         for one in (*self.buttons.values(), self.code, *(c.input for c in self.controls.values())):
             one.disabled = True
-        self.state.value = Document(GONE).to_html()
+        self.state.value = Document(why).to_html()
         self.status.value = self.listing.value = ""
 
 
@@ -189,10 +190,8 @@ def _session() -> session.Session:
 
 
 def _listed(optimizer: Any) -> list[Any]:
-    import torch
-
     found = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     for one in found:
-        if not isinstance(one, torch.optim.Optimizer):
+        if not is_optimizer(one):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
-    return found
+    return each_once(found)

@@ -416,6 +416,7 @@ def stochastic(name: str, factor: float, plan: str, trains: bool = True) -> Made
         functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
+        return None
 
     return step, model, optimizer, plan
 
@@ -473,8 +474,8 @@ def _kinds() -> Iterator[Planted]:
             yield Planted(f"gradient, {plan}", name, partial(training, spoil, plan))
         yield Planted(f"gradient, {plan}", "10 % too large with the output",
                       partial(training, None, plan, lambda out: out * 1.1))  # fmt: skip
-        yield Planted(f"gradient, {plan}", "output cut from its graph",
-                      partial(training, None, plan, lambda out: out.detach() + 0 * out))  # fmt: skip
+        cut = partial(training, None, plan, lambda out: out.detach() + 0 * out)
+        yield Planted(f"gradient, {plan}", "output cut from its graph", cut)
         yield Planted(f"gradient, {plan}", "of one bias", partial(one_layer, plan))
         for name in MISSTEPS:
             yield Planted(f"optimizer, {plan}", name, partial(misstepping, name, plan))

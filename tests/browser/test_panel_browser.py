@@ -104,6 +104,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
     page.shows("Nothing is applied")
     page.option("precision", "bf16").click()
     page.shows("● bf16")
+    page.option("channels_last", "true").click()
     page.option("tf32", "highest").click()
     page.shows("as asked: full float32, as it is")
     page.ask("panel.config.precision, panel.config.tf32, state() == before", "bf16 highest True")

@@ -125,12 +125,36 @@ def test_gradient_accumulation_updates_the_scaler_only_after_steps(parts):
         assert context.grad_scaler._growth_tracker == 1
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_closure_is_declined(parts, precision):
+def test_a_closure_is_declined_where_its_loss_must_be_scaled(parts):
     model, _, x, _ = parts
     lbfgs = torch.optim.LBFGS(model.parameters())
     with pytest.raises(StepError, match="closure"):
-        run(parts, plain(precision=precision), lambda: lbfgs.step(lambda: model(x).sum()), lbfgs)
+        run(parts, plain(precision="fp16"), lambda: lbfgs.step(lambda: model(x).sum()), lbfgs)
+
+
+@pytest.mark.parametrize("handed", ["by position", "by name"])
+def test_autocast_is_on_in_a_closure_and_off_in_the_step_around_it(parts, handed):
+    model, optimizer, x, y = parts
+    inside, around = [], []
+    optimizer.register_step_post_hook(lambda *_: around.append(torch.is_autocast_enabled("cpu")))
+
+    def closure():
+        output = model(x)
+        inside.append((output.dtype, torch.is_autocast_enabled("cpu")))
+        loss = nn.functional.cross_entropy(output, y)
+        loss.backward()
+        return loss
+
+    def step():
+        if handed == "by name":
+            optimizer.step(closure=closure)
+        else:
+            optimizer.step(closure)
+
+    run(parts, plain(precision="bf16"), step)
+    assert inside == [(torch.bfloat16, True)] * 3
+    assert around == [False] * 3
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_a_plan_of_full_precision_patches_nothing(parts):

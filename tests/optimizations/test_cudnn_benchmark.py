@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,10 +12,16 @@ from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
 CONVOLUTIONS = Facts(device="cuda:0", devices=("cuda:0",), parameters=1, convolutions=2)
 
 
-def test_auto_is_a_guess_for_convolutions_on_cuda(hardware):
+def test_auto_leaves_it_to_measuring_for_convolutions_on_cuda(hardware):
     decision = plan(SpeedConfig(), hardware("t4"), CONVOLUTIONS)["cudnn_benchmark"]
-    assert decision.value is True
-    assert decision.guess
+    assert (decision.value, decision.active) == (False, False)
+    assert decision.worth_measuring is True
+
+
+def test_what_the_user_has_switched_on_is_left_and_not_offered(hardware):
+    on = replace(CONVOLUTIONS, flags={"cudnn.benchmark": True})
+    decision = plan(SpeedConfig(), hardware("t4"), on)["cudnn_benchmark"]
+    assert (decision.value, decision.active, decision.worth_measuring) == (True, False, None)
 
 
 def test_auto_respects_determinism_and_the_absence_of_convolutions(hardware):

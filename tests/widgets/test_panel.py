@@ -66,7 +66,8 @@ def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with
 ):
     monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: hardware("cpu_avx512_bf16")))
     panel = Panel(names.model)
-    assert labels(panel, "precision")[0] == "auto → bf16"
+    assert labels(panel, "precision")[0] == "auto → fp32"
+    assert "Worth measuring here: precision bf16" in text(panel.state.value)
     assert labels(panel, "sdpa.backend") == ["auto → auto", "math"]
     note = text(panel.controls["sdpa.backend"].note.value)
     assert "flash, efficient, cudnn" in note
@@ -117,6 +118,7 @@ def test_apply_does_what_was_shown_and_restore_undoes_it_exactly(names):
 
 def test_with_a_plan_in_force_the_table_has_before_now_and_after(names):
     panel = Panel(names.model)
+    pick(panel, "channels_last", "true")
     panel.buttons["Apply"].click()
     pick(panel, "channels_last", "false")
     shown = text(panel.state.value)
@@ -225,6 +227,7 @@ def test_a_deleted_model_that_a_plan_lies_on_is_gone_once_it_is_restored(names):
 def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
     panel = Panel(names.model)
     pick(panel, "precision", "bf16")
+    pick(panel, "channels_last", "true")
     bundle = panel._repr_mimebundle_()
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == panel.widget.model_id
     for kind in ("text/html", "text/plain"):

@@ -1,0 +1,75 @@
+"""What a measurement patches or hooks acts in its own thread: others train on undisturbed.
+
+torch keeps `torch.autograd.backward` and the hooks of all optimizers in one place for the whole
+process. Autocast is each thread's own already; a switch of the process (TF32, SDPA) can't be
+confined, and changes no more than rounding elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+# What it returns, if anything, stands for the step's arguments.
+StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
+
+
+@contextmanager
+def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    """`make(original)` in place of the function `owner.name`, for calls from this thread."""
+    here, original = threading.get_ident(), getattr(owner, name)
+    ours = make(original)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        chosen = ours if threading.get_ident() == here else original
+        return chosen(*args, **kwargs)
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
+def optimizer_hooks(
+    before: StepHook | None = None,
+    after: StepHook | None = None,
+    ours: Collection[torch.optim.Optimizer] = (),
+) -> Iterator[None]:
+    """Hooks around each step of an optimizer that is made in this thread, or of one of `ours`.
+
+    (On a GPU the autograd engine's threads step those that a gradient's own hook steps.)
+    """
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    here, known = threading.get_ident(), {id(one) for one in ours}
+
+    def confined(hook: StepHook) -> StepHook:
+        def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            if threading.get_ident() == here or id(optimizer) in known:
+                return hook(optimizer, args, kwargs)
+            return None
+
+        return call
+
+    handles = []
+    try:
+        if before is not None:
+            handles.append(register_optimizer_step_pre_hook(confined(before)))
+        if after is not None:
+            handles.append(register_optimizer_step_post_hook(confined(after)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

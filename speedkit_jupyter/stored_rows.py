@@ -1,0 +1,125 @@
+"""Rows of the store as values: what an editor, a disk or another version may have made of them.
+
+Raises ValueError, in words, for a row that is none of ours; whoever reads the store skips it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+# A number that is shown or divided by; what is not measured yet is None.
+Figure = FiniteFloat | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A result as it was kept; `saved_at` in UTC, `result` as its `to_dict` gave it."""
+
+    number: int
+    name: str
+    saved_at: datetime.datetime
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A plan that was proven, as it was kept.
+
+    `setting` stands for model, optimizers, machine and torch version; `task` for the shapes that
+    went in and what was aimed at.
+    """
+
+    number: int
+    setting: str
+    task: str
+    learned_at: datetime.datetime
+    plan: Mapping[str, Any]
+
+
+class _Shape(BaseModel):
+    """What others read of a row; the rest of it is as it may be."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Variant(_Shape):
+    name: str
+    times_s: list[Annotated[FiniteFloat, Field(ge=0)]]
+    speedup: Figure = None
+    verdict: str = ""
+    plan: dict[str, Any] = {}
+
+
+class ResultShape(_Shape):
+    """What `to_dict` of a Comparison or a Timing gives."""
+
+    variants: list[_Variant]
+    environment: dict[str, Any] = {}
+
+
+class PlanShape(_Shape):
+    """What tuning keeps of a plan."""
+
+    name: str
+    values: dict[str, Any]
+    speedup: Figure
+    low: Figure
+    high: Figure
+    parameters: int
+    device: str
+    model: str
+    inputs: list[str]
+    trains: bool
+
+
+def saved(number: int, name: Any, when: Any, result: Any) -> Saved:
+    """A row of results."""
+    return Saved(number, _text(name), _moment(when), _values(result, ResultShape))
+
+
+def learned(number: int, setting: Any, task: Any, when: Any, plan: Any) -> Learned:
+    """A row of learned plans."""
+    values = _values(plan, PlanShape)
+    return Learned(number, _text(setting), _text(task), _moment(when), values)
+
+
+def _text(raw: Any) -> str:
+    """A text column; SQLite keeps any bytes in it."""
+    if not isinstance(raw, bytes):
+        raise ValueError(f"a text is stored as {type(raw).__name__}")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no UTF-8 text") from None
+
+
+def _moment(raw: Any) -> datetime.datetime:
+    """A time in UTC."""
+    found = _text(raw)
+    try:
+        return datetime.datetime.fromisoformat(found).astimezone(datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):  # the last two are years that no clock has
+        raise ValueError(f"{found[:40]!r} is no date") from None
+
+
+def _values(raw: Any, shape: type[BaseModel]) -> Mapping[str, Any]:
+    """A JSON document of that shape."""
+    found = _text(raw)
+    try:
+        read = json.loads(found)
+        json.dumps(read, ensure_ascii=False).encode()  # an escape can stand for half a character
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    try:
+        shape.model_validate(read)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where or 'it'}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+    return read  # type: ignore[no-any-return]

@@ -1,0 +1,87 @@
+"""The torch object behind a framework's wrapper: what is planned for and switched, and counts once.
+
+Accelerate, Lightning, Fabric and torch's own parallel and compiled models wrap what the user made.
+They are told by what they share with it, not by their names, so that a wrapper of the user's own
+is seen through as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+# Where wrappers of models keep what they wrap; one that has two of them means the first.
+PARTS = ("_original_module", "_orig_mod", "module")
+
+
+def unwrapped(found: T) -> T:
+    """The innermost torch optimizer or module; anything else is what it is."""
+    return layers(found)[-1]
+
+
+def layers(found: T) -> list[T]:
+    """The object, what it wraps, what that wraps, and so on."""
+    import torch
+
+    every = [found]
+    while True:
+        outer: Any = every[-1]
+        is_model = isinstance(outer, torch.nn.Module)
+        inner = _wrapped_model(outer) if is_model else _wrapped_optimizer(outer)
+        if inner is None or any(inner is one for one in every):
+            return every
+        every.append(inner)
+
+
+def each_once(found: Iterable[T]) -> list[T]:
+    """What is behind them, each object once, in the order of their first appearance."""
+    return list({id(one): one for one in map(unwrapped, found)}.values())
+
+
+def is_optimizer(found: Any) -> bool:
+    """Whether there is a torch optimizer behind it."""
+    import torch
+
+    return isinstance(unwrapped(found), torch.optim.Optimizer)
+
+
+def is_wrapper(found: Any) -> bool:
+    """Whether it only passes on to what is behind it."""
+    return unwrapped(found) is not found
+
+
+def _wrapped_model(model: torch.nn.Module) -> Any:
+    """Its part that has all its tensors: a wrapper that has some of its own changes the model."""
+    parts = model.__dict__.get("_modules")
+    if not isinstance(parts, dict):
+        return None
+    for name in PARTS:
+        part = parts.get(name)
+        if part is not None and _tensors(part) == _tensors(model):
+            return part
+    return None
+
+
+def _tensors(model: torch.nn.Module) -> list[int]:
+    return [id(one) for one in (*model.parameters(), *model.buffers())]
+
+
+def _wrapped_optimizer(found: Any) -> Any:
+    """The optimizer among its attributes that has its very groups.
+
+    A plain object that steps and clears one optimizer passes on to it, too.
+    """
+    import torch
+
+    attributes = getattr(found, "__dict__", None)
+    if isinstance(found, type) or not isinstance(attributes, dict):
+        return None
+    inner = [one for one in list(attributes.values()) if isinstance(one, torch.optim.Optimizer)]
+    if isinstance(found, torch.optim.Optimizer):
+        return next((one for one in inner if one.param_groups is found.param_groups), None)
+    passes_on = all(callable(getattr(type(found), name, None)) for name in ("step", "zero_grad"))
+    return inner[0] if len(inner) == 1 and passes_on else None

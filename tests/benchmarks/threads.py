@@ -1,0 +1,53 @@
+"""Does a benchmark leave another thread's training alone? Bit for bit, again and again.
+
+`python tests/benchmarks/threads.py --runs 50` prints a line for each kind of training and exits
+with an error where one run differs from the same training alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "measure"))
+from second_thread import KINDS, clipped, network, training
+
+from speedkit_jupyter import benchmark
+
+VARIANTS = "baseline,bf16,fp16,fused_optimizer,threads:1"
+
+
+def undisturbed(kind: str) -> bool:
+    """One benchmark beside one training."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    try:
+        with training(*KINDS[kind]):
+            found = benchmark(lambda: clipped(model, optimizer), VARIANTS, budget_s=0.3)
+    except AssertionError:
+        return False
+    verdicts = {one.accuracy.verdict for one in found.records if one.accuracy is not None}
+    return verdicts <= {"exact", "rounding"} and not any(one.failure for one in found.records)
+
+
+def main() -> int:
+    """Print a line for each kind."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=50)
+    runs = parser.parse_args().runs
+    kinds = list(KINDS)
+    good = dict.fromkeys(kinds, 0)
+    for number in range(runs):
+        kind = kinds[number % len(kinds)]
+        good[kind] += undisturbed(kind)
+    for number, kind in enumerate(kinds):
+        print(f"{kind:15} {good[kind]} of {len(range(number, runs, len(kinds)))} undisturbed")
+    print(f"{sum(good.values())} of {runs}, torch {torch.__version__}")
+    return int(sum(good.values()) < runs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Lines that nobody would type: an answer or one clear error, soon, and never our own traceback."""
+
+from __future__ import annotations
+
+import sqlite3
+import traceback
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from IPython.core.error import UsageError
+from IPython.utils.capture import capture_output
+
+from speedkit_jupyter import context, store
+from speedkit_jupyter.magics.parsing import SUBCOMMANDS
+
+LINES = (
+    "apply model --precision bf16 --optimizer optimizer --ctx ctx", "apply --threads 1 --rules",
+    "report model --json", "code model --as torch", "code --as yaml --optimizer optimizer",
+    "restore", "config save c.yaml", "config load c.yaml", "config reset", "repair", "status",
+    "history NAME --forget", "history", "tuned forget 3", "tuned", "help speedbench", "help",
+    "verify --steps 2 --step nothing", "apply model[0]", "report model[3]",
+)  # fmt: skip
+TOKENS = (
+    "\0", "🦊", "ﷺ", "'", '"', "\\", "--", "-", "=", "9" * 24, "-1", "1e400", "nan", "%s", "{x}",
+    "$x", "\t", "\u202e", "\ud800", "a" * 5000, "--compile", "--threads", "../../etc", "/",
+    "model.0", "model[0]", "model[9]", "model[", "model.__class__", "model[0].weight", "ctx",
+    "ctx.model", "__import__('os')", "[m for m in x]", "(" * 300, "true", "None", "[]", "bf16+",
+    "+", ",", "baseline", "threads:-1", "threads:" + "9" * 24, "sdpa:x", "auto", "current", "٣",
+    "²", "\uff11", "-h", "--help", "--json", "--save", "-v", "class", "x y", "--optimizer",
+    "--model", "--config", "/dev/null", "~", "*", "\x1b[31m", "0x10", "1_0", "`", "<b>",
+    *SUBCOMMANDS,
+)  # fmt: skip
+
+
+@st.composite
+def mutated(draw: st.DrawFn, lines: tuple[str, ...]) -> str:
+    """A line with some words taken out, put in or put elsewhere."""
+    words = draw(st.sampled_from(lines)).split(" ")
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.integers(0, len(words)))
+        kind = draw(st.sampled_from(["insert", "replace", "cut", "shuffle", "take"]))
+        if kind == "insert":
+            words.insert(place, draw(st.sampled_from(TOKENS)))
+        elif kind == "shuffle":
+            words = draw(st.permutations(words))
+        elif words and place < len(words):
+            cut = words[place][: draw(st.integers(0, len(words[place])))]
+            new = {"replace": draw(st.sampled_from(TOKENS)), "cut": cut, "take": ""}[kind]
+            words[place] = new
+    return " ".join(words)
+
+
+def check(message: str) -> None:
+    """What a user is told: a line, of a config a line for each mistake."""
+    message.encode()
+    assert len(message.splitlines()) <= 12
+    assert len(message) < 3000
+
+
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@given(mutated(LINES))
+def test_any_line_is_an_answer_or_one_usage_error(shell, monkeypatch, tmp_path, line):
+    monkeypatch.chdir(tmp_path)
+    try:
+        with capture_output() as captured:
+            shell.ip.run_line_magic("speedkit", line)
+        captured.stdout.encode()
+    except UsageError as error:
+        check(str(error))
+    finally:
+        context.restore_all()
+
+
+BENCHES = (
+    "-n 1 -r 1", "-n1 -r1 x = 3", "-n 1 -r 1 -p 3 -q -o", "-n1 -r1 -v res --save n1",
+    "-n1 -r1 --budget 0.01", "--compare nothing --budget 0.05", "--tune --compare a,b",
+)  # fmt: skip
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(mutated(BENCHES))
+def test_any_line_of_a_benchmark_is_an_answer_or_one_error_about_it(shell, line):
+    try:
+        with capture_output():
+            shell.ip.run_cell_magic("speedbench", f"{line} -n1 -r1", "pass")
+    except UsageError as error:
+        check(str(error))
+    except SyntaxError:
+        pass  # what is no option is set-up code, as with %%timeit
+    except Exception as error:  # of the set-up code
+        assert "speedkit_jupyter" not in traceback.extract_tb(error.__traceback__)[-1].filename
+
+
+def test_an_option_that_stands_behind_set_up_code_is_named(shell):
+    error = shell.fails("%%speedbench x = 3 y --budget 1\npass")
+    assert isinstance(error, UsageError)
+    assert "--budget stands behind 'x = 3 y'" in str(error)
+    assert isinstance(shell.fails("%%speedbench 1 +\npass"), SyntaxError)
+
+
+@pytest.mark.parametrize(("digits", "shown"), [(0, 1), (1, 1), (5, 5)])
+def test_p_takes_what_timeit_takes(shell, digits, shown):
+    text = shell.run(f"%%speedbench -p{digits} -n 200 -r 3\nsum(range(3000))")
+    first = text.split()[0]
+    assert len(first.replace(".", "").lstrip("0")) >= shown
+    assert "0 to 15" in str(shell.fails("%%speedbench -p 99 -n1 -r1\n1"))
+
+
+def test_a_timing_prints_as_its_report(shell):
+    shell.run("%%speedbench -q -n 2 -r 7 -v timing\n1 + 1")
+    shown = shell.run("print(timing)")
+    assert "per loop" in shown
+    assert "Timing(" not in shown
+
+
+def broken_row(name: str = "kept") -> None:
+    """One good result and one that no reader understands, and the same of learned plans."""
+    for _ in range(2):
+        store.save(name, {"variants": [], "environment": {}})
+        store.learn("setting", "task", {"name": "x"})
+    connection = sqlite3.connect(store.folder() / "speedkit.sqlite")
+    with connection:
+        connection.execute("UPDATE results SET result = '{bad' WHERE id = 1")
+    connection.close()
+
+
+def test_what_can_not_be_read_is_a_line_below_what_can(shell):
+    broken_row()
+    for line in ("history", "history kept"):
+        shown = shell.run(f"%speedkit {line}")
+        assert "result 1 can't be read and is left out: it is no JSON" in shown
+    assert "learned plan 2 can't be read" in " ".join(shell.run("%speedkit tuned").split())
+    assert "Forgot 1" in shell.run("%speedkit tuned forget 2")
+    shown = shell.run("%%speedbench -n1 -r1 --save kept\n1")
+    assert "result 1 can't be read" in shown
+    assert "Deleted 3 results" in shell.run("%speedkit history kept --forget")
+
+
+def test_a_saved_name_that_can_not_be_read_is_no_variant(shell):
+    broken_row("mine")
+    connection = sqlite3.connect(store.folder() / "speedkit.sqlite")
+    with connection:
+        connection.execute("UPDATE results SET saved_at = 'soon'")
+    connection.close()
+    error = shell.fails("%%speedbench --compare baseline,mine\nmodel(x)")
+    assert isinstance(error, UsageError)
+    assert "variant mine: result 2 can't be read" in str(error)
+
+
+def test_completion_survives_a_store_that_can_not_be_read(shell):
+    store.save("kept", {"variants": []})
+    (store.folder() / "speedkit.sqlite").write_bytes(b"garbage" * 1000)
+    for line in ("%speedkit history ", "%speedkit tuned forget ", "%%speedbench --compare "):
+        assert isinstance(shell.ip.complete(None, line, len(line))[1], list)
+
+
+def test_long_and_unprintable_words_are_cut_and_escaped(shell):
+    error = shell.fails(f"%speedkit apply {'a' * 9000}")
+    assert len(str(error)) < 700
+    with pytest.raises(UsageError) as raised:
+        shell.ip.run_line_magic("speedkit", "apply \ud800\x1b[31m")
+    assert "\x1b" not in str(raised.value)
+    str(raised.value).encode()

@@ -1,0 +1,85 @@
+"""A measurement beside another thread that trains, clips and steps: that one is undisturbed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from second_thread import KINDS, clipped, network, training
+
+from speedkit_jupyter import benchmark, tune, verify
+from speedkit_jupyter.measure.confinement import optimizer_hooks, patched
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Any:
+    """What the other thread does."""
+    return KINDS[request.param]
+
+
+def step_of_ours() -> Callable[[], None]:
+    """A training step to be measured."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        clipped(model, optimizer)
+
+    return step
+
+
+def test_a_benchmark_leaves_another_threads_training_alone(kind):
+    with training(*kind):
+        found = benchmark(step_of_ours(), "baseline,bf16,fp16,fused_optimizer", budget_s=0.1)
+    assert [one.failure for one in found.records] == [None] * 4
+    # Its backward passes are no part of the accuracy check.
+    assert {one.accuracy.verdict for one in found.records} <= {"exact", "rounding"}
+
+
+def test_verification_leaves_another_threads_training_alone():
+    with training(*KINDS["SGD"]):
+        found = verify(step_of_ours(), "bf16", steps=3)
+    assert len(found.baseline) == len(found.planned) == 3
+
+
+@pytest.mark.usefixtures("changing_flags")
+def test_tuning_leaves_another_threads_training_alone():
+    with training(*KINDS["GradScaler"]):
+        tune(step_of_ours(), budget_s=0.5, fresh=True)
+
+
+def test_a_patch_is_seen_in_its_own_thread_only():
+    class Owner:
+        name = staticmethod(lambda: "original")
+
+    def asked_elsewhere() -> str:
+        answers: list[str] = []
+        thread = threading.Thread(target=lambda: answers.append(Owner.name()))
+        thread.start()
+        thread.join()
+        return answers[0]
+
+    with patched(Owner, "name", lambda original: lambda: f"not the {original()}"):
+        assert Owner.name() == "not the original"
+        assert asked_elsewhere() == "original"
+    assert Owner.name() == asked_elsewhere() == "original"
+
+
+def test_hooks_run_for_this_thread_and_for_the_optimizers_that_are_ours():
+    mine, other = (torch.optim.SGD(network().parameters(), 0.1) for _ in range(2))
+    seen: list[Any] = []
+
+    def elsewhere(optimizer: Any) -> None:
+        thread = threading.Thread(target=optimizer.step)
+        thread.start()
+        thread.join()
+
+    with optimizer_hooks(lambda one, *_: seen.append(one), ours=[mine]):
+        other.step()  # a step may make an optimizer of its own
+        elsewhere(mine)
+        elsewhere(other)
+    mine.step()
+    assert seen == [other, mine]

@@ -1,0 +1,289 @@
+"""What is in force inside each variant's timed steps: dtype, switches, layout, kernels, scaling.
+
+However the step gets hold of its context, or has none: a baseline is the model without a plan, and
+a variant is what its name says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
+from speedkit_jupyter.measure.runner import Runner
+from speedkit_jupyter.measure.sampler import Sampler
+
+BATCH = torch.rand(4, 3, 6, 6)
+
+
+class Network(nn.Module):
+    """Notes what is so in its forward pass."""
+
+    def __init__(self, notes: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.convolution, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(64, 2)
+        self.notes = notes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two outputs for each image."""
+        result = self.linear(self.convolution(x).flatten(1))
+        self.notes.append(
+            {
+                "dtype": str(result.dtype).removeprefix("torch."),
+                "threads": torch.get_num_threads(),
+                "matmul": torch._C._get_float32_matmul_precision(),
+                "math_only": not torch.backends.cuda.flash_sdp_enabled(),
+                "channels_last": self.convolution.weight.stride()[1] == 1,
+            }
+        )
+        return result
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """`by(name)`: every distinct state inside the steps of a variant."""
+    notes: dict[str, list[dict[str, Any]]] = {}
+    now: list[str] = []
+    block = Sampler._block
+
+    def named(sampler: Sampler, runner: Any) -> Any:
+        now.append(runner.record.name)
+        try:
+            return block(sampler, runner)
+        finally:
+            now.pop()
+
+    monkeypatch.setattr(Sampler, "_block", named)
+
+    class Notes(list):  # type: ignore[type-arg]
+        """Only those of timed blocks."""
+
+        def append(self, one: dict[str, Any]) -> None:
+            """To the variant at work."""
+            if now:
+                notes.setdefault(now[-1], []).append(one)
+
+    def by(name: str) -> list[dict[str, Any]]:
+        return [dict(one) for one in {tuple(sorted(n.items())) for n in notes[name]}]
+
+    return SimpleNamespace(by=by, notes=Notes())
+
+
+def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
+    """The training loop that `apply` prints, with the scaler for every precision."""
+    with context.autocast():
+        loss = network(BATCH).pow(2).mean()
+    context.grad_scaler.scale(loss).backward()
+    context.grad_scaler.step(optimizer)
+    context.grad_scaler.update()
+    optimizer.zero_grad()
+
+
+def plain(network: nn.Module, optimizer: Any) -> None:
+    """One training step that knows no context."""
+    network(BATCH).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def as_argument(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """`def step(ctx)`."""
+    return (lambda ctx: loop(network, optimizer, ctx)), None
+
+
+def unused_argument(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """`def step(ctx)` that makes no use of it."""
+    return (lambda ctx: plain(network, optimizer)), None
+
+
+def for_the_device_only(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """Only `ctx.device` is read."""
+
+    def step(ctx: Any) -> None:
+        BATCH.to(ctx.device)
+        plain(network, optimizer)
+
+    return step, None
+
+
+def without(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """No context anywhere."""
+    return (lambda: plain(network, optimizer)), None
+
+
+def applied_one(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """The context that `apply` made, by its name in the notebook."""
+    ctx = apply_speedups(network, SpeedConfig(precision="bf16"), optimizer=optimizer)[1]
+    return (lambda: loop(network, optimizer, ctx)), ctx
+
+
+def applied_one_in_an_object(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """The context that `apply` made, behind an object."""
+    ctx = apply_speedups(network, SpeedConfig(precision="bf16"), optimizer=optimizer)[1]
+    trainer = SimpleNamespace(state={"contexts": [ctx]})
+    return (lambda: loop(network, optimizer, trainer.state["contexts"][0])), ctx
+
+
+def restored_one(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """A context whose plan was taken back."""
+    ctx = apply_speedups(network, SpeedConfig(precision="fp16"), optimizer=optimizer)[1]
+    ctx.restore()
+    return (lambda: loop(network, optimizer, ctx)), None
+
+
+def autocast_only(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """The loop that is printed for bf16: no scaler in it."""
+
+    def step(ctx: Any) -> None:
+        with ctx.autocast():
+            loss = network(BATCH).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, None
+
+
+SHAPES = (
+    as_argument,
+    unused_argument,
+    for_the_device_only,
+    without,
+    applied_one,
+    applied_one_in_an_object,
+    restored_one,
+    autocast_only,
+)
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: shape.__name__)
+def parts(request: pytest.FixtureRequest, seen: SimpleNamespace) -> Iterator[Any]:
+    """Network, optimizer and a step of each shape; what it applied is restored at the end."""
+    torch.manual_seed(0)
+    network = Network(seen.notes)
+    optimizer = torch.optim.SGD(network.parameters(), 0.01)
+    step, context = request.param(network, optimizer)
+    yield SimpleNamespace(network=network, optimizer=optimizer, step=step)
+    with nullcontext() if context is None else context:
+        pass
+
+
+def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(parts, seen):
+    before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
+    found = benchmark(
+        parts.step,
+        "baseline,bf16,fp16,threads:1,channels_last,sdpa:math",
+        model=parts.network,
+        optimizer=parts.optimizer,
+        budget_s=0.05,
+    )
+    as_found = {
+        "dtype": "float32",
+        "threads": before[0],
+        "matmul": before[1],
+        "math_only": False,
+        "channels_last": False,
+    }
+    failures = {one.name: one.failure for one in found.records if one.failure}
+    assert not failures
+    assert seen.by("baseline") == [as_found]
+    assert seen.by("bf16") == [as_found | {"dtype": "bfloat16"}]
+    assert seen.by("fp16") == [as_found | {"dtype": "float16"}]
+    assert seen.by("channels_last") == [as_found | {"channels_last": True}]
+    assert seen.by("sdpa:math") == [as_found | {"math_only": True}]
+    if before[0] != 1:
+        assert seen.by("threads:1") == [as_found | {"threads": 1}]
+
+
+def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch):
+    gradients: dict[str, list[float]] = {}
+    once = Runner.once
+
+    def noting(runner: Runner, *args: Any, **more: Any) -> object:
+        handle = parts.network.linear.bias.register_hook(
+            lambda g: gradients.setdefault(runner.record.name, []).append(float(g.norm()))
+        )
+        with handle:
+            return once(runner, *args, **more)
+
+    monkeypatch.setattr(Runner, "once", noting)
+    benchmark(
+        parts.step,
+        "baseline,bf16,fp16",
+        model=parts.network,
+        optimizer=parts.optimizer,
+        budget_s=0.05,
+    )
+    usual = gradients["baseline"][0]
+    assert all(0.5 < one / usual < 2 for name in ("baseline", "bf16") for one in gradients[name])
+    # The first scales may overflow; scaled twice it would be 2**32.
+    scales = [one / usual for one in gradients["fp16"] if math.isfinite(one) and one > 2 * usual]
+    assert scales
+    assert all(2.0**6 < one < 2.0**18 for one in scales)
+
+
+@pytest.mark.parametrize("variable", ["SPEEDKIT_PRECISION", "SPEEDKIT_SDPA", "SPEEDKIT_TF32"])
+def test_no_environment_variable_reaches_a_baseline(monkeypatch, seen, variable):
+    words = {"SPEEDKIT_PRECISION": "bf16", "SPEEDKIT_SDPA": "math", "SPEEDKIT_TF32": "medium"}
+    monkeypatch.setenv(variable, words[variable])
+    network = Network(seen.notes)
+    optimizer = torch.optim.SGD(network.parameters(), 0.01)
+    benchmark(
+        lambda ctx: loop(network, optimizer, ctx),
+        "baseline,threads:1",
+        model=network,
+        optimizer=optimizer,
+        budget_s=0.05,
+    )
+    (inside,) = seen.by("baseline")
+    assert inside["dtype"] == "float32"
+    assert inside["matmul"] == torch._C._get_float32_matmul_precision()
+    assert not inside["math_only"]
+
+
+def test_the_context_of_the_user_is_asked_again_after_the_measurement(seen):
+    network = Network(seen.notes)
+    with apply_speedups(network, SpeedConfig(precision="bf16"))[1] as ctx:
+
+        def step() -> torch.Tensor:
+            with ctx.autocast():
+                return network(BATCH)
+
+        benchmark(step, "baseline,fp16", model=network, budget_s=0.05)
+        assert step().dtype == torch.bfloat16
+    assert step().dtype == torch.float32
+    assert seen.by("baseline")[0]["dtype"] == "float32"
+    assert seen.by("fp16")[0]["dtype"] == "float16"
+
+
+def test_a_second_model_of_the_step_has_a_context_of_its_own(seen):
+    one, other = Network(seen.notes), Network(seen.notes)
+    ctx_other = apply_speedups(other, SpeedConfig(precision="bf16"))[1]
+
+    def step() -> torch.Tensor:
+        with ctx_other.autocast():
+            return one(BATCH) + other(BATCH)
+
+    with ctx_other:
+        benchmark(step, "baseline,fp16", model=[one, other], budget_s=0.05)
+    assert [inside["dtype"] for inside in seen.by("baseline")] == ["float32"]
+    assert [inside["dtype"] for inside in seen.by("fp16")] == ["float16"]
+
+
+def test_the_first_variant_need_not_be_a_baseline(parts, seen):
+    benchmark(
+        parts.step,
+        "bf16,fp16",
+        model=parts.network,
+        optimizer=parts.optimizer,
+        budget_s=0.05,
+    )
+    assert [inside["dtype"] for inside in seen.by("bf16")] == ["bfloat16"]
+    assert [inside["dtype"] for inside in seen.by("fp16")] == ["float16"]

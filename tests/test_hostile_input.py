@@ -1,0 +1,284 @@
+"""Files and rows that nobody would write: one clear line, soon, and never much memory."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError, store
+from speedkit_jupyter.report.histories import history_list, history_report, since
+from speedkit_jupyter.report.tunings import tuned_list
+
+NINE = [", ".join([f"*a{i}"] * 9) for i in range(8)]
+MERGES = "a0: &a0 {k: v}\n" + "\n".join(
+    f"a{i + 1}: &a{i + 1} {{<<: [{NINE[i]}]}}" for i in range(8)
+)
+BOMBS = {
+    "merges": MERGES,
+    "merges of one": "a: &a {x: 1}\n" + "b: {<<: [" + "*a, " * 9000 + "*a]}",
+    "sequences": "a: &a [x, x]\n" + "\n".join(f"a{i}: &a{i} [*a, *a]" for i in range(3000)),
+    "keys": "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\n? *c\n: 1",
+    "flow": "a: " + "[" * 60_000,
+    "maps": "{a: " * 20_000,
+    "blocks": "\n".join("  " * i + "a:" for i in range(300)),
+    "question marks": "? " * 30_000,
+    "dashes": "- " * 30_000,
+    "itself": "a: &a\n  b: *a",
+    "a list in itself": "a: &a [*a]",
+    "digits": "threads: " + "9" * 60_000,
+    "hexadecimal": "threads: 0x" + "f" * 60_000,
+    "sexagesimal": "threads: " + "1" + ":59" * 15_000,
+    "too long": "# " + "x" * 70_000,
+    "quotes": "a: '" + "''" * 30_000,
+    "escapes": 'a: "' + "\\U00010000" * 5000 + '"',
+    "spaces": "a:" + " " * 60_000 + "b\n" + "\t" * 5,
+    "anchors": "".join(f"k{i}: &a{i} x\n" for i in range(4000)),
+    "aliases": "a: &a x\nb: [" + "*a," * 15_000 + "]",
+}
+
+
+def check(error: ConfigError, file: Path) -> None:
+    """A line for each mistake, with the file's name."""
+    assert error.problems
+    assert all(str(file) in line and "\n" not in line for line in error.problems)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_yaml_bomb_is_refused_at_once_in_a_line(tmp_path: Path, bomb: str) -> None:
+    file = tmp_path / "speed.yaml"
+    file.write_text(BOMBS[bomb], encoding="utf-8")
+    tracemalloc.start()
+    before_s = time.process_time()
+    try:
+        with pytest.raises(ConfigError) as raised:
+            SpeedConfig.from_yaml(file)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100e6
+    assert time.process_time() - before_s < 20  # tracing is slow; without limits it is minutes
+    assert all(len(line) < 700 for line in raised.value.problems)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: !!bool x", "a: !!int ''", "a: !!timestamp x", "a: !!float x", "a: !!binary é",
+     "? {a: b}\n: c", "? [a]\n: c", "a: !!set [x]", "a: !!omap x", "a: !!pairs x", "--- a\n--- b",
+     "%YAML 9.9\n---\na: b", "a: *nothing", "<<: 3", "<<: [3]", "a: 2026-99-99", "&a", "!", "\x07"],
+)  # fmt: skip
+def test_what_yaml_itself_stumbles_over_is_one_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "speed.yaml"
+    file.write_text(text, encoding="utf-8")
+    try:
+        assert SpeedConfig.from_yaml(file) == SpeedConfig()
+    except ConfigError as error:
+        check(error, file)
+
+
+PIECES = st.sampled_from(
+    ["a", "precision", "compile", "threads", ": ", "\n", "  ", "- ", "&a ", "*a", "<<: ", "[",
+     "]", "{", "}", ", ", "? ", "!!int ", "!!bool ", "!", "|\n", ">", "'", '"', "#", "%", "1",
+     "0x1", "é", "bf16", "true", "~", "\t", "@", "`", "---\n", "...\n", "\\ud800", "\0"]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=40).map("".join) | st.text(max_size=60))
+def test_any_text_is_a_config_or_a_config_error(tmp_path_factory, text: str) -> None:
+    file = tmp_path_factory.mktemp("any") / "speed.yaml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        SpeedConfig.from_yaml(file)
+    except ConfigError as error:
+        check(error, file)
+
+
+def test_a_file_without_an_end_is_refused_soon() -> None:
+    if not Path("/dev/zero").exists():
+        pytest.skip("there is no such file here")
+    with pytest.raises(ConfigError, match="at most 64 KiB"):
+        SpeedConfig.from_yaml("/dev/zero")
+
+
+# --- the store ---
+
+RESULT = '{"variants": [{"name": "baseline", "times_s": [0.1, 0.2]}], "environment": {}}'
+PLAN = (
+    '{"name": "bf16", "values": {"precision": "bf16"}, "speedup": 2, "low": 1, "high": null, '
+    '"parameters": 3, "device": "CPU", "model": "Net", "inputs": [], "trains": true}'
+)
+BROKEN = {
+    "no json": "{bad",
+    "no document": "",
+    "a list": "[1]",
+    "a number": "3",
+    "empty": "{}",
+    "wrong shape": '{"variants": 3, "values": 3}',
+    "rows of another shape": '{"variants": [3]}',
+    "texts for numbers": RESULT.replace("0.1", '"0.1"'),
+    "no number": RESULT.replace("0.1", "NaN"),
+    "half a character": RESULT.replace("baseline", "\\ud800"),
+    "too deep": "[" * 100_000,
+    "bytes": b"\xff\x00",
+    "an integer": 7,
+    "nothing": b"",
+}
+
+
+def rewrite(column: str, value: object, table: str = "results") -> None:
+    """As another program would."""
+    connection = sqlite3.connect(store.folder() / "speedkit.sqlite")
+    with connection:
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = 1", (value,))
+    connection.close()
+
+
+def two_rows() -> None:
+    """The first of which is broken afterwards."""
+    import json
+
+    for setting in ("a", "b"):
+        store.save("kept", json.loads(RESULT))
+        store.learn(setting, "task", json.loads(PLAN))
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_row_that_can_not_be_read_is_named_and_left_out(broken: str) -> None:
+    two_rows()
+    rewrite("result", BROKEN[broken])
+    rewrite("plan", BROKEN[broken], "plans")
+    results: list[str] = []
+    plans: list[str] = []
+    assert [one.number for one in store.saved(skipped=results)] == [2]
+    assert [one.number for one in store.learned(skipped=plans)] == [2]
+    for line in (*results, *plans):
+        assert "1 can't be read and is left out" in line
+        assert "\n" not in line
+        assert len(line) < 200
+    assert len(results) == len(plans) == 1
+
+
+@pytest.mark.parametrize(
+    "when", ["yesterday", "", b"\xff", "0001-01-01T00:00:00+00:00", 7, "9" * 99]
+)
+def test_a_date_that_is_none_is_named_and_its_row_left_out(when: object) -> None:
+    two_rows()
+    rewrite("saved_at", when)
+    rewrite("learned_at", when, "plans")
+    skipped: list[str] = []
+    assert history_list(store.saved(skipped=skipped)).to_text()
+    assert tuned_list(store.learned(skipped=skipped)).to_text()
+    assert all(len(line) < 200 for line in skipped)
+
+
+def test_a_name_that_is_no_text_hides_no_other_row() -> None:
+    two_rows()
+    rewrite("name", b"\xff\xfe")
+    assert [one.number for one in store.saved()] == [2]
+    with pytest.raises(SpeedKitError, match="shorter, plain name"):
+        store.save("\ud800", {})
+    assert store.saved("\ud800") == []
+    assert store.forget("\ud800") == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers(-(10**20), 10**20) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["variants", "name", "times_s", "environment", "speedup", "values", "low",
+                         "high", "parameters", "device", "model", "inputs", "trains", "plan"]),
+        inner,
+        max_size=14,
+    ),
+    max_leaves=20,
+)  # fmt: skip
+NUMBER = st.floats() | st.integers() | st.none() | st.text(max_size=3)
+NEARLY_RESULT = st.fixed_dictionaries(
+    {
+        "variants": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.text(max_size=3) | NUMBER, "times_s": st.lists(NUMBER, max_size=20)
+                 | st.lists(st.floats(0, 1e300), max_size=20)},
+                optional={"speedup": NUMBER, "verdict": st.just("faster") | NUMBER, "plan": JSON},
+            ),
+            max_size=3,
+        ),
+        "environment": st.dictionaries(st.sampled_from(["device", "torch"]), JSON) | JSON,
+    }
+)  # fmt: skip
+NEARLY_PLAN = st.fixed_dictionaries(
+    {
+        "name": st.text(max_size=5), "values": st.dictionaries(st.text(max_size=3), JSON) | JSON,
+        "speedup": NUMBER, "low": NUMBER, "high": NUMBER, "parameters": st.integers() | NUMBER,
+        "device": st.text(max_size=3), "model": st.text(max_size=3), "trains": st.booleans() | JSON,
+        "inputs": st.lists(st.text(max_size=3)) | JSON,
+    }
+)  # fmt: skip
+
+
+@given(st.lists(JSON | NEARLY_RESULT, max_size=3), st.lists(JSON | NEARLY_PLAN, max_size=3))
+def test_whatever_lies_in_the_store_is_listed_or_left_out(
+    tmp_path_factory, results: list[object], plans: list[object]
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(store.FOLDER, str(tmp_path_factory.mktemp("any")))
+        for one in results:
+            store.save("any", one)  # type: ignore[arg-type]
+        for number, one in enumerate(plans):
+            store.learn(str(number), "task", one)  # type: ignore[arg-type]
+        found = store.saved()
+        shown = [history_list(found), tuned_list(store.learned())]
+        if found:
+            shown.append(history_report(found))
+            since(found[0], found[-1].result)
+        for one in shown:
+            one.to_html().encode()
+            one.to_text().encode()
+            one.to_json()
+
+
+def test_a_store_that_another_program_holds_is_a_line_after_two_seconds() -> None:
+    two_rows()
+    other = sqlite3.connect(store.folder() / "speedkit.sqlite", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        assert store.PATIENCE_S == 2
+        with pytest.raises(SpeedKitError, match="another program has held it for 2 s"):
+            store.saved()
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+def test_a_damaged_database_says_what_to_do(size: int) -> None:
+    two_rows()
+    file = store.folder() / "speedkit.sqlite"
+    file.write_bytes(file.read_bytes()[:size] if size > 1000 else b"garbage" * size)
+    with pytest.raises(SpeedKitError, match=r"damaged .*: delete it or move it away"):
+        store.saved()
+
+
+def test_a_database_of_another_version_says_so() -> None:
+    store.folder().mkdir()
+    connection = sqlite3.connect(store.folder() / "speedkit.sqlite")
+    connection.execute("CREATE TABLE results (id INTEGER PRIMARY KEY, other TEXT)")
+    connection.close()
+    with pytest.raises(SpeedKitError, match="another version of SpeedKit made it"):
+        store.saved()
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-this-name/x", "loop", "file"])
+def test_a_folder_that_can_not_be_is_a_line(tmp_path: Path, monkeypatch, folder: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(store.FOLDER, folder if folder[0] == "~" else str(tmp_path / folder))
+    with pytest.raises(SpeedKitError, match="can't be used"):
+        store.save("a", {})
+    with suppress(SpeedKitError):
+        assert store.saved() == []

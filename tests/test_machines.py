@@ -1,0 +1,218 @@
+"""SPEEDKIT_HARDWARE: plans as for another machine, and the truth about this one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import (
+    ConfigError,
+    Facts,
+    Hardware,
+    SpeedConfig,
+    SpeedKitError,
+    apply_speedups,
+    benchmark,
+    code,
+    machines,
+    plan,
+    tune,
+)
+from speedkit_jupyter.measure.environment import environment
+from speedkit_jupyter.planning import describe
+from speedkit_jupyter.preview import preview
+from speedkit_jupyter.report.plans import context_report, plan_report, status_report
+from speedkit_jupyter.tuning import learning
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = machines.names()
+SAYS_SO = "as for {}, by SPEEDKIT_HARDWARE"
+
+
+def small():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def steps_of(model, optimizer):
+    def train_step():
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return train_step
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_name_a_file_name_and_a_path_choose_the_same_machine(name, monkeypatch, hardware):
+    path = ROOT / "configs" / "hardware" / f"{name}.json"
+    for word in (name, f"{name}.json", str(path), f" {name} "):
+        monkeypatch.setenv("SPEEDKIT_HARDWARE", word)
+        found = Hardware.current()
+        assert found.model_dump() == hardware(name).model_dump()
+        assert found.pinned == name
+        assert not hardware(name).pinned
+
+
+def test_without_it_plans_are_for_this_machine(here, monkeypatch):
+    assert Hardware.current() == Hardware.detect() == plan().hardware
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", " ")
+    assert Hardware.current() == Hardware.detect()
+    assert not Hardware.current().pinned
+
+
+def test_a_file_of_the_users_wins_over_one_that_ships(tmp_path, monkeypatch):
+    (tmp_path / "t4.json").write_text('{"cpu": {"name": "mine"}}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", "t4.json")
+    assert Hardware.current().cpu.name == "mine"
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", "t4")  # which is no file here
+    assert Hardware.current().accelerators[0].name == "Tesla T4"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("h201", "Did you mean 'h200'?"),
+        ("T4", "Did you mean 't4'?"),
+        ("machines/t4.jsn", "Did you mean 't4'?"),
+        ("/no/such/folder/mi300.json", "Did you mean 'mi300x'?"),
+        ("no\x00path"[:2], "no such machine among a100, apple_m2_mps"),
+        ("~nobody/t4.json", "SPEEDKIT_HARDWARE: ~nobody/t4.json: "),
+        ("x" * 5000, "SPEEDKIT_HARDWARE: xxx"),
+        (".", "SPEEDKIT_HARDWARE: .: "),
+        ("broken.json", "SPEEDKIT_HARDWARE: broken.json, line 1: "),
+        ("typo.json", "typo.json: sytem: unknown key; allowed: system"),
+        ("mine.jsn", "Did you mean 'mine.json'?"),
+    ],
+)
+def test_what_is_no_machine_is_one_line_that_names_the_variable(
+    tmp_path, monkeypatch, word, message
+):
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "typo.json").write_text('{"sytem": "Linux"}')
+    (tmp_path / "mine.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", word)
+    model, optimizer = small()
+    for attempt in (
+        Hardware.current,
+        plan,
+        lambda: apply_speedups(model, optimizer=optimizer),
+        lambda: preview(model, SpeedConfig(), [optimizer]),
+        lambda: environment(torch.device("cpu")),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            attempt()
+        assert message in str(caught.value)
+        assert str(caught.value).startswith("SPEEDKIT_HARDWARE: ")
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_plan_is_as_for_that_machine(machine, hardware, name):
+    machine(name)
+    model, optimizer = small()
+    facts = Facts.read(model, [optimizer])
+    expected = plan(SpeedConfig(), hardware(name), facts).to_dict()
+    assert plan(facts=facts).to_dict() == expected
+    found = preview(model, SpeedConfig(), [optimizer])
+    assert found.plan.to_dict() == expected
+    said = SAYS_SO.format(name)
+    assert said in plan_report(found.plan).headline
+    assert said in status_report(Hardware.current(), []).headline
+    assert said in found.plan.to_yaml()
+    assert said in code(found.plan, optimizers=[optimizer]).replace("\n# ", " ")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_applying_does_it_or_says_in_one_line_what_is_not_here(here, machine, name):
+    real = Hardware.detect()
+    machine(name)
+    model, optimizer = small()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    wanted = plan(facts=Facts.read(model, [optimizer]))["device"]
+    if wanted.active and real.accelerator(wanted.value) is None:
+        with pytest.raises(SpeedKitError) as caught:
+            apply_speedups(model, optimizer=optimizer)
+        for word in (SAYS_SO.format(name), wanted.value, "device: cpu"):
+            assert word in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+        assert not hasattr(model, "_speedkit_contexts")
+    model, context = apply_speedups(model, SpeedConfig(device="cpu"), optimizer=optimizer)
+    assert SAYS_SO.format(name) in context_report(context).headline
+    with context.autocast():
+        loss = model(torch.rand(4, 8)).float().sum()
+    context.grad_scaler.scale(loss).backward()
+    context.grad_scaler.step(optimizer)
+    context.grad_scaler.update()
+    context.restore()
+    assert model.state_dict().keys() == before.keys()
+
+
+def test_a_measurement_tells_the_truth_about_its_machine(here, machine):
+    real = Hardware.detect()
+    machine("t4")
+    found = environment(torch.device("cpu"))
+    assert found["device"] == describe(real, "cpu")
+    assert found["torch"] == torch.__version__
+    assert found["planned_for"] == "t4"
+
+
+def test_what_can_not_run_here_is_a_row_of_the_comparison(here, machine):
+    if Hardware.detect().accelerator("cuda"):
+        pytest.skip("it could run here")
+    machine("t4")
+    model, optimizer = small()
+
+    found = benchmark(steps_of(model, optimizer), "baseline,auto,bf16", budget_s=0.05)
+    failed = found.records[1].failure
+    assert "moves the model to cuda:0, which this machine has not" in failed
+    assert not found.records[2].failure
+    assert f"planned {SAYS_SO.format('t4')}" in found.report().headline
+
+
+def test_a_plan_learned_for_another_machine_holds_on_this_one_only(here, machine, hardware):
+    model, _ = small()
+    real = learning.setting([model], Hardware.detect())
+    pinned = learning.setting([model], machine("cpu_avx512_bf16"))
+    own = learning.setting([model], hardware("cpu_avx512_bf16"))  # on such a machine itself
+    assert len({real, pinned, own}) == 3
+    assert pinned == learning.setting([model], Hardware.current())
+
+
+def test_tuning_tries_what_that_machine_suggests(machine):
+    for name, tried in (("cpu", False), ("cpu_avx512_bf16", True)):
+        machine(name)
+        model, optimizer = small()
+
+        found = tune(steps_of(model, optimizer), budget_s=0.1, fresh=True)
+        assert found.hardware.pinned == name
+        names = [row.name for stage in found.stages for row in stage.comparison.records]
+        assert ("bf16" in names) == tried
+
+
+@pytest.mark.parametrize("word", ["SPEEDKIT_HARDWRE", "SPEEDKIT_HARDWARES"])
+def test_it_is_a_known_variable(monkeypatch, recwarn, word):
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", "t4")
+    SpeedConfig()
+    assert not [one for one in recwarn if "SPEEDKIT_HARDWARE" in str(one.message)]
+    monkeypatch.setenv(word, "t4")
+    with pytest.warns(UserWarning, match="Did you mean 'SPEEDKIT_HARDWARE'"):
+        SpeedConfig()
+
+
+@pytest.mark.slow
+def test_the_machines_come_with_the_installed_package(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*command, "--wheel-dir", tmp_path, ROOT], check=True, timeout=120)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        listed = wheel.namelist()
+    shipped = {f"speedkit_jupyter/machines/{name}.json" for name in SHIPPED}
+    assert shipped <= set(listed)

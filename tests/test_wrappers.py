@@ -1,0 +1,253 @@
+"""What frameworks put around models and optimizers is looked through, whoever made the wrapper."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code
+from speedkit_jupyter.context import in_force
+from speedkit_jupyter.magics.namespace import find_optimizers
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.reach import holding
+from speedkit_jupyter.optimizations.base import Target
+from speedkit_jupyter.session import Session
+from speedkit_jupyter.wrappers import unwrapped
+
+FUSED = SpeedConfig(fused_optimizer=True).alone()
+
+
+class WithProperties(torch.optim.Optimizer):
+    """As Accelerate's: groups and state are properties."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.skipped = False
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def step(self, closure=None):
+        self.skipped = not self.skipped
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+
+class _Imitating:
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self.__class__ = type(f"Our{type(optimizer).__name__}", (_Imitating, type(optimizer)), {})
+
+    def step(self, closure=None):
+        return self._optimizer.step(closure)
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
+
+
+class SharingGroups(torch.optim.Optimizer):
+    """As Lookahead's and SAM's: an optimizer of its own that has the other's groups."""
+
+    def __init__(self, base):
+        self.base, self.param_groups, self.state = base, base.param_groups, base.state
+        self.defaults = base.defaults
+        self._zero_grad_profile_name = "zero_grad"
+
+    def step(self, closure=None):
+        return self.base.step(closure)
+
+
+class Plain:
+    """As people write it: not an optimizer at all."""
+
+    def __init__(self, optimizer):
+        self.inside = optimizer
+
+    def step(self):
+        self.inside.step()
+
+    def zero_grad(self):
+        self.inside.zero_grad()
+
+
+def twice(optimizer):
+    return _Imitating(WithProperties(optimizer))
+
+
+WRAPPERS = {
+    "properties": WithProperties,
+    "imitating its class": _Imitating,
+    "sharing groups": SharingGroups,
+    "no optimizer": Plain,
+    "twice": twice,
+}
+
+
+class Forwarding(nn.Module):
+    """As Fabric's: the model under two names."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._forward_module = self._original_module = model
+
+    def forward(self, x):
+        return self._forward_module(x)
+
+
+MODELS = {
+    "forwarding": Forwarding,
+    "parallel": nn.DataParallel,
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "parallel and compiled": lambda m: nn.DataParallel(torch.compile(m, backend="eager")),
+}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.fixture(params=WRAPPERS.values(), ids=WRAPPERS.keys())
+def wrap(request):
+    return request.param
+
+
+def test_the_optimizer_behind_a_wrapper_is_found(model, wrap):
+    optimizer = torch.optim.Adam(model.parameters())
+    assert unwrapped(wrap(optimizer)) is optimizer
+    assert unwrapped(optimizer) is optimizer
+
+
+def test_facts_and_plan_are_those_of_the_optimizer_behind(model, wrap):
+    optimizer = torch.optim.Adam(model.parameters())
+    assert Facts.read(model, [wrap(optimizer)]) == Facts.read(model, [optimizer])
+    assert Facts.read(model, [wrap(optimizer), optimizer]) == Facts.read(model, [optimizer])
+
+
+def test_the_optimizer_behind_is_switched_and_restored(model, wrap):
+    optimizer = torch.optim.Adam(model.parameters())
+    wrapper = wrap(optimizer)
+    attributes, own = dict(vars(wrapper)), dict(vars(optimizer))
+    groups = [dict(group) for group in optimizer.param_groups]
+    _, context = apply_speedups(model, FUSED, optimizer=[wrapper, optimizer])
+    assert context.target.optimizers == [optimizer]
+    assert optimizer.param_groups[0]["fused"] is True
+    assert [change.name for change in context.changes()] == ["Adam.fused"]
+    model(torch.rand(4, 8)).sum().backward()
+    wrapper.step()
+    context.restore()
+    assert [dict(group) for group in optimizer.param_groups] == groups
+    assert vars(wrapper).keys() == attributes.keys()
+    assert vars(optimizer).keys() == own.keys()
+
+
+def test_a_wrapper_and_what_is_behind_it_count_once(model, wrap):
+    optimizer = torch.optim.Adam(model.parameters())
+    wrapper = wrap(optimizer)
+    assert holding([wrapper, optimizer], model) == [optimizer]
+    assert Target(model, [wrapper, optimizer]).optimizers == [optimizer]
+    assert Target(model, [wrapper]).live_optimizers() == [optimizer]
+    names = {"outer": wrapper, "inner": optimizer, "model": model}
+    assert Session(names).optimizers_of(model) == [optimizer]
+    assert list(find_optimizers(names, None, model).values()) == [optimizer]
+    assert find_optimizers(names, ["outer"], model) == {"outer": optimizer}
+
+    def step():
+        model(torch.rand(4, 8)).sum().backward()
+        wrapper.step()
+        optimizer.zero_grad()
+
+    found = step_of(step)
+    assert found.optimizers == [optimizer]
+    assert found.bystanders == []
+
+
+def test_a_benchmark_switches_what_is_behind_and_puts_all_back(model, wrap):
+    optimizer = torch.optim.Adam(model.parameters())
+    wrapper, x = wrap(optimizer), torch.rand(4, 8)
+
+    def step():
+        loss = model(x).square().mean()
+        loss.backward()
+        wrapper.step()
+        wrapper.zero_grad()
+        return loss
+
+    step()
+    values = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    attributes = {name: one for name, one in vars(wrapper).items() if not callable(one)}
+    found = benchmark(step, "baseline,fused_optimizer", budget_s=0.05)
+    assert found.records[1].applied == {"fused_optimizer": True}
+    assert found.records[1].failure is None
+    now = tree_leaves((model.state_dict(), optimizer.state_dict()))
+    for one, was in zip(now, tree_leaves(values), strict=True):
+        assert torch.equal(one, was) if isinstance(one, torch.Tensor) else one == was
+    assert {n: one for n, one in vars(wrapper).items() if not callable(one)} == attributes
+
+
+def test_code_makes_the_optimizer_and_not_its_wrapper(model, wrap):
+    wrapper = wrap(torch.optim.Adam(model.parameters(), lr=0.25))
+    _, context = apply_speedups(model, FUSED, optimizer=wrapper)
+    for form in ("torch", "accelerate", "fabric"):
+        assert "torch.optim.Adam(model.parameters(), lr=0.25, fused=True)" in code(context, form)
+
+
+def test_what_holds_no_optimizer_is_refused(model):
+    for wrong in (Plain(None), torch.optim.Adam, object(), [model]):
+        with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer"):
+            apply_speedups(model, optimizer=wrong)
+
+
+def test_a_scheduler_is_no_wrapper_of_its_optimizer(model):
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 1)
+    assert unwrapped(scheduler) is scheduler
+
+
+@pytest.mark.parametrize("outer", MODELS.values(), ids=MODELS.keys())
+def test_a_plan_on_a_model_is_one_plan_with_that_of_its_wrapper(model, outer):
+    wrapper = outer(model)
+    assert unwrapped(wrapper) is model
+    keys = [*model.__dict__]
+    _, first = apply_speedups(model, SpeedConfig(threads=1))
+    returned, second = apply_speedups(wrapper, SpeedConfig(threads=1))
+    assert returned is wrapper
+    assert second.model is wrapper
+    assert in_force(model) is in_force(wrapper) is second
+    assert not first.active
+    second.restore()
+    assert in_force(model) is None
+    assert first.restored
+    assert [*model.__dict__] == keys
+    assert [*wrapper.__dict__] == [*outer(model).__dict__]
+
+
+def test_a_baseline_has_no_plan_of_the_model_behind(model):
+    wrapper, x, seen = Forwarding(model), torch.rand(4, 8), []
+    _, context = apply_speedups(model, SpeedConfig(precision="bf16"))
+    model.register_forward_hook(lambda *_: seen.append(context.active))
+    benchmark(lambda: wrapper(x), "baseline,threads:1", budget_s=0.05)
+    assert seen
+    assert not any(seen)
+    assert context.active
+
+
+def test_what_has_tensors_of_its_own_is_no_wrapper(model):
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    assert unwrapped(averaged) is averaged
+    wrapper = Forwarding(model)
+    wrapper.scale = nn.Parameter(torch.ones(1))
+    assert unwrapped(wrapper) is wrapper
+
+
+def test_a_model_compiled_behind_a_wrapper_is_not_compiled_again(model):
+    assert Facts.read(nn.DataParallel(torch.compile(model))).compiled == "wrapper"
+    model.compile(backend="eager")
+    assert Facts.read(Forwarding(model)).compiled == "in place"
