@@ -111,22 +111,22 @@ class Yardstick:
             return "wrong", what
         if lack := self._evidence_lacks(found, tolerance):
             return "not checked", lack
-        own = self.own
-        close = (
-            found.output.distance <= 2 * own.output.distance + 1e-6
-            and found.gradient.distance <= 2 * own.gradient.distance + 1e-6
-            and not any(count for count, _ in found.differing)
-        )
-        return ("exact", "") if close else ("rounding", "")
+        pairs = [(found.output, self.own.output), (found.gradient, self.own.gradient)]
+        pairs += zip(found.numbers, self.own.numbers, strict=False)
+        close = all(one.distance <= 2 * own.distance + 1e-6 for one, own in pairs)
+        if close and not any(count for count, _ in found.differing):
+            return "exact", ""
+        return "rounding", self._amplified(tolerance).removeprefix("; ")
 
     def _evidence_lacks(self, found: Errors, tolerance: Tolerance) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
         if not (found.numbers or found.gradients or found.differing):
             return NOTHING_TO_COMPARE
-        if tolerance.output >= UNDETERMINED and found.numbers:
+        most = tolerance.undetermined()
+        if most >= UNDETERMINED and found.numbers:
             return (
-                f"rounding to {tolerance.precision} alone moves the output by "
-                f"{tolerance.output:.2g}" + self._amplified(tolerance)
+                f"rounding to {tolerance.precision} alone moves an output by {most:.2g}, so that "
+                "nothing can be told from it"
             )
         enough = (
             2 * tolerance.whole_numbers(index, size) < size
@@ -139,7 +139,12 @@ class Yardstick:
     def _amplified(self, tolerance: Tolerance) -> str:
         """That it is the net, where it is."""
         times = max(tolerance.output, tolerance.gradient) / unit(tolerance.precision)
-        return f"; this net amplifies rounding {times:.0f} times" if times > AMPLIFIES else ""
+        if tolerance.precision == "fp32" or times <= AMPLIFIES:
+            return ""
+        return (
+            f"; this net amplifies rounding {times:.0f} times: {tolerance.precision} alone moves "
+            f"its output by {tolerance.output:.2g}, its gradients by {tolerance.gradient:.2g}"
+        )
 
 
 def is_finite(found: Accuracy) -> bool:

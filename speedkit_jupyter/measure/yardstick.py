@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure import draws, roofline, rounding
@@ -126,12 +127,8 @@ def _tolerance(
     scales = SCALES[:1] if first.step_s > LONG_S else SCALES
     if precision == "fp32":  # float32 itself, where there is no float64, rounds elsewhere
         scales = (1.0,) if in_float64 else (SCALES[1],)
-    controls = [
-        _control(
-            steps, first, lambda one=one: rounding.rounded(precision, one, loss_scale), in_float64
-        )
-        for one in scales
-    ]
+    ways = [partial(rounding.rounded, precision, scale, loss_scale) for scale in scales]
+    controls = [_control(steps, first, way, in_float64) for way in ways]
     found = [errors(one, known.reference, known.dropped) for one in controls if one is not None]
     own = [known.own] if in_float64 or precision == "fp32" else []
     return Tolerance(precision, [*(one for one in found if one.fits), *own])

@@ -191,7 +191,7 @@ FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
                      {"image_size": 24, "depth_multiplier": 0.25}, "sight"),
     "efficientnet": ("EfficientNet", "EfficientNetForImageClassification",
                      {"image_size": 24, "width_coefficient": 0.25, "depth_coefficient": 0.3,
-                      "hidden_dim": 128}, "large sight"),
+                      "hidden_dim": 320}, "large sight"),
 }  # fmt: skip
 
 
