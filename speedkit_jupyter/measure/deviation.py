@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.measure.observation import Observation
 
+# Near float32's smallest numbers kernels give zero or not.
+NOTHING = 1e-30
 NAMES = ("off", "scaled", "shifted", "off in one row or column", "off in one element")
 
 
@@ -103,7 +105,7 @@ def deviation(seen: torch.Tensor, reference: torch.Tensor) -> Deviation:
     """Of float64 tensors of one shape; infinite where the reference is zero and this is not."""
     difference, count = seen - reference, reference.numel()
     norm, off = float(reference.norm()), float(difference.norm())
-    if not off:
+    if not off or max(norm, float(seen.norm())) < NOTHING * count**0.5:
         return Deviation(count)
     if not norm:
         return Deviation(count, *[float("inf")] * 5)
