@@ -179,14 +179,19 @@ class Benchmark:
             runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
         # In a search, whose stages build on each other.
         patient = self._chooses or bool(self._decisive)
-        self._sampler = Sampler(runners, self.budget_s, self._throughput, patient, self._clock)
+        paused_s = (
+            self._paused_s
+        )  # turns that it gave up don't count; no `self`, which would be a cycle
+        self._sampler = Sampler(
+            runners,
+            self.budget_s,
+            self._throughput,
+            patient,
+            lambda: time.perf_counter() - paused_s(),
+        )
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._settled, self._known, self._is_hopeless)
-
-    def _clock(self) -> float:
-        """Seconds of its own: those of turns that it gave up don't count."""
-        return time.perf_counter() - self._paused_s()
 
     def _settled(self) -> bool:
         """Every verdict is clear, and precise; to choose by, not to print, less is enough."""

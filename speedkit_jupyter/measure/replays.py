@@ -18,7 +18,14 @@ from speedkit_jupyter.measure.kinds.streams import COUNTERS, Iterators
 from speedkit_jupyter.measure.walk import Walk
 
 # Iterators that copy.copy makes independent of one another.
-COPYABLE: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")))
+SOURCES: tuple[Any, ...] = (
+    [], (), range(0), "", "é", b"", bytearray(), {}, {}.values(), {}.items(), set(),
+)  # fmt: skip
+COPYABLE: tuple[type, ...] = (
+    *{type(iter(one)) for one in SOURCES},
+    type(reversed([])),
+    itertools.repeat,
+)
 Holder = tuple[Any, Kind]
 
 
@@ -54,7 +61,7 @@ class Replay:
             return self._draw()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+        return _of_the_source(self, name)
 
     def __len__(self) -> int:
         return len(self._source)  # type: ignore[arg-type]
@@ -92,7 +99,7 @@ class Resumed:
         return self._drawn.pop(0) if self._drawn else next(self._source)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+        return _of_the_source(self, name)
 
 
 class Lent:
@@ -111,7 +118,14 @@ class Lent:
         return next(self._source)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+        return _of_the_source(self, name)
+
+
+def _of_the_source(one: Any, name: str) -> Any:
+    """Not what Python looks for by itself, when it copies one, say."""
+    if name[:2] == "__" or name == "_source":
+        raise AttributeError(name)
+    return getattr(one._source, name)
 
 
 class Replays:

@@ -33,10 +33,8 @@ class Arrays(Kind):
         return found.ravel().tolist() if found.dtype.hasobject else ()
 
     def copy(self, found: Any, copies: Copies) -> tuple[Any, Any]:
-        """A copy; or a checksum where it would be too large."""
+        """A copy; or a checksum where it would be too large. A read-only one may be a view."""
         plain = _plain(found)
-        if not plain.flags.writeable:
-            return None, None
         if copies.fits(found, plain.nbytes):
             return plain.copy(order="K"), None
         return None, _checksum(plain)
@@ -77,7 +75,8 @@ class Arrays(Kind):
             else:
                 found.shape = saved.shape
             plain = _plain(found)
-        plain.setflags(write=True)
+        if not plain.flags.writeable:
+            plain.setflags(write=True)
         np.copyto(plain, saved)
 
     def replace(self, found: Any, old: Any, new: Any) -> None:

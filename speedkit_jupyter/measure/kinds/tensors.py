@@ -86,6 +86,8 @@ class Tensors(Kind):
             return True
         if found.shape != memory.layout[0] or found.dtype != memory.layout[1]:
             return False
+        if memory.size and found.untyped_storage().nbytes() < memory.size:  # given back
+            return False
         return _equal(_flat(found.detach()), memory.saved)
 
     def is_too_large(self, memory: Memory) -> bool:
@@ -101,9 +103,10 @@ class Tensors(Kind):
         import torch
 
         layout, saved, home = memory.layout, memory.saved, memory.home
+        _grow(found if home is None else home, memory)
         with torch.inference_mode(found.is_inference()), torch.no_grad():
             now = _layout(found)
-            if home is not None and now != layout and _holds(home, memory):
+            if home is not None and now != layout:
                 found.data = home
             elif now[:4] != layout[:4] and saved is not None:
                 found.data = _like(layout, saved)
@@ -159,17 +162,18 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.layout != torch.strided:
         return tensor.shape, tensor.dtype, tensor.device, tensor.layout
     try:
-        address = None if tensor.is_meta else tensor.data_ptr()
+        address = None if tensor.is_meta else (tensor.data_ptr(), tensor.untyped_storage().nbytes())
     except RuntimeError:  # a subclass without memory of its own
         address = None
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
 
 
-def _holds(home: torch.Tensor, memory: Memory) -> bool:
-    """Whether the memory is still as large as it was: it may have been given back."""
+def _grow(tensor: torch.Tensor, memory: Memory) -> None:
+    """Its memory may have been given back meanwhile; what shares it is to share it again."""
     import torch
 
-    return home.layout != torch.strided or home.untyped_storage().nbytes() >= memory.size
+    if tensor.layout == torch.strided and tensor.untyped_storage().nbytes() < memory.size:
+        tensor.untyped_storage().resize_(memory.size)
 
 
 def _span(tensor: torch.Tensor) -> int:
