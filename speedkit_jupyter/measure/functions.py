@@ -12,7 +12,6 @@ from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.reach import (
     bystanders_among,
     optimizers_among,
-    others_among,
     outermost,
     reached,
 )
@@ -72,8 +71,7 @@ def step_of(
         models,
         optimizers,
         bystanders_among(found, [*models, *optimizers]),
-        others=others_among(found),
-        reached=lambda: reached([step]),
+        others=[step],
     )
 
 

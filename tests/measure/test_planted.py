@@ -16,9 +16,9 @@ from speedkit_jupyter import benchmark
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from _nets import net  # noqa: E402
-from _planted import KINDS, STOCHASTIC, Planted  # noqa: E402
-from planted import examined, inference, judged, training_step, word  # noqa: E402
+from _nets import net
+from _planted import KINDS, STOCHASTIC, Planted
+from planted import examined, inference, judged, training_step, word
 
 CHOSEN = {
     "output, bf16": ("3 % too large", "shifted by 5 % of its scatter", "one element", "one row"),
