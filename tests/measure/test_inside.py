@@ -6,9 +6,11 @@ a variant is what its name says.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,56 +26,68 @@ BATCH = torch.rand(4, 3, 6, 6)
 
 
 class Network(nn.Module):
-    """Notes what is so in its forward pass."""
+    """Writes what is so in its forward pass into a file: what it kept itself would be put back."""
 
-    def __init__(self, notes: list[dict[str, Any]]) -> None:
+    def __init__(self, file: Path) -> None:
         super().__init__()
         self.convolution, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(64, 2)
-        self.notes = notes
+        self.file = file
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Two outputs for each image."""
         result = self.linear(self.convolution(x).flatten(1))
-        self.notes.append(
+        write(
+            self.file,
             {
                 "dtype": str(result.dtype).removeprefix("torch."),
                 "threads": torch.get_num_threads(),
                 "matmul": torch._C._get_float32_matmul_precision(),
                 "math_only": not torch.backends.cuda.flash_sdp_enabled(),
                 "channels_last": self.convolution.weight.stride()[1] == 1,
-            }
+            },
         )
         return result
 
 
+def write(file: Path, what: Any) -> None:
+    """One more line."""
+    with file.open("a") as opened:
+        opened.write(json.dumps(what) + "\n")
+
+
+class Seen:
+    """What the steps in the timed blocks of each variant have written."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def by(self, name: str) -> list[dict[str, Any]]:
+        """Every distinct state inside the steps of a variant."""
+        found: list[dict[str, Any]] = []
+        now = ""
+        for line in map(json.loads, self.file.read_text().splitlines()):
+            if isinstance(line, str):
+                now = line
+            elif now == name and line not in found:
+                found.append(line)
+        return found
+
+
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """`by(name)`: every distinct state inside the steps of a variant."""
-    notes: dict[str, list[dict[str, Any]]] = {}
-    now: list[str] = []
+def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
+    """Says in the file which variant's block it is."""
+    file = tmp_path / "seen.jsonl"
     block = Sampler._block
 
     def named(sampler: Sampler, runner: Any) -> Any:
-        now.append(runner.record.name)
+        write(file, runner.record.name)
         try:
             return block(sampler, runner)
         finally:
-            now.pop()
+            write(file, "")
 
     monkeypatch.setattr(Sampler, "_block", named)
-
-    class Notes(list):  # type: ignore[type-arg]
-        """Only those of timed blocks."""
-
-        def append(self, one: dict[str, Any]) -> None:
-            """To the variant at work."""
-            if now:
-                notes.setdefault(now[-1], []).append(one)
-
-    def by(name: str) -> list[dict[str, Any]]:
-        return [dict(one) for one in {tuple(sorted(n.items())) for n in notes[name]}]
-
-    return SimpleNamespace(by=by, notes=Notes())
+    return Seen(file)
 
 
 def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
@@ -164,11 +178,11 @@ SHAPES = (
 
 
 @pytest.fixture(params=SHAPES, ids=lambda shape: shape.__name__)
-def parts(request: pytest.FixtureRequest, seen: SimpleNamespace) -> Iterator[Any]:
+def parts(request: pytest.FixtureRequest, seen: Seen) -> Iterator[Any]:
     """Network, optimizer and a step of each shape; what it applied is restored at the end."""
     torch.manual_seed(0)
     before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
-    network = Network(seen.notes)
+    network = Network(seen.file)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
     step, context = request.param(network, optimizer)
     yield SimpleNamespace(network=network, optimizer=optimizer, step=step, before=before)
@@ -234,7 +248,7 @@ def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch)
 def test_no_environment_variable_reaches_a_baseline(monkeypatch, seen, variable):
     words = {"SPEEDKIT_PRECISION": "bf16", "SPEEDKIT_SDPA": "math", "SPEEDKIT_TF32": "medium"}
     monkeypatch.setenv(variable, words[variable])
-    network = Network(seen.notes)
+    network = Network(seen.file)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
     benchmark(
         lambda ctx: loop(network, optimizer, ctx),
@@ -250,7 +264,7 @@ def test_no_environment_variable_reaches_a_baseline(monkeypatch, seen, variable)
 
 
 def test_the_context_of_the_user_is_asked_again_after_the_measurement(seen):
-    network = Network(seen.notes)
+    network = Network(seen.file)
     with apply_speedups(network, SpeedConfig(precision="bf16"))[1] as ctx:
 
         def step() -> torch.Tensor:
@@ -265,7 +279,7 @@ def test_the_context_of_the_user_is_asked_again_after_the_measurement(seen):
 
 
 def test_a_second_model_of_the_step_has_a_context_of_its_own(seen):
-    one, other = Network(seen.notes), Network(seen.notes)
+    one, other = Network(seen.file), Network(seen.file)
     ctx_other = apply_speedups(other, SpeedConfig(precision="bf16"))[1]
 
     def step() -> torch.Tensor:
