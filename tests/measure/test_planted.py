@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -70,11 +71,10 @@ def test_an_honest_net_is_not_accused(name, trains):
 
 def test_what_computes_something_else_each_time_is_void_and_says_so():
     model = nn.Linear(8, 8)
-    counted = iter(range(10**6))
 
-    def step():
+    def step():  # drawn from where nobody can put it back
         with torch.no_grad():
-            return model(torch.full((4, 8), float(next(counted))))
+            return model(torch.full((4, 8), float(os.urandom(1)[0])))
 
     record = examined(step, ["bf16"], model).records[1]
     assert record.accuracy.verdict == "not checked"
@@ -119,17 +119,21 @@ def test_what_was_not_checked_does_not_win_and_the_headline_says_why():
         assert "end the step with its result" in text
 
 
-def test_a_fault_that_comes_later_is_seen_at_the_end():
+def test_a_fault_that_comes_later_is_seen_at_the_end(tmp_path):
+    calls = tmp_path / "calls"  # what the step counted itself would be put back
+
     class Late(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(8, 8)
 
         def forward(self, x):
-            late = torch.is_autocast_enabled("cpu") and next(counted) > 30
-            return self.layer(x) * (0.0 if late else 1.0)
+            if not torch.is_autocast_enabled("cpu"):
+                return self.layer(x)
+            with calls.open("a") as opened:
+                opened.write(".")
+            return self.layer(x) * (0.0 if calls.stat().st_size > 30 else 1.0)
 
-    counted = iter(range(10**9))
     model, x = Late(), torch.randn(4, 8)
 
     def step():
