@@ -16,10 +16,12 @@ from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import AUTO, CURRENT
 from speedkit_jupyter.session import Session
+from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.functions import verifier_of
 
 
+@lets_go
 def run(names: MutableMapping[str, Any], session: Session, arguments: Any) -> None:
     """Train with and without; Ctrl-C shows the curves so far and then stops the notebook."""
     __tracebackhide__ = True

@@ -6,6 +6,7 @@ returned), all gradients before the first optimizer step, and what that step did
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Verdict = Literal["exact", "rounding", "wrong", "not checked"]
 
 # From here on it is said that a net amplifies rounding: so many roundings of the baseline's own.
-AMPLIFIES = 32
+AMPLIFIES = 64
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,18 @@ class Yardstick:
         return Accuracy(
             verdict,
             reason,
-            found.output.distance,
-            found.gradient.distance,
-            found.cosine,
-            self.own.output.distance,
-            self.own.gradient.distance,
-            tolerance.output,
-            tolerance.gradient,
+            *map(
+                _number,
+                (
+                    found.output.distance,
+                    found.gradient.distance,
+                    found.cosine,
+                    self.own.output.distance,
+                    self.own.gradient.distance,
+                    tolerance.output,
+                    tolerance.gradient,
+                ),
+            ),
         )
 
     def _verdict(
@@ -105,22 +111,22 @@ class Yardstick:
             return "wrong", what
         if lack := self._evidence_lacks(found, tolerance):
             return "not checked", lack
-        own = self.own
-        close = (
-            found.output.distance <= 2 * own.output.distance + 1e-6
-            and found.gradient.distance <= 2 * own.gradient.distance + 1e-6
-            and not any(count for count, _ in found.differing)
-        )
-        return ("exact", "") if close else ("rounding", "")
+        pairs = [(found.output, self.own.output), (found.gradient, self.own.gradient)]
+        pairs += zip(found.numbers, self.own.numbers, strict=False)
+        close = all(one.distance <= 2 * own.distance + 1e-6 for one, own in pairs)
+        if close and not any(count for count, _ in found.differing):
+            return "exact", ""
+        return "rounding", self._amplified(tolerance).removeprefix("; ")
 
     def _evidence_lacks(self, found: Errors, tolerance: Tolerance) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
         if not (found.numbers or found.gradients or found.differing):
             return NOTHING_TO_COMPARE
-        if tolerance.output >= UNDETERMINED and found.numbers:
+        most = tolerance.undetermined()
+        if most >= UNDETERMINED and found.numbers:
             return (
-                f"rounding to {tolerance.precision} alone moves the output by "
-                f"{tolerance.output:.2g}" + self._amplified(tolerance)
+                f"rounding to {tolerance.precision} alone moves an output by {most:.2g}, so that "
+                "nothing can be told from it"
             )
         enough = (
             2 * tolerance.whole_numbers(index, size) < size
@@ -133,13 +139,23 @@ class Yardstick:
     def _amplified(self, tolerance: Tolerance) -> str:
         """That it is the net, where it is."""
         times = max(tolerance.output, tolerance.gradient) / unit(tolerance.precision)
-        return f"; this net amplifies rounding {times:.0f} times" if times > AMPLIFIES else ""
+        if tolerance.precision == "fp32" or times <= AMPLIFIES:
+            return ""
+        return (
+            f"; this net amplifies rounding {times:.0f} times: {tolerance.precision} alone moves "
+            f"its output by {tolerance.output:.2g}, its gradients by {tolerance.gradient:.2g}"
+        )
 
 
 def is_finite(found: Accuracy) -> bool:
     """Whether what was compared is numbers, of the shapes that were expected."""
     values = (found.output_error, found.gradient_error)
-    return all(one is not None and one < float("inf") for one in values)
+    return None not in values
+
+
+def _number(value: float | None) -> float | None:
+    """None where it is not finite, which JSON has no word for."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _finite(seen: Observation) -> bool:

@@ -134,7 +134,8 @@ class Comparison(Shown):
             return "baseline"
         ratio = self.ratio(record)
         word = "too noisy" if ratio is None else ratio.verdict
-        return "not checked" if word == "faster" and not record.is_checked else word
+        may_win = word in ("faster", "too noisy")
+        return "not checked" if may_win and not record.is_checked else word
 
     def times_s(self, record: Record) -> list[float]:
         """Its own times, or the baseline's where its plan is the baseline's."""

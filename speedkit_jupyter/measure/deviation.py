@@ -6,6 +6,7 @@ Rounding scatters. What it does to a tensor has hardly a direction along it (`sl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.measure.observation import Observation
 
+# Near float32's smallest numbers kernels give zero or not.
+NOTHING = 1e-30
 NAMES = ("off", "scaled", "shifted", "off in one row or column", "off in one element")
 
 
@@ -102,7 +105,7 @@ def deviation(seen: torch.Tensor, reference: torch.Tensor) -> Deviation:
     """Of float64 tensors of one shape; infinite where the reference is zero and this is not."""
     difference, count = seen - reference, reference.numel()
     norm, off = float(reference.norm()), float(difference.norm())
-    if not off:
+    if not off or max(norm, float(seen.norm())) < NOTHING * count**0.5:
         return Deviation(count)
     if not norm:
         return Deviation(count, *[float("inf")] * 5)
@@ -176,7 +179,7 @@ def _worst_row(difference: torch.Tensor) -> float:
         return 0.0
     square = difference**2
     rows = square.flatten(1).mean(1), square.flatten(0, -2).mean(0)
-    return max(float(one.max()) for one in rows) ** 0.5
+    return math.sqrt(max(float(one.max()) for one in rows))
 
 
 def _cosine(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float | None:

@@ -92,7 +92,8 @@ class _Observer:
         self._start = [p.detach().clone() for p in parameters]
         self._before: list[Any] = []
         self._made: list[Any] = [None] * len(parameters)
-        self._in_closure = self._in_step = False
+        self._in_closure = False
+        self._steps = 0  # that are going on: an optimizer may call that of its parent class
         self._passes = 0
 
     def starts(self) -> Iterator[tuple[Any, Any]]:
@@ -127,7 +128,9 @@ class _Observer:
             self.seen.outputs.numbers += leaves.of([gradients]).numbers
 
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
-        self._in_closure = with_closure
+        self._steps += 1
+        # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
+        with_closure = self._in_closure = with_closure and not self._passes
         # Without a backward pass so far it uses up what an earlier step left.
         if not with_closure and self._passes:
             # A fused optimizer is handed the scale, for every other it is taken out before.
@@ -135,7 +138,13 @@ class _Observer:
             self._complete(1.0 if still_in is None else float(still_in))
 
     def after_step(self) -> None:
-        if self.seen.complete and not self.seen.updates and not self._in_closure:
+        self._steps -= 1
+        if (
+            not self._steps
+            and self.seen.complete
+            and not self.seen.updates
+            and not self._in_closure
+        ):
             self.seen.updates = [sampled(p.detach() - old) for p, old in self.starts()]
 
     def made(self) -> list[torch.Tensor | None]:

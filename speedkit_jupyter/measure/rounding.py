@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
+SMALLEST_FP16 = 2.0**-24
 # What is multiplied in the lower precision, by the name of its operation.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
@@ -63,16 +64,25 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def rounded(precision: str, scale: float = 1.0) -> Iterator[None]:
+def rounded(precision: str, scale: float = 1.0, loss_scale: float = 1.0) -> Iterator[None]:
     """Products and what follows from them rounded to this precision, as autocast would.
 
     In fp32 everything is. Another `scale` of the same precision rounds other values up and
-    others down: a second control. The range of the dtype is not imitated.
+    others down: a second control. What fp16 has no smaller numbers for becomes coarse, in the
+    backward pass after the loss was scaled.
     """
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    everything = precision == "fp32"
+    everything, digits = precision == "fp32", DIGITS[precision]
     lowered = _Lowered(everything)
+
+    def low_digits(value: Any) -> Any:
+        if precision != "fp16":
+            return to_digits(value, digits, scale)
+        in_backward = torch._C._current_graph_task_id() != -1
+        smallest = SMALLEST_FP16 / loss_scale if in_backward else SMALLEST_FP16
+        return to_digits(value, digits, scale, smallest)
 
     class Rounding(TorchDispatchMode):
         def __torch_dispatch__(
@@ -85,14 +95,13 @@ def rounded(precision: str, scale: float = 1.0) -> Iterator[None]:
                 return result
             name = function._schema.name.partition("::")[2].rstrip("_")
             product = bool(PRODUCTS.search(name)) and not suspended
-            digits = DIGITS[precision]
             if product and not everything:
-                args = [to_digits(one, digits, scale) for one in args]
+                args = [low_digits(one) for one in args]
             result = function(*args, **(kwargs or {}))
             low = product or lowered.all_of(name, args)
             for one in _tensors([result]) if low else ():
                 if one.dim():  # the loss itself is taken in float32
-                    one.copy_(to_digits(one, digits, scale))
+                    one.copy_(low_digits(one))
             lowered.note_all(result, low)
             return result
 
@@ -145,8 +154,9 @@ def _tensors(values: Any) -> list[Any]:
     return found
 
 
-def to_digits(value: Any, digits: int, scale: float = 1.0) -> Any:
-    """A float32 or float64 tensor with so many binary digits, rounded to nearest.
+def to_digits(value: Any, digits: int, scale: float = 1.0, smallest: float = 0.0) -> Any:
+    """A float32 or float64 tensor with so many binary digits, rounded to nearest, and to multiples
+    of the `smallest` number.
 
     Veltkamp's splitting (Dekker, Numerische Mathematik 18, 1971); what it would overflow on, a
     mask of the lowest number say, stays. Anything else is given back.
@@ -154,7 +164,7 @@ def to_digits(value: Any, digits: int, scale: float = 1.0) -> Any:
     import torch
 
     if isinstance(value, (list, tuple)):
-        return type(value)(to_digits(one, digits, scale) for one in value)
+        return type(value)(to_digits(one, digits, scale, smallest) for one in value)
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
         return value
     own = 24 if value.dtype is torch.float32 else 53
@@ -164,6 +174,9 @@ def to_digits(value: Any, digits: int, scale: float = 1.0) -> Any:
     large = scaled * (2.0 ** (own - digits) + 1)
     found = large - (large - scaled)
     found = found if scale == 1.0 else found / scale
+    if smallest:
+        coarse = found.abs() < smallest * 2.0**digits
+        found = torch.where(coarse, (found / smallest).round() * smallest, found)
     return torch.where(found.isfinite(), found, value)
 
 

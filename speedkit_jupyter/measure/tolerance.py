@@ -20,6 +20,7 @@ from speedkit_jupyter.measure.rounding import unit
 OUTPUT_FACTORS = (3.0, 4.0, 4.0, 3.0, 4.0)
 # A ReLU or a maximum that falls the other way by rounding moves single elements by much.
 GRADIENT_FACTORS = (8.0, 8.0, None, 4.0, None)
+POOLED_FACTORS = (4.0, 4.0, None, None, None)
 # And so many roundings more, for what kernels do besides. In float32 kernels add up in another
 # order, which brings as many as there are terms.
 OUTPUT_ROUNDINGS = (2.0, 2.0, 2.0, 4.0, 16.0)
@@ -29,10 +30,12 @@ TERMS = 512.0
 FLIPS = (1e-2, 1e-2, 1e-2, 5e-2, 0.0)
 # So many elements err as one: those of a row or a channel have their rounding in common.
 ERR_AS_ONE = 64
+# Scatter within a net that normalizes shortens what is left of the signal: of 1 + scatter**2.
+SHORTENED = 0.5
 # What a net is taken to be off by in roundings where no control could be run.
 TYPICAL = 8.0
-# What rounding alone moves by this much can't be told from anything.
-UNDETERMINED = 0.5
+# What rounding alone moves by as much as there is can't be told from anything.
+UNDETERMINED = 1.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Tolerance:
     def _typical(self) -> float:
         return TYPICAL * unit(self.precision)
 
+    def undetermined(self) -> float:
+        """How far rounding alone moves that output which it moves most."""
+        controls = [one for each in self.controls for one in each.numbers]
+        return max((one.distance for one in controls), default=0.0)
+
     def beyond(self, seen: Errors) -> str:
         """The first thing that rounding does not explain; empty where it explains all."""
         for index, one in enumerate(seen.numbers):
@@ -68,7 +76,7 @@ class Tolerance:
                 return f"gradients {what}"
         known = [each.gradient for each in self.controls]
         together = self._beyond(
-            seen.gradient, known, GRADIENT_FACTORS, GRADIENT_ROUNDINGS, FLIPS, True
+            seen.gradient, known, POOLED_FACTORS, GRADIENT_ROUNDINGS, FLIPS, True
         )
         return f"gradients {together}" if together else self._beyond_in_whole_numbers(seen)
 
@@ -85,6 +93,7 @@ class Tolerance:
         if distance >= UNDETERMINED and not whole:
             return ""
         spread = distance * min(1.0, (ERR_AS_ONE / max(one.size, 1)) ** 0.5)
+        spread += SHORTENED * distance**2
         more = TERMS if self.precision == "fp32" else 1.0
         for index, value in enumerate(one.values()):
             factor = factors[index]

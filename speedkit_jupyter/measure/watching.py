@@ -1,15 +1,15 @@
 """What a step does, told while it runs: model calls, backward passes, optimizer steps.
 
-All patches of the accuracy check are here. They act in the thread that set them only.
+All patches of the accuracy check are here, confined to the thread that measures.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol
+
+from speedkit_jupyter.measure.confinement import optimizer_hooks, patched
 
 if TYPE_CHECKING:
     import torch
@@ -37,18 +37,6 @@ class Watcher(Protocol):
         """It has ended."""
 
 
-def confined(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` in the thread that asks now, `otherwise` in every other."""
-    mine = threading.get_ident()
-
-    @wraps(otherwise)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        here = threading.get_ident() == mine
-        return function(*args, **kwargs) if here else otherwise(*args, **kwargs)
-
-    return chosen
-
-
 @contextmanager
 def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
     """Tell the watcher of all that happens in the block, in this thread.
@@ -67,68 +55,66 @@ def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[No
 def _watched_calls(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
     from torch.nn import Module
 
-    call = Module.__call__
     watched, depth = {id(one) for one in models}, 0
 
-    def observed(module: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal depth
-        if id(module) not in watched:
-            return call(module, *args, **kwargs)
-        depth += 1
-        try:
-            result = call(module, *args, **kwargs)
-        finally:
-            depth -= 1
-        if not depth:
-            watcher.called(args, kwargs, result)
-        return result
+    def make(call: Any) -> Callable[..., Any]:
+        def observed(module: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            if id(module) not in watched:
+                return call(module, *args, **kwargs)
+            depth += 1
+            try:
+                result = call(module, *args, **kwargs)
+            finally:
+                depth -= 1
+            if not depth:
+                watcher.called(args, kwargs, result)
+            return result
 
-    Module.__call__ = confined(observed, call)
-    try:
+        return observed
+
+    with patched(Module, "__call__", make):
         yield
-    finally:
-        Module.__call__ = call
 
 
 @contextmanager
 def _watched_autograd(watcher: Watcher) -> Iterator[None]:
     import torch
 
-    backward, grad = torch.autograd.backward, torch.autograd.grad
     depth = 0
 
-    def observed(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal depth
-        if not depth:  # reentrant checkpoints run a backward pass inside the backward pass
-            watcher.before_backward(tensors)
-        depth += 1
-        try:
-            backward(tensors, *args, **kwargs)
-        finally:
-            depth -= 1
-        if not depth:
-            watcher.after_backward()
+    def make_backward(backward: Any) -> Callable[..., Any]:
+        def observed(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal depth
+            if not depth:  # reentrant checkpoints run a backward pass inside the backward pass
+                watcher.before_backward(tensors)
+            depth += 1
+            try:
+                backward(tensors, *args, **kwargs)
+            finally:
+                depth -= 1
+            if not depth:
+                watcher.after_backward()
 
-    def differentiated(*args: Any, **kwargs: Any) -> Any:
-        found = grad(*args, **kwargs)
-        watcher.differentiated(found)
-        return found
+        return observed
 
-    torch.autograd.backward = confined(observed, backward)
-    torch.autograd.grad = confined(differentiated, grad)
-    try:
+    def make_grad(grad: Any) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            found = grad(*args, **kwargs)
+            watcher.differentiated(found)
+            return found
+
+        return observed
+
+    with (
+        patched(torch.autograd, "backward", make_backward),
+        patched(torch.autograd, "grad", make_grad),
+    ):
         yield
-    finally:
-        torch.autograd.backward, torch.autograd.grad = backward, grad
 
 
 @contextmanager
 def _watched_steps(watcher: Watcher) -> Iterator[None]:
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         closure = any(callable(one) for one in (*args, *kwargs.values()))
         watcher.before_step(optimizer, closure)
@@ -136,15 +122,5 @@ def _watched_steps(watcher: Watcher) -> Iterator[None]:
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         watcher.after_step()
 
-    def nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
-        return None
-
-    handles = [
-        register_optimizer_step_pre_hook(confined(before, nothing)),
-        register_optimizer_step_post_hook(confined(after, nothing)),
-    ]
-    try:
+    with optimizer_hooks(before, after):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure import draws, roofline, rounding
@@ -22,7 +23,7 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 # by less; a GPU's kernels add up in another order each time.
 ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
 # The controls of a lowered precision round at different places; of long steps one is enough.
-SCALES, LONG_S = (1.0, 1.37), 0.2
+SCALES, LONG_S = (1.0, 1.37), 0.05
 
 
 class Steps:
@@ -115,23 +116,26 @@ def extend(known: Yardstick, steps: Steps, runners: Sequence[Runner]) -> None:
         if runner is first and len(runners) > 1:  # judges itself, by its own errors
             tolerances[precision] = Tolerance(precision, [known.own])
             continue
-        tolerances[precision] = _tolerance(known, steps, first, precision)
+        tolerances[precision] = _tolerance(known, steps, first, precision, runner.scale())
     known.tolerances = tolerances
 
 
-def _tolerance(known: Yardstick, steps: Steps, first: Runner, precision: str) -> Tolerance:
+def _tolerance(
+    known: Yardstick, steps: Steps, first: Runner, precision: str, loss_scale: float
+) -> Tolerance:
     in_float64 = known.reference is not known.baseline
     scales = SCALES[:1] if first.step_s > LONG_S else SCALES
     if precision == "fp32":  # float32 itself, where there is no float64, rounds elsewhere
         scales = (1.0,) if in_float64 else (SCALES[1],)
-    controls = [_control(steps, first, precision, scale, in_float64) for scale in scales]
+    ways = [partial(rounding.rounded, precision, scale, loss_scale) for scale in scales]
+    controls = [_control(steps, first, way, in_float64) for way in ways]
     found = [errors(one, known.reference, known.dropped) for one in controls if one is not None]
     own = [known.own] if in_float64 or precision == "fp32" else []
     return Tolerance(precision, [*(one for one in found if one.fits), *own])
 
 
 def _control(
-    steps: Steps, runner: Runner, precision: str, scale: float, in_float64: bool
+    steps: Steps, runner: Runner, rounded: Surrounding, in_float64: bool
 ) -> Observation | None:
     models: Sequence[torch.nn.Module] = runner.step.models
     exact: list[Surrounding] = [lambda: rounding.in_float64(models)] if in_float64 else []
@@ -140,7 +144,7 @@ def _control(
             runner,
             roofline.eager,
             *exact,
-            lambda: rounding.rounded(precision, scale),
+            rounded,
             stop_at_step=True,
         )
     except Exception:  # code that doesn't allow a dispatch mode
@@ -170,7 +174,7 @@ def _explained(
         return False
     if found.output.distance < ALIKE_OUTPUT and found.gradient.distance < ALIKE_GRADIENT:
         return True
-    control = _control(steps, runner, "fp32", 1.0, in_float64=True)
+    control = _control(steps, runner, lambda: rounding.rounded("fp32"), in_float64=True)
     seen = Errors(fits=False) if control is None else errors(control, reference, dropped)
     return seen.fits and not Tolerance("fp32", [seen]).beyond(found)
 

@@ -54,6 +54,13 @@ class GradScaler(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """On with fp16 autocast over float32 parameters."""
         asked = request.value.enabled
+        complexes = [one for one in facts.dtypes if one.startswith("complex")]
+        if complexes and (asked is True or (asked == "auto" and facts.precision == "fp16")):
+            return request.decline(
+                False,
+                f"torch's GradScaler can't unscale {complexes[0]} gradients; fp16 ones may "
+                "underflow without it",
+            )
         if asked is not False and "float16" in facts.dtypes:
             return request.decline(False, "parameters are float16: their gradients can't be scaled")
         if asked == "auto":

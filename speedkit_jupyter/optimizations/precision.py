@@ -51,6 +51,8 @@ class Precision(Optimization):
         if gpu is None:
             return self._auto_on_cpu(request, hardware)
         value, reason, always_pays = _native(gpu)
+        if value == "fp16" and any(one.startswith("complex") for one in facts.dtypes):
+            return request.leave("fp32", "complex parameters: fp16 gradients could not be scaled")
         if value == "fp32":
             return request.leave(value, reason)
         if not always_pays:

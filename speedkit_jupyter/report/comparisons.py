@@ -60,8 +60,20 @@ def _headline(comparison: Comparison) -> str:
         median = seconds(spread(comparison.baseline.times_s).median_s)
         return f"{comparison.baseline.name} takes {median} a step ({where})"
     if best is None:
-        return f"Nothing is proven faster than {comparison.baseline.name} ({where})"
+        return f"{_nothing(comparison)} ({where})"
     return f"{best.name} is {describe_verdict(comparison, best)} ({where})"
+
+
+def _nothing(comparison: Comparison) -> str:
+    """What may be fast and was not checked is not recommended: the reason says what to do."""
+    unknown = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
+    nothing = f"Nothing is proven faster than {comparison.baseline.name}"
+    if not unknown:
+        return nothing
+    names = ", ".join(one.name for one in unknown)
+    found = unknown[0].accuracy
+    reason = found.reason if found is not None else ""
+    return f"{nothing} and right; {names}: not checked: {reason}"
 
 
 def describe_verdict(comparison: Comparison, record: Record) -> str:
@@ -156,7 +168,12 @@ def _errors(found: Accuracy) -> list[str]:
             f", gradients by {found.gradient_error:.1g} (baseline "
             f"{found.baseline_gradient_error:.1g}, cosine {found.gradient_cosine:.5f})"
         )
-    return [f"{text}, as its dtype rounds"]
+    if found.explained_output is None or found.explained_gradient is None:
+        return [f"{text}, as its dtype rounds"]
+    explained = [f"{found.explained_output:.1g}"]
+    if found.gradient_cosine is not None:
+        explained.append(f"{found.explained_gradient:.1g}")
+    return [f"{text}; its dtype's rounding alone brings {' and '.join(explained)}"]
 
 
 def _compilations(comparison: Comparison, record: Record) -> list[str]:

@@ -9,6 +9,7 @@ from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import CURRENT, config_of, variant
+from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
 from speedkit_jupyter.tuning.verification import Verification, Verifier
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@lets_go
 def tune(
     step: Callable[..., object],
     *,
@@ -49,6 +51,7 @@ def tune(
     return search.result()
 
 
+@lets_go
 def verify(
     step: Callable[..., object],
     plan: str | SpeedConfig = CURRENT,

@@ -183,13 +183,26 @@ def test_an_iterator_of_a_list_stays_the_same_object_also_under_other_names(shel
     assert list(shell.names["same"]) == [1, 2, 3]
 
 
-def test_an_iterator_inside_another_object_is_named_and_its_end_is_one_line(shell):
-    shell.run("class Loader: pass\nloader = Loader(); loader.it = iter([1, 2, 3])")
-    error = shell.fails("%%speedbench -n 20 -r 2\nnext(loader.it)")
+def test_an_iterator_inside_another_object_is_put_back_and_its_end_is_no_end(shell):
+    shell.run("class Loader: pass\nloader = Loader(); loader.it = found = iter([1, 2, 3])")
+    timed(shell, "-n 20 -r 2", "next(loader.it)")
+    assert shell.names["loader"].it is shell.names["found"]
+    assert list(shell.names["found"]) == [1, 2, 3]
+
+
+def test_an_iterator_that_nothing_can_stand_in_for_is_named_and_its_end_is_one_line(shell):
+    shell.run("loader = (iter([1, 2, 3]),)")
+    error = shell.fails("%%speedbench -n 20 -r 2\nnext(loader[0])")
     assert isinstance(error, UsageError)
     assert "ran out of data" in str(error)
-    shell.run("loader.it = iter(range(10_000))")
-    assert "range_iterator" in shell.run("%%speedbench -n 2 -r 2\nnext(loader.it)")
+    shell.run("loader = (iter(range(10_000)),)")
+    assert "loader[0] (range_iterator)" in shell.run("%%speedbench -n 2 -r 2\nnext(loader[0])")
+
+
+@pytest.mark.parametrize("name", ["loop", "steps", "begin", "end", "step"])
+def test_a_cell_may_use_any_name(shell, name):
+    for used in (f"_{name}", f"_speedbench_{name}", "_speedbench"):
+        assert timed(shell, "-n 3 -r 2", f"{used} = 1\n{used} + 1").loops == 3
 
 
 def test_n_0_chooses_the_loops_as_timeit_does(shell):

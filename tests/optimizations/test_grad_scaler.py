@@ -99,3 +99,32 @@ def test_the_warning_points_at_the_users_line_and_comes_once_per_plan(parts):
                 with hidden(model):  # as a benchmark does in between
                     pass
         assert [w.filename for w in caught if "GradScaler" in str(w.message)] == [__file__]
+
+
+class Spectral(nn.Module):
+    """A filter of complex weights: (N, 8) to (N, 8)."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(self.layer(x).float()) * self.weight, n=8)
+
+
+@pytest.mark.parametrize("options", [{}, {"grad_scaler": True}])
+def test_complex_gradients_cannot_be_scaled_and_the_loop_runs(options):
+    model = Spectral()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    config = SpeedConfig.from_dict({"precision": "fp16", **options})
+    with apply_speedups(model, config, optimizer=optimizer)[1] as ctx:
+        assert not ctx.grad_scaler.is_enabled()
+        assert "complex64" in ctx.plan["grad_scaler"].reason
+        with ctx.autocast():
+            loss = model(torch.rand(4, 8)).pow(2).mean()
+        ctx.grad_scaler.scale(loss).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # no advice to use what can't be used
+            ctx.grad_scaler.step(optimizer)
+        ctx.grad_scaler.update()

@@ -1,0 +1,222 @@
+"""Small nets of every family, each as (model, forward, loss), for checks of what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Net = tuple[nn.Module, Callable[[], Any], Callable[[Any], torch.Tensor]]
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut: (N, C, H, W) to the same."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
+            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(x + self.inner(x))
+
+
+class Recurrent(nn.Module):
+    """The last output of a recurrent layer, classified: (N, T, 12) to (N, 6)."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.head = kind(12, 24, num_layers=2, batch_first=True), nn.Linear(24, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+class Attending(nn.Module):
+    """Tokens (N, T) to logits (N, T, 40), with attention of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.mix = nn.Embedding(40, 24), nn.Linear(24, 72)
+        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 40)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        q, k, v = (one.unflatten(-1, (3, 8)).transpose(1, 2) for one in self.mix(x).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(self.norm(x + mixed.transpose(1, 2).flatten(2)))
+
+
+class Hourglass(nn.Module):
+    """Down and up again: (N, 2, H, W) to the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.mid = nn.Conv2d(2, 12, 4, 2, 1), nn.Conv2d(12, 12, 3, padding=1)
+        self.norm, self.up = nn.GroupNorm(3, 12), nn.ConvTranspose2d(12, 2, 4, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.up(functional.silu(self.norm(self.mid(functional.silu(self.down(x))))))
+
+
+def inverted(width: int) -> nn.Sequential:
+    """The block of a MobileNet: widened, convolved channel by channel, narrowed."""
+    wide = 4 * width
+    return nn.Sequential(
+        nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
+        nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide),
+        nn.ReLU6(), nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width),
+    )  # fmt: skip
+
+
+def classified(model: nn.Module, x: torch.Tensor, classes: int) -> Net:
+    """With cross entropy against labels drawn at random, for each row of the last dimension."""
+    with torch.no_grad():
+        shape = model.eval()(x).shape[:-1]
+    labels = torch.randint(classes, shape).flatten()
+    return (
+        model,
+        lambda: model(x),
+        lambda out: functional.cross_entropy(out.flatten(0, -2), labels),
+    )
+
+
+def fitted(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Net:
+    """With the mean square error."""
+    return model, lambda: model(x), lambda out: functional.mse_loss(out, y)
+
+
+def pooled(*layers: nn.Module, width: int) -> nn.Sequential:
+    """Convolutions, averaged and classified into 6."""
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 6))
+
+
+def images(count: int = 8, channels: int = 3, size: int = 16) -> torch.Tensor:
+    return torch.randn(count, channels, size, size)
+
+
+OWN: dict[str, Callable[[], Net]] = {
+    "linear": lambda: fitted(nn.Linear(8, 1), torch.randn(12, 8), torch.randn(12, 1)),
+    "mlp relu": lambda: classified(
+        nn.Sequential(nn.Linear(24, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 6)),
+        torch.randn(48, 24), 6),
+    "mlp gelu norm": lambda: classified(
+        nn.Sequential(nn.Linear(24, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 6)),
+        torch.randn(40, 24), 6),
+    "mlp batchnorm": lambda: classified(
+        nn.Sequential(nn.Linear(24, 64), nn.BatchNorm1d(64), nn.SiLU(), nn.Linear(64, 6)),
+        torch.randn(40, 24), 6),
+    "deep tanh": lambda: classified(
+        nn.Sequential(*(part for _ in range(10) for part in (nn.Linear(40, 40), nn.Tanh())),
+                      nn.Linear(40, 6)), torch.randn(32, 40), 6),
+    "autoencoder": lambda: fitted(
+        nn.Sequential(nn.Linear(48, 12), nn.ReLU(), nn.Linear(12, 48), nn.Sigmoid()),
+        (data := torch.rand(24, 48)), data),
+    "cnn": lambda: classified(
+        pooled(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(12, 24, 3), nn.ReLU(),
+               width=24), images(), 6),
+    "cnn batchnorm": lambda: classified(
+        pooled(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.LeakyReLU(), nn.Conv2d(12, 24, 3, 2),
+               nn.BatchNorm2d(24), nn.ReLU(), width=24), images(), 6),
+    "residual": lambda: classified(
+        pooled(nn.Conv2d(3, 16, 3, padding=1), *(Residual(16) for _ in range(5)), width=16),
+        images(), 6),
+    "inverted residuals": lambda: classified(
+        pooled(nn.Conv2d(3, 8, 3, 2, 1), *(inverted(8) for _ in range(6)), width=8), images(6), 6),
+    "hourglass": lambda: fitted(Hourglass(), images(4, 2), images(4, 2)),
+    "conv1d": lambda: classified(
+        nn.Sequential(nn.Conv1d(2, 8, 5), nn.InstanceNorm1d(8, affine=True), nn.ELU(), nn.PReLU(),
+                      nn.Flatten(), nn.Linear(8 * 36, 6)), torch.randn(6, 2, 40), 6),
+    "conv3d": lambda: classified(
+        nn.Sequential(nn.Conv3d(1, 6, 3), nn.BatchNorm3d(6), nn.ReLU(), nn.AdaptiveMaxPool3d(2),
+                      nn.Flatten(), nn.Linear(48, 6)), torch.randn(6, 1, 8, 8, 8), 6),
+    "lstm": lambda: classified(Recurrent(nn.LSTM), torch.randn(8, 15, 12), 6),
+    "gru": lambda: classified(Recurrent(nn.GRU), torch.randn(8, 15, 12), 6),
+    "rnn": lambda: classified(Recurrent(nn.RNN), torch.randn(8, 15, 12), 6),
+    "attention": lambda: classified(Attending(), torch.randint(40, (4, 14)), 40),
+    "encoder": lambda: classified(
+        nn.Sequential(nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(24, 3, 48, 0.0, batch_first=True), 2,
+            enable_nested_tensor=False), nn.Linear(24, 6)),
+        torch.randn(4, 10, 24), 6),
+}  # fmt: skip
+
+TEXT = {
+    "vocab_size": 80, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 40, "max_position_embeddings": 40,
+}  # fmt: skip
+SIGHT = {
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40,
+    "image_size": 24, "patch_size": 6,
+}  # fmt: skip
+GPT = {"vocab_size": 80, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 40}
+WHISPER = {
+    "vocab_size": 80, "d_model": 24, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32, "max_source_positions": 20, "max_target_positions": 20,
+    "num_mel_bins": 8, "decoder_start_token_id": 2, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 2, "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+# Name: class of the config, class of the model, the config's values, what it is given.
+FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
+    "roberta": ("Roberta", "RobertaForSequenceClassification", TEXT, "labelled"),
+    "albert": ("Albert", "AlbertForSequenceClassification", {**TEXT, "embedding_size": 12},
+               "labelled"),
+    "distilbert": ("DistilBert", "DistilBertForSequenceClassification",
+                   {"vocab_size": 80, "dim": 24, "n_layers": 2, "n_heads": 2, "hidden_dim": 40,
+                    "max_position_embeddings": 40}, "labelled"),
+    "gpt2": ("GPT2", "GPT2LMHeadModel", GPT, "text"),
+    "mistral": ("Mistral", "MistralForCausalLM", {**TEXT, "num_key_value_heads": 1}, "text"),
+    "qwen2": ("Qwen2", "Qwen2ForCausalLM", {**TEXT, "num_key_value_heads": 2}, "text"),
+    "t5": ("T5", "T5ForConditionalGeneration",
+           {"vocab_size": 80, "d_model": 24, "d_kv": 12, "d_ff": 40, "num_layers": 2,
+            "num_heads": 2, "decoder_start_token_id": 0}, "text"),
+    "mamba": ("Mamba", "MambaForCausalLM",
+              {"vocab_size": 80, "hidden_size": 24, "state_size": 4, "num_hidden_layers": 2},
+              "text"),
+    "whisper": ("Whisper", "WhisperForConditionalGeneration", WHISPER, "sound"),
+    "vit": ("ViT", "ViTForImageClassification", SIGHT, "sight"),
+    "convnext": ("ConvNext", "ConvNextForImageClassification",
+                 {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 1, 1]}, "large sight"),
+    "resnet": ("ResNet", "ResNetForImageClassification",
+               {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2],
+                "layer_type": "basic"}, "sight"),
+    "mobilenet v2": ("MobileNetV2", "MobileNetV2ForImageClassification",
+                     {"image_size": 24, "depth_multiplier": 0.25}, "sight"),
+    "efficientnet": ("EfficientNet", "EfficientNetForImageClassification",
+                     {"image_size": 24, "width_coefficient": 0.25, "depth_coefficient": 0.3,
+                      "hidden_dim": 320}, "large sight"),
+}  # fmt: skip
+
+
+def from_config(name: str) -> Net:
+    """A model of the library `transformers`, small and untrained, without a download."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    config, kind, values, given = FROM_CONFIGS[name]
+    model = getattr(transformers, kind)(getattr(transformers, f"{config}Config")(**values))
+    tokens, labels = torch.randint(3, 77, (4, 12)), torch.tensor([0, 1, 1, 0])
+    batch = {
+        "text": {"input_ids": tokens, "labels": tokens},
+        "labelled": {"input_ids": tokens, "labels": labels},
+        "sight": {"pixel_values": images(4, 3, 24), "labels": labels},
+        "large sight": {"pixel_values": images(4, 3, 64), "labels": labels},
+        "sound": {"input_features": torch.randn(4, 8, 40), "labels": tokens},
+    }[given]
+    return model, lambda: model(**batch), lambda out: out.loss
+
+
+NAMES = (*OWN, *FROM_CONFIGS)
+
+
+def net(name: str, seed: int = 0) -> Net:
+    """A net by name, always the same for one seed."""
+    torch.manual_seed(seed)
+    return OWN[name]() if name in OWN else from_config(name)

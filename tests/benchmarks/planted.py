@@ -1,0 +1,188 @@
+"""Whether the accuracy check tells wrong plans from right ones.
+
+Three tables. *Planted*: a variant computes something wrong (in its outputs, its gradients, its
+optimizer's step, behind results of any type, in a stochastic model, only later), and must be
+called wrong, or at least not checked, which can't win. *Honest*: nets of every family in bf16,
+fp16, channels_last and so on, which must not be called wrong. *A/A*: stochastic nets against
+themselves, which must not be called wrong either.
+
+    python tests/benchmarks/planted.py [--part planted|honest|again] [--compile] [--file out.jsonl]
+
+Only the check runs, no times are taken, but for what goes wrong later. About three minutes.
+Exits 1 where a wrong variant could win, or a right one was called wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from _nets import NAMES, net
+from _planted import KINDS, LATE, STOCHASTIC, Planted
+from _ratios import machine
+
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.variants import variant
+
+HONEST = ("bf16", "fp16", "tf32:medium", "channels_last", "fused_optimizer", "threads:2",
+          "bf16+channels_last+fused_optimizer")  # fmt: skip
+
+
+def main() -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=("planted", "honest", "again"))
+    parser.add_argument("--compile", action="store_true", help="compiled variants too: minutes")
+    parser.add_argument("--file", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # the nets are small
+    warnings.simplefilter("ignore")
+    parts = {
+        "planted": planted,
+        "honest": lambda: honest((*HONEST, "compile", "bf16+compile") if options.compile
+                                 else HONEST),
+        "again": again,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for part in [options.part] if options.part else list(parts):
+        for row in parts[part]():
+            rows.append({"part": part, **row})
+            print(f"{part:8} {row['name']:34} {row['verdict']:12} {row['reason']}", flush=True)
+    print(f"\n{machine()}\n{summary(rows)}")
+    if options.file:
+        lines = [json.dumps({"machine": machine(), **row}) for row in rows]
+        options.file.write_text("\n".join(lines) + "\n")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """How many of each verdict, and what should not be."""
+    lines = []
+    for part in dict.fromkeys(row["part"] for row in rows):
+        counts = Counter(row["verdict"] for row in rows if row["part"] == part)
+        told = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+        lines.append(f"{part}: {told}")
+    bad = [f"{row['part']} {row['name']}: {row['verdict']}" for row in rows if not row["ok"]]
+    return "\n".join([*lines, *(f"NOT AS IT SHOULD BE: {one}" for one in bad)])
+
+
+def examined(
+    step: Callable[[], object],
+    words: Sequence[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Comparison:
+    """Up to the end of the accuracy check, without any times."""
+    optimizers = [] if optimizer is None else [optimizer]
+    bench = Benchmark(
+        step_of(step, model, optimizers), [variant(one) for one in ("baseline", *words)], 0.2
+    )
+    run = bench.run()
+    for progress in run:
+        if progress.text.startswith("memory of"):
+            break
+    run.close()
+    return bench.result()
+
+
+def word(record: Record) -> str:
+    if record.failure:
+        return "failed"
+    return record.accuracy.verdict if record.accuracy else "not reached"
+
+
+def planted() -> Iterator[dict[str, Any]]:
+    """Each kind of wrong; it must not be `exact` or `rounding`."""
+    for one in (*KINDS, *STOCHASTIC, *LATE):
+        yield {**judged(one), "name": f"{one.group}: {one.name}"}
+
+
+def judged(one: Planted) -> dict[str, Any]:
+    """The verdict on one planted fault."""
+    torch.manual_seed(1)
+    step, model, optimizer, plan = one.make()
+    if one in LATE:
+        bench = Benchmark(step_of(step, model, optimizer),
+                          [variant(name) for name in ("baseline", plan)], 0.5)  # fmt: skip
+        for _ in bench.run():
+            pass
+        found = bench.result()
+    else:
+        found = examined(step, [plan], model, optimizer)
+    record = found.records[1]
+    verdict = word(record)
+    reason = record.accuracy.reason if record.accuracy else record.failure or ""
+    return {"verdict": verdict, "reason": reason, "ok": verdict in ("wrong", "not checked")}
+
+
+def honest(words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Each net in training and in evaluation, under each variant that its plan knows."""
+    for name in NAMES:
+        for training in (True, False):
+            model, forward, loss = net(name)
+            model.train(training)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+            step = training_step(model, forward, loss, optimizer)
+            if not training:
+                step = inference(forward)
+            found = examined(step, words, model, optimizer)
+            for record in found.records[1:]:
+                verdict = word(record)
+                if verdict == "failed" or record.same_as_baseline:
+                    continue  # a plan that is declined here
+                reason = record.accuracy.reason if record.accuracy else ""
+                mode = "training" if training else "inference"
+                yield {
+                    "name": f"{name}, {mode}, {record.name}",
+                    "verdict": verdict,
+                    "reason": reason,
+                    "ok": verdict != "wrong",
+                }
+
+
+def training_step(
+    model: torch.nn.Module, forward: Callable[[], Any], loss: Callable[[Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> Callable[[], None]:  # fmt: skip
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(forward()).backward()
+        optimizer.step()
+
+    return step
+
+
+def inference(forward: Callable[[], Any]) -> Callable[[], Any]:
+    def step() -> Any:
+        with torch.no_grad():
+            return forward()
+
+    return step
+
+
+def again() -> Iterator[dict[str, Any]]:
+    """Stochastic nets against themselves, and in bf16: nothing is wrong with them."""
+    for one in STOCHASTIC:
+        for plan in ("sdpa:math", "bf16", "channels_last"):
+            torch.manual_seed(1)
+            step, model, optimizer, _ = one.honest()
+            record = examined(step, [plan], model, optimizer).records[1]
+            if record.same_as_baseline or record.failure:
+                continue
+            verdict = word(record)
+            reason = record.accuracy.reason if record.accuracy else ""
+            ok = verdict != "wrong"
+            yield {"name": f"{one.name}, {plan}", "verdict": verdict, "reason": reason, "ok": ok}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

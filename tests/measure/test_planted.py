@@ -1,0 +1,141 @@
+"""What a wrong plan computes is seen, whatever the step gives back; what is right is not accused.
+
+`tests/benchmarks/planted.py` tries all kinds and all nets; these are one of each.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from _nets import net
+from _planted import KINDS, STOCHASTIC, Planted
+from planted import examined, inference, judged, training_step, word
+
+CHOSEN = {
+    "output, bf16": ("3 % too large", "shifted by 5 % of its scatter", "one element", "one row"),
+    "output, sdpa:math": ("3 % too small", "rows in another order"),
+    "gradient, bf16": ("half as large again", "of one bias"),
+    "optimizer, bf16": ("20 % short", "one parameter stays"),
+    "order, bf16": ("left over, added to", "cleared, no optimizer", "autograd.grad"),
+    "result, bf16": ("nothing", "argmax", "generated"),
+    "result alone, bf16": ("nothing", "argmax", "dataclass", "numpy", "item", "object", "bool"),
+    "amplifying, bf16": ("output 10 % too large", "gradient another sign"),
+}
+WRONG = [one for one in KINDS if one.name in CHOSEN.get(one.group, ())]
+DRAWN = [one for one in STOCHASTIC if one.name.partition(",")[0] in
+         ("bernoulli", "randn_like", "functional dropout") and "training" in one.name]  # fmt: skip
+
+
+def named(one: Planted) -> str:
+    return f"{one.group}: {one.name}"
+
+
+@pytest.mark.parametrize("one", WRONG, ids=named)
+def test_what_is_wrong_is_not_taken_for_right(one):
+    found = judged(one)
+    assert found["verdict"] in ("wrong", "not checked"), found
+    assert found["reason"]
+
+
+@pytest.mark.parametrize("one", DRAWN, ids=named)
+def test_a_stochastic_net_is_checked_with_the_same_draws(one):
+    assert judged(one)["verdict"] == "wrong"
+    torch.manual_seed(1)
+    step, model, optimizer, plan = one.honest()
+    record = examined(step, [plan], model, optimizer).records[1]
+    assert record.accuracy.verdict == "rounding", record.accuracy
+
+
+@pytest.mark.parametrize("name", ["cnn batchnorm", "inverted residuals", "lstm", "attention"])
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_honest_net_is_not_accused(name, trains):
+    model, forward, loss = net(name)
+    model.train(trains)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    step = training_step(model, forward, loss, optimizer) if trains else inference(forward)
+    found = examined(step, ["bf16", "channels_last", "fused_optimizer"], model, optimizer)
+    for record in found.records[1:]:
+        if not (record.failure or record.same_as_baseline):
+            assert word(record) in ("exact", "rounding"), (record.name, record.accuracy)
+
+
+def test_what_computes_something_else_each_time_is_void_and_says_so():
+    model = nn.Linear(8, 8)
+    counted = iter(range(10**6))
+
+    def step():
+        with torch.no_grad():
+            return model(torch.full((4, 8), float(next(counted))))
+
+    record = examined(step, ["bf16"], model).records[1]
+    assert record.accuracy.verdict == "not checked"
+    assert "each time it runs" in record.accuracy.reason
+
+
+def test_gradients_and_what_is_left_of_them_are_as_before():
+    model = nn.Linear(8, 8)
+    x = torch.randn(4, 8)
+    model(x).sum().backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    objects = [p.grad for p in model.parameters()]
+    examined(lambda: model(x).pow(2).sum().backward(), ["bf16"], model)
+    assert all(map(torch.equal, before, (p.grad for p in model.parameters())))
+    assert all(p.grad is one for p, one in zip(model.parameters(), objects, strict=True))
+
+
+def test_what_was_not_checked_does_not_win_and_the_headline_says_why():
+    class Slow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            for _ in range(0 if torch.is_autocast_enabled("cpu") else 200):
+                x = x + 0 * x
+            return self.layer(x)
+
+    model, x = Slow(), torch.randn(4, 8)
+
+    def step():
+        with torch.no_grad():
+            model.forward(x)
+
+    found = benchmark(step, "baseline,bf16", model=model, budget_s=0.3)
+    assert found.best is None
+    assert found.verdict(found.records[1]) in ("not checked", "slower")
+    assert found.records[1].accuracy.verdict == "not checked"
+    if found.verdict(found.records[1]) == "not checked":
+        text = " ".join(repr(found).split())
+        assert "Nothing is proven faster than baseline and right" in text
+        assert "end the step with its result" in text
+
+
+def test_a_fault_that_comes_later_is_seen_at_the_end():
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            late = torch.is_autocast_enabled("cpu") and next(counted) > 30
+            return self.layer(x) * (0.0 if late else 1.0)
+
+    counted = iter(range(10**9))
+    model, x = Late(), torch.randn(4, 8)
+
+    def step():
+        with torch.no_grad():
+            return model(x)
+
+    record = benchmark(step, "baseline,bf16", model=model, budget_s=0.2).records[1]
+    assert record.accuracy.verdict == "wrong"
+    assert "after all its steps" in record.accuracy.reason
