@@ -5,14 +5,19 @@ BIN := .venv/bin
 COLAB := .venv-colab/bin
 QUICKSTART := notebooks/01_quickstart.ipynb
 
-.PHONY: demo test quick slow lint notebooks browser colab gpu benchmarks clean
+# Where magics, measuring, tuning and panels are tested besides `quick`, which pins a plain CPU.
+PROFILES := bf16 fp16 one_core here
+# The oldest torch that the package declares, Colab's, and the newest that there is.
+TORCHS := 2.9.1 2.11.0 newest
+
+.PHONY: demo test quick profiles slow lint notebooks browser colab versions gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-test: lint quick slow notebooks browser colab
+test: lint quick profiles slow notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -22,12 +27,19 @@ lint: .venv/installed
 quick: .venv/installed
 	$(BIN)/pytest
 
+# The same tests as for other machines, and for this very one.
+profiles: .venv/installed
+	for profile in $(PROFILES); do \
+	  echo "as on $$profile:"; \
+	  $(BIN)/pytest -q --profile $$profile tests/magics tests/measure tests/tuning tests/widgets \
+	    -m "not (browser or slow or kernel or compile or real_time)" || exit 1; done
+
 slow: .venv/installed
 	$(BIN)/pytest -m slow
 
 notebooks: .venv/installed
 	$(BIN)/pytest -n 0 -p no:cacheprovider --nbval-lax --nbval-current-env \
-	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=120 notebooks/
+	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=900 notebooks/
 
 # The panel in JupyterLab and a headless Chromium, which root gets from Debian where there is none.
 browser: .venv/installed
@@ -41,6 +53,11 @@ browser: .venv/installed
 # A part of magics and panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed
 	$(COLAB)/pytest -n 0 tests/magics tests/widgets -m "smoke and not compile"
+
+# The quick part with other versions of torch. Each takes a .venv of its own of some gigabytes.
+versions: $(TORCHS:%=.venv-torch-%/installed)
+	for torch in $(TORCHS); do \
+	  echo "torch $$torch:"; .venv-torch-$$torch/bin/python -m pytest -q || exit 1; done
 
 gpu: .venv/installed
 	$(BIN)/pytest -n 0 -m gpu
@@ -65,5 +82,15 @@ benchmarks: .venv/installed
 	  ipykernel nbclient pytest pytest-xdist hypothesis setuptools
 	@touch $@
 
+# Without the constraints of torch and of what depends on its version.
+.venv-torch-%/installed: pyproject.toml configs/constraints.txt
+	@echo "Installing into .venv-torch-$*: some gigabytes, once."
+	@$(PYTHON) -m venv .venv-torch-$*
+	@grep -vE '^(torch|triton|setuptools)==' configs/constraints.txt > .venv-torch-$*/constraints.txt
+	@.venv-torch-$*/bin/pip install --quiet --disable-pip-version-check \
+	  --constraint .venv-torch-$*/constraints.txt --editable '.[test]' \
+	  $(if $(filter newest,$*),--upgrade torch,torch==$*)
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-colab .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -217,7 +217,7 @@ def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(par
         assert seen.by("threads:1") == [as_found | {"threads": 1}]
 
 
-def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch):
+def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch, made_time):
     gradients: dict[str, list[float]] = {}
     once = Runner.once
 
