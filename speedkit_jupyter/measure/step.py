@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.context import SpeedContext
@@ -51,6 +51,8 @@ class Step:
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     off_device: bool = False
     reached: Callable[[], Sequence[Any]] = tuple
+    # What the accuracy check of one benchmark leaves to the next one of the same search.
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
         """A copy of what the step changes, as it is now."""

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.variants import variant
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from _nets import net  # noqa: E402
-from _planted import KINDS, STOCHASTIC, Planted  # noqa: E402
-from planted import examined, inference, judged, training_step, word  # noqa: E402
+from _nets import net
+from _planted import KINDS, STOCHASTIC, Planted
+from planted import examined, inference, judged, training_step, word
 
 CHOSEN = {
     "output, bf16": ("3 % too large", "shifted by 5 % of its scatter", "one element", "one row"),
@@ -117,6 +120,37 @@ def test_what_was_not_checked_does_not_win_and_the_headline_says_why():
         text = " ".join(repr(found).split())
         assert "Nothing is proven faster than baseline and right" in text
         assert "end the step with its result" in text
+
+
+def test_the_stages_of_a_search_share_what_they_judge_by_while_the_state_is_the_same():
+    model, (x, y) = nn.Linear(8, 8), (torch.randn(16, 8), torch.randn(16, 8))
+
+    def run():
+        nn.functional.mse_loss(model(x), y).backward()
+
+    step = step_of(run, model, [])
+
+    def stage():
+        """The verdict on bf16, and what it was judged by."""
+        variants = [variant("baseline"), variant("bf16")]
+        bench = Benchmark(step, variants, 0.05, drop="slower")
+        for progress in (running := bench.run()):
+            if progress.text.startswith("memory of"):
+                break
+        running.close()
+        return bench.result().records[1].accuracy, step.kept["yardstick"]
+
+    first, second = stage(), stage()
+    assert second[0] == first[0]
+    assert second[1] is first[1]
+    with torch.no_grad():
+        model.weight.add_(1)
+    third = stage()
+    assert third[1] is not first[1]
+    assert third[0].verdict == "rounding"
+    for _ in Benchmark(step, [variant("baseline")], 0.05).run():
+        pass
+    assert not step.kept
 
 
 def test_a_fault_that_comes_later_is_seen_at_the_end():
