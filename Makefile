@@ -38,9 +38,9 @@ browser: .venv/installed
 	  || echo "Chromium could not be installed: the browser tests are skipped."
 	$(BIN)/pytest -n 0 -m browser tests/browser
 
-# The magics and the panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
+# A part of magics and panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed
-	$(COLAB)/pytest -n 0 tests/magics tests/widgets -m "not compile"
+	$(COLAB)/pytest -n 0 tests/magics tests/widgets -m "smoke and not compile"
 
 gpu: .venv/installed
 	$(BIN)/pytest -n 0 -m gpu

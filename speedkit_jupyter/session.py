@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from speedkit_jupyter import lookup
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext, in_force
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.measure.reach import holding, optimizers_among
 from speedkit_jupyter.wrappers import unwrapped
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
     import torch
 
     from speedkit_jupyter.measure.step import Step
+
+
+# The variable that a context gets.
+CTX = "ctx"
 
 
 def modules_in(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
@@ -87,9 +95,34 @@ class Session:
                 self.contexts[name] = found
                 known.add(id(found))
         return [
-            (n if "." in n or _is_named(n, one, names) else f"{n} (an earlier model)", one)
+            (n if _means(names, n, one.model) else f"{n} (an earlier model)", one)
             for n, one in self.contexts.items()
         ]
+
+    def remember(self, name: str, context: SpeedContext) -> None:
+        """A plan that was applied; one on an earlier model of that name stays known too."""
+        earlier = self.contexts.get(name)
+        if earlier is not None and earlier.model is not context.model:
+            others = (f"{name} (earlier model {number})" for number in itertools.count(1))
+            free = next(one for one in others if one not in self.contexts)
+            self.contexts = {free if n == name else n: one for n, one in self.contexts.items()}
+        self.contexts[name] = context
+
+    def variable_for(self, name: str, model: torch.nn.Module) -> str:
+        """The variable that a new context of this model gets: `ctx`, where that is free.
+
+        A context in force on another model stays where it is, as does what is the user's.
+        """
+        names = {} if self.names is None else self.names
+        own = "_".join(re.findall(r"\w+", name))
+        more = (f"{CTX}_{own}_{number}" for number in itertools.count(2))
+        tried = itertools.chain((CTX, f"{CTX}_{own}"), more)
+        return next(one for one in tried if is_free(names.get(one), model))
+
+    def variable_of(self, context: SpeedContext) -> str:
+        """The name that a context has in the notebook."""
+        names = [] if self.names is None else list(self.names.items())
+        return next((n for n, one in names if one is context and n[:1] != "_"), CTX)
 
     def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
         """The name that the notebook gave to a model."""
@@ -102,22 +135,27 @@ class Session:
         found = {id(one): one for one in optimizers_among(public)}
         return holding(found.values(), model)
 
-    def keep(self, name: str, context: SpeedContext, variable: str = "ctx") -> bool:
-        """Remember an applied plan, and put its context into the namespace.
-
-        Not where the variable is something else of the user's; returns whether it was done.
-        """
-        self.contexts[name] = context
-        names = {} if self.names is None else self.names
-        free = isinstance(names.get(variable), SpeedContext | None)
-        if free:
-            names[variable] = context
-        return free
+    def keep(self, name: str, context: SpeedContext, variable: str | None = None) -> str:
+        """Remember an applied plan, and put its context into the namespace; returns its name."""
+        variable = variable or self.variable_for(name, context.model)
+        self.remember(name, context)
+        if self.names is not None:
+            self.names[variable] = context
+        return variable
 
 
-def _is_named(name: str, context: SpeedContext, names: Mapping[str, Any]) -> bool:
-    """Whether the name still means the context's model, or a wrapper of it."""
-    return unwrapped(names.get(name)) is unwrapped(context.model)
+def is_free(value: Any, model: torch.nn.Module) -> bool:
+    """Whether a variable may hold a new context of this model: nothing, or one that it replaces."""
+    if isinstance(value, SpeedContext):
+        return value.restored or value.model is model
+    return value is None
+
+
+def _means(names: Mapping[str, Any], word: str, model: torch.nn.Module) -> bool:
+    try:
+        return unwrapped(lookup.value_of(names, word)) is unwrapped(model)
+    except SpeedKitError:  # a method's own variable, as `self.net`, or already said to be earlier
+        return "." in word or "(" in word
 
 
 # State at module level, on purpose: plans and flags belong to the process, as one notebook does.

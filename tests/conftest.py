@@ -12,9 +12,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from made_time import MadeTime, install
 
 from speedkit_jupyter import flags
 from speedkit_jupyter.hardware import Hardware
@@ -26,6 +28,9 @@ settings.load_profile("patient")
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# As many threads as the machines of the profiles have cores, so that plans leave them alone.
+os.environ["OMP_NUM_THREADS"] = "2"
+
 # Two test processes share the cores: threads that spin while they wait would stall each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -33,14 +38,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What is asked of SpeedKit, and for which machine, by `pytest --profile NAME`. Everything must hold
-# under each of them, whatever the machine is that it runs on.
-PROFILES: dict[str, dict[str, str]] = {
-    "cpu": {"SPEEDKIT_HARDWARE": "cpu"},
-    "bf16": {"SPEEDKIT_HARDWARE": "cpu_avx512_bf16"},
-    "fp16": {"SPEEDKIT_HARDWARE": "cpu", "SPEEDKIT_PRECISION": "fp16"},
-    "one_core": {"SPEEDKIT_HARDWARE": "one_core"},
-    "here": {},
+# The machine that is planned for under `pytest --profile NAME`, and the precision that its rule
+# takes where it is not the machine's own. Everything must hold under each of them, wherever it
+# runs: bf16 works without the units too, slowly, and fp16 with torch's GradScaler for CPUs.
+PROFILES = {
+    "cpu": ("cpu", ""),
+    "bf16": ("cpu_avx512_bf16", "bf16"),
+    "fp16": ("cpu", "fp16"),
+    "one_core": ("one_core", ""),
+    "here": ("", ""),
 }
 
 
@@ -58,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """The profile, for kernels and servers too that start before any test does."""
     for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
         del os.environ[name]
-    os.environ.update(PROFILES[config.getoption("--profile")])
+    os.environ["SPEEDKIT_HARDWARE"] = PROFILES[config.getoption("--profile")][0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,13 +85,29 @@ def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "data"))
 
 
+@pytest.fixture(autouse=True)
+def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
+    """What the profile changes for the test, to be undone where the test pins another machine."""
+    precision = PROFILES[request.config.getoption("--profile")][1]
+    with pytest.MonkeyPatch.context() as patch:
+        if precision:
+            from speedkit_jupyter.optimizations.precision import Precision
+
+            def rule(self: Any, request: Any, hardware: Hardware) -> Any:
+                return request.apply(precision, "by the profile of the tests")
+
+            patch.setattr(Precision, "_auto_on_cpu", rule)
+        yield patch
+
+
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Hardware]:
+def machine(
+    monkeypatch: pytest.MonkeyPatch, profile: pytest.MonkeyPatch
+) -> Callable[[str], Hardware]:
     """`machine("t4")`: from here on the test plans as for that one, whatever the profile."""
 
     def pin(name: str) -> Hardware:
-        for variable in {name for profile in PROFILES.values() for name in profile}:
-            monkeypatch.delenv(variable, raising=False)
+        profile.undo()
         monkeypatch.setenv("SPEEDKIT_HARDWARE", name)
         return Hardware.current()
 
@@ -93,8 +115,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Hardware]:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(monkeypatch: pytest.MonkeyPatch, profile: pytest.MonkeyPatch) -> None:
     """For the tests whose subject is this very machine."""
+    profile.undo()
     monkeypatch.delenv("SPEEDKIT_HARDWARE", raising=False)
 
 
@@ -127,6 +150,12 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
         warnings.simplefilter("ignore")  # torch says that its old TF32 API is deprecated
         yield
     flags.restore(before)
+
+
+@pytest.fixture
+def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
+    """Steps take what they sleep on this clock; where nothing sleeps each takes 5 ms."""
+    return install(monkeypatch, tick_s=5e-3)
 
 
 @pytest.fixture

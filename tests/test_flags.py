@@ -15,6 +15,12 @@ from speedkit_jupyter.flags import OverrideStack
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
 
+# Since torch 2.11 these have a second half: whether sums may be split.
+REDUCTIONS = (
+    ((False, False), (False, True))
+    if isinstance(torch._C._get_cublas_allow_fp16_reduced_precision_reduction(), tuple)
+    else (False,)
+)
 # For each switch other values than torch's own, set in the way that a user would.
 OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
     "num_threads": (torch.set_num_threads, (1, 3, 5)),
@@ -23,11 +29,11 @@ OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
     "cudnn.deterministic": (lambda v: setattr(torch.backends.cudnn, "deterministic", v), (True,)),
     "cuda.matmul.allow_fp16_reduced_precision_reduction": (
         lambda v: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", v),
-        ((False, False), (False, True)),
+        REDUCTIONS,
     ),
     "cuda.matmul.allow_bf16_reduced_precision_reduction": (
         lambda v: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", v),
-        ((False, False), (False, True)),
+        REDUCTIONS,
     ),
     "sdp.flash": (torch.backends.cuda.enable_flash_sdp, (False,)),
     "sdp.efficient": (torch.backends.cuda.enable_mem_efficient_sdp, (False,)),

@@ -230,12 +230,18 @@ def test_a_plan_on_a_model_is_one_plan_with_that_of_its_wrapper(model, outer):
 
 
 def test_a_baseline_has_no_plan_of_the_model_behind(model):
-    wrapper, x, seen = Forwarding(model), torch.rand(4, 8), []
+    wrapper, x = Forwarding(model), torch.rand(4, 8)
     _, context = apply_speedups(model, SpeedConfig(precision="bf16"))
-    model.register_forward_hook(lambda *_: seen.append(context.active))
-    benchmark(lambda: wrapper(x), "baseline,threads:1", budget_s=0.05)
-    assert seen
-    assert not any(seen)
+
+    def look(*_):
+        if context.active:
+            raise ValueError("the plan is in force")
+
+    model.register_forward_hook(look)
+    with pytest.raises(ValueError, match="in force"):
+        wrapper(x)
+    found = benchmark(lambda: wrapper(x), "baseline,threads:1", budget_s=0.05)
+    assert found.baseline.failure is None
     assert context.active
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from IPython.display import display
 
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.magics.namespace import models, optimizers
+from speedkit_jupyter.magics.namespace import inside_others, models, optimizers
 from speedkit_jupyter.report.plans import applied_report
+from speedkit_jupyter.report.training_loop import Words
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.tuning.search import Search
 
@@ -51,15 +52,13 @@ class Applied:
         tuning, names = self._search.result(), self._shell.user_ns
         self._contexts = tuning.apply()
         for number, context in enumerate(self._contexts):
-            name = _name(models(names), context.model) or f"model {number + 1}"
-            held = context.target.optimizers
-            optimizer = _name(optimizers(names), held[0]) if held else None
-            ctx = "ctx" if number == 0 else f"ctx_{number + 1}"
-            if isinstance(names.get(ctx, None), SpeedContext | None):
-                names[ctx] = context
-            self._session.contexts[name] = context
-            known = {"model": name, "optimizer": optimizer or "optimizer", "ctx": ctx}
-            display(applied_report(context, known))
+            every = models(names) | inside_others(names)
+            name = _name(every, context.model) or f"model_{number + 1}"
+            known = optimizers(names)
+            held = {_name(known, one): one for one in context.target.optimizers}
+            named = {n or f"optimizer_{i}": one for i, (n, one) in enumerate(held.items(), 1)}
+            ctx = self._session.keep(name, context)
+            display(applied_report(context, Words(name, named, ctx)))
 
     def _restore(self) -> None:
         for context in self._contexts:

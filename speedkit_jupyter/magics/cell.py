@@ -7,23 +7,22 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import IOBase, TextIOBase
-from types import ModuleType
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.measure.clock import Stopwatch
-from speedkit_jupyter.measure.reach import reached
+from speedkit_jupyter.measure.kinds.names import Names
 
 LOOP = """
-def _speedbench(_steps, _begin, _end):
-    _begin()
-    for _step in _steps:
+def {loop}({steps}, {begin}, {end}):
+    {begin}()
+    for {step} in {steps}:
         pass
-    _end()
+    {end}()
 """
 
 
@@ -84,7 +83,8 @@ class Cell:
         shell = self._shell
         before = shell.transform_ast(shell.compile.ast_parse(shell.transform_cell(setup)))
         _refuse_await(before)
-        tree = ast.parse(LOOP)
+        ours = _free_names(self.tree, before)
+        tree = ast.parse(LOOP.format(**ours))
         inner = tree.body[0]
         assert isinstance(inner, ast.FunctionDef)
         inner.body[0:0] = [*self._of_the_notebook(before), *before.body]
@@ -95,7 +95,7 @@ class Cell:
         took_s = time.perf_counter() - start
         found: dict[str, Any] = {}
         exec(code, self._names, found)
-        inner_loop = found["_speedbench"]
+        inner_loop = found[ours["loop"]]
 
         def run(loops: int, watch: Stopwatch) -> None:
             __tracebackhide__ = True
@@ -130,28 +130,10 @@ class Cell:
         """Whether the cell's own code uses a name."""
         return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(self.tree))
 
-    def objects(self) -> list[Any]:
-        """Every object that the cell's code reaches by name, also through the user's functions."""
-        return reached(_named(self.tree, self._names))
-
-    def beyond_undo(self) -> list[str]:
-        """What the cell uses and nobody can put back, in words: open files, hidden iterators."""
-        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
-        files = [name for name in sorted(used) if isinstance(self._names.get(name), IOBase)]
-        named = {id(self._names[name]) for name in self.iterators()}
-        hidden = {
-            type(one).__name__
-            for one in self.objects()
-            if isinstance(one, Iterator) and not isinstance(one, IOBase) and id(one) not in named
-        }
-        return [
-            *(f"{name} is written to for real: that can't be put back" for name in files),
-            *(
-                f"a {kind} that the cell reaches through another object is drawn from for real: "
-                "give it a name of its own, and it is put back"
-                for kind in sorted(hidden)
-            ),
-        ]
+    def names(self) -> Names:
+        """Every name that the cell's code uses: what it reaches, it reaches from there."""
+        used = (node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name))
+        return Names(self._names, used)
 
     def iterators(self) -> list[str]:
         """The names of iterators that the cell draws from: its next batch, say."""
@@ -218,25 +200,19 @@ def _ids(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
     }
 
 
-def _named(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[Any]:
-    """The values of names and dotted names in the code."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in names:
-            yield names[node.id]
-        elif isinstance(node, ast.Attribute):
-            value = _attribute(node, names)
-            if value is not None:
-                yield value
-
-
-def _attribute(node: ast.Attribute, names: Mapping[str, Any]) -> Any:
-    """The value of `a.b.c`, read from instance dictionaries only, so that nothing is run."""
-    if isinstance(node.value, ast.Name):
-        owner = names.get(node.value.id)
-    elif isinstance(node.value, ast.Attribute):
-        owner = _attribute(node.value, names)
-    else:
-        return None
-    if isinstance(owner, ModuleType):
-        return None
-    return getattr(owner, "__dict__", {}).get(node.attr)
+def _free_names(*trees: ast.AST) -> dict[str, str]:
+    """Names for the loop that the code does not use in any way."""
+    used = {
+        value
+        for tree in trees
+        for node in ast.walk(tree)
+        for _, field in ast.iter_fields(node)
+        for value in (field if isinstance(field, list) else [field])
+        if isinstance(value, str)
+    }
+    found = {}
+    for name in ("loop", "steps", "begin", "end", "step"):
+        found[name] = f"_speedbench_{name}"
+        while found[name] in used:
+            found[name] += "_"
+    return found

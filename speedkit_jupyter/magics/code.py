@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from speedkit_jupyter.session import Session
 
 
-def code(shell: Any, session: Session, line: str) -> None:
+def code(names: Mapping[str, Any], session: Session, line: str) -> None:
     """The plan in force, or what apply would do now, as code without SpeedKit."""
     arguments = parsing.code_parser().parse_line(line)
-    applied = dict(session.applied(shell.user_ns))
-    name = named(shell, applied, arguments.model)
+    applied = dict(session.applied(names))
+    name = named(names, applied, arguments.model)
     context = applied.get(name)
     if context is None:
-        model = find_model(shell.user_ns, name)[1]
-        optimizers = find_optimizers(shell.user_ns, arguments.optimizer, model)
-        found = planned(shell, session.config, name, optimizers)
+        model = find_model(names, name)[1]
+        optimizers = find_optimizers(names, arguments.optimizer, model)
+        found = planned(names, session.config, name, optimizers)
     elif arguments.optimizer:
         raise UsageError(f"%speedkit code: {name} has a plan; its optimizers are those of apply")
     else:
-        found, optimizers = context.plan, _with_names(shell, context)
-    document = code_report(found, arguments.form, optimizers, f"`{name}`")
+        model, found, optimizers = context.model, context.plan, _with_names(names, context)
+    document = code_report(found, arguments.form, optimizers, name, model)
     if arguments.save is None:
         display(document)
         return
@@ -45,30 +45,35 @@ def code(shell: Any, session: Session, line: str) -> None:
     display(Document(f"Saved to {arguments.save}", (), document.to_dict()))
 
 
-def named(shell: Any, applied: Mapping[str, SpeedContext], name: str | None) -> str:
+def named(names: Mapping[str, Any], applied: Mapping[str, SpeedContext], name: str | None) -> str:
     """The model that a line is about: the named one, the only one with a plan, or the only one."""
     if name is None and len(applied) == 1:
         return next(iter(applied))
+    if name is None and len(applied) > 1:
+        raise UsageError(f"which model? {', '.join(applied)}")
     if name is not None and name in applied:
         return name
-    return find_model(shell.user_ns, name)[0]
+    return find_model(names, name)[0]
 
 
 def planned(
-    shell: Any, config: SpeedConfig, name: str, optimizers: Mapping[str, Any] | None = None
+    names: Mapping[str, Any],
+    config: SpeedConfig,
+    name: str,
+    optimizers: Mapping[str, Any] | None = None,
 ) -> Plan:
     """What apply would do to a model that has no plan yet."""
-    _, model = find_model(shell.user_ns, name)
-    found = find_optimizers(shell.user_ns, None, model) if optimizers is None else optimizers
+    _, model = find_model(names, name)
+    found = find_optimizers(names, None, model) if optimizers is None else optimizers
     listed = list(found.values())
     return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
 
 
-def _with_names(shell: Any, context: SpeedContext) -> dict[str, Any]:
+def _with_names(names: Mapping[str, Any], context: SpeedContext) -> dict[str, Any]:
     """The optimizers of an applied plan, by the names that they have in the notebook."""
-    names = {id(one): name for name, one in all_optimizers(shell.user_ns).items()}
+    known = {id(one): name for name, one in all_optimizers(names).items()}
     return {
-        names.get(id(one), f"optimizer_{number}"): one
+        known.get(id(one), f"optimizer_{number}"): one
         for number, one in enumerate(context.target.optimizers, 1)
     }
 

@@ -31,8 +31,10 @@ def complete(shell: Any, event: Any) -> list[str]:
         return _of_verify(words)
     if words[1] == "tuned":
         return ["list", "forget"] if len(words) == 2 else _learned()
+    if words[1] == "help":
+        return [*parsing.PARSERS]
     if words[1] == "config":
-        return ["show", "load", "save"] if len(words) == 2 else _files()
+        return ["show", "load", "save", "reset"] if len(words) == 2 else _files()
     return []
 
 

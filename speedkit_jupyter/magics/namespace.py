@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.exceptions import did_you_mean
+from speedkit_jupyter import lookup
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.wrappers import is_optimizer, unwrapped
 
 if TYPE_CHECKING:
     import torch
+
+# Of a longer list nobody wants every element as a suggestion.
+MOST_PARTS = 32
 
 
 def models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
@@ -32,12 +37,15 @@ def optimizers(names: Mapping[str, Any]) -> dict[str, torch.optim.Optimizer]:
 
 
 def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.nn.Module]:
-    """The model of that name (`net`, `trainer.model`), or the only one; raises UsageError."""
+    """The model of that name (`net`, `trainer.model`, `models['lm']`), or the only one.
+
+    Raises UsageError.
+    """
     import torch
 
     found = models(names)
     if name is None:
-        whole = _not_part_of_another(found)
+        whole = _whole(found) or _whole(inside_others(names)) or found
         if len(whole) == 1:
             return next(iter(whole.items()))
         if not whole:
@@ -46,7 +54,7 @@ def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.n
     value = _looked_up(names, name, list(found), "model")
     if not isinstance(value, torch.nn.Module):
         raise UsageError(f"{name} is of class {type(value).__name__}, not a torch.nn.Module")
-    return name, value
+    return lookup.canonical(name), value
 
 
 def find_optimizers(
@@ -60,7 +68,7 @@ def find_optimizers(
         for name, one in found.items()
         if any(id(p) in parameters for group in one.param_groups for p in group["params"])
     }
-    for name in wanted or ():
+    for name in found if wanted else ():
         if name not in holding:
             raise UsageError(f"{name} holds no parameter of this model")
     return holding
@@ -77,8 +85,34 @@ def named_optimizers(
             raise UsageError(
                 f"{name} is of class {type(value).__name__}, not a torch.optim.Optimizer"
             )
-        found[name] = unwrapped(value)
+        found[lookup.canonical(name)] = unwrapped(value)
     return found
+
+
+def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
+    """The models that lists, dictionaries and the user's own objects hold, by how to write them."""
+    import torch
+
+    found: dict[int, tuple[str, Any]] = {}
+    for name, owner in list(names.items()):
+        if name.startswith("_") or name in ("In", "Out") or isinstance(owner, ModuleType | type):
+            continue
+        for word, value in _parts_of(owner):
+            if isinstance(value, torch.nn.Module):
+                found.setdefault(id(value), (f"{name}{word}", value))
+    return dict(found.values())
+
+
+def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
+    """One level, read and not computed."""
+    if type(owner) in (list, tuple) and len(owner) <= MOST_PARTS:
+        yield from ((f"[{number}]", one) for number, one in enumerate(owner))
+    elif type(owner) is dict and len(owner) <= MOST_PARTS:
+        plain = ((key, one) for key, one in list(owner.items()) if isinstance(key, str | int))
+        yield from ((f"[{key!r}]", one) for key, one in plain)
+    elif isinstance(inside := getattr(owner, "__dict__", None), dict):
+        plain_names = ((key, one) for key, one in list(inside.items()) if str(key)[:1] != "_")
+        yield from ((f".{key}", one) for key, one in plain_names)
 
 
 def _instances(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
@@ -89,11 +123,11 @@ def _instances(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
     return dict(found.values())
 
 
-def _not_part_of_another(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Without loss functions and other modules that have no parameters or lie in a model."""
+def _whole(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Without loss functions and others that have no parameters, and what lies in a model."""
     inside = {id(part) for one in found.values() for part in _parts(one)}
     whole = {name: one for name, one in found.items() if id(one) not in inside}
-    return {n: m for n, m in whole.items() if next(m.parameters(), None) is not None} or whole
+    return {n: m for n, m in whole.items() if next(m.parameters(), None) is not None}
 
 
 def _parts(model: Any) -> Iterator[Any]:
@@ -102,16 +136,8 @@ def _parts(model: Any) -> Iterator[Any]:
     return parts  # type: ignore[no-any-return]
 
 
-def _looked_up(names: Mapping[str, Any], path: str, known: list[str], kind: str) -> Any:
-    """The value of a dotted name; only attributes are followed, nothing is evaluated."""
-    first, *rest = path.split(".")
-    if first not in names:
-        here = f" Here: {', '.join(known)}." if known else ""
-        raise UsageError(f"there is no {kind} {path!r}.{did_you_mean(path, known)}{here}")
-    value = names[first]
-    for attribute in rest:
-        try:
-            value = getattr(value, attribute)
-        except AttributeError:
-            raise UsageError(f"{first} has no attribute {attribute!r} (in {path})") from None
-    return value
+def _looked_up(names: Mapping[str, Any], text: str, known: list[str], kind: str) -> Any:
+    try:
+        return lookup.value_of(names, text, known, kind)
+    except SpeedKitError as error:
+        raise UsageError(str(error)) from None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
-import shlex
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NoReturn
-
-from IPython.core.error import UsageError
+from typing import Any
 
 from speedkit_jupyter.config import choices, from_word, paths_of
-from speedkit_jupyter.exceptions import did_you_mean
+from speedkit_jupyter.magics.line import Parser as Parser
+from speedkit_jupyter.magics.line import options as options
+from speedkit_jupyter.magics.line import split as split
+from speedkit_jupyter.magics.line import split_setup as split_setup
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.report.code import FORMS
 
@@ -30,82 +30,28 @@ SUBCOMMANDS = {
     "help": "this page",
 }
 
-PLAIN_OPTIONS = {
-    "optimizer": "the optimizer's name; without it those that hold the model's parameters",
-    "ctx": "the name that the context gets (ctx)",
-    "config": "a YAML file to start from",
-    "rules": "by rules, although tuning has learned a plan",
-}
-
-
-# An option word (`--budget`, `--budget=3`, `-n10`), and a value that follows it, quoted or not.
-OPTION = re.compile(r"\s*(--?[A-Za-z][^\s=]*)(=\S*)?")
-VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
-END_OF_OPTIONS = re.compile(r"\s*--(?=\s|$)")
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors are one line with the nearest right word, never an exit."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise IPython's UsageError."""
-        message = message.replace("invalid float value", "no number")
-        message = re.sub(r"invalid \w+ value", "no whole number", message)
-        choice = re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message)
-        if choice:
-            words = choice[2].replace("'", "")
-            hint = did_you_mean(choice[1], words.split(", "))
-            raise UsageError(f"{self.prog}: {choice[1]!r} is not allowed; allowed: {words}.{hint}")
-        found = re.search(r"unrecognized arguments: (\S+)", message)
-        if found and found[1] in ("-h", "--help"):
-            message = f"its options are {', '.join(options(self))}; see %speedkit help"
-        elif found and found[1].startswith("-"):
-            message = f"unknown option {found[1]!r}.{did_you_mean(found[1], options(self))}"
-        elif found:
-            message = f"{found[1]!r} is one word too many (lists take commas without spaces)"
-        raise UsageError(f"{self.prog}: {message}")
-
-    def parse_line(self, line: str) -> argparse.Namespace:
-        """Parse a magic's line; raises UsageError."""
-        return self.parse_args(split(line))
-
-
-def split(line: str) -> list[str]:
-    """The words of a line, quotes respected; raises UsageError where one is left open."""
-    try:
-        return shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"can't be read: {error}") from None
-
-
-def options(parser: argparse.ArgumentParser) -> dict[str, tuple[str, ...]]:
-    """Every long option with the words that it takes."""
-    return {
-        name: tuple(getattr(action, "words", ()))
-        for action in parser._actions
-        for name in action.option_strings
-        if name.startswith("--")
-    }
+MODEL = "the model: `net`, `trainer.model`, `models['lm']`; without it the only one"
+OPTIMIZER = "its optimizers, with commas; without it those that hold the model's parameters"
 
 
 @lru_cache(maxsize=1)
 def apply_parser() -> Parser:
     """`%speedkit apply`; each config field is an option, each further field `--field-part`."""
-    parser = Parser(prog="%speedkit apply", add_help=False, allow_abbrev=False)
-    parser.add_argument("model", nargs="?", help="the model's name in this notebook")
-    parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
-    parser.add_argument("--ctx", default="ctx", metavar="NAME")
-    parser.add_argument("--config", metavar="FILE")
-    parser.add_argument("--rules", action="store_true")
+    parser = Parser("%speedkit apply")
+    _model(parser)
+    parser.add_argument("--ctx", metavar="NAME", help="the variable that the context gets (ctx)")
+    parser.add_argument("--config", metavar="FILE", help="a YAML file to start from")
+    by_rules = "by rules, although tuning has learned a plan"
+    parser.add_argument("--rules", action="store_true", help=by_rules)
     for option, destination, annotation, summary in config_options():
         words = choices(annotation)
         bare = {"nargs": "?", "const": "true"} if "true" in words else {}
         action = parser.add_argument(
-            *{option, option.replace("_", "-")},
+            *dict.fromkeys((option, option.replace("_", "-"))),
             dest=destination,
             default=None,
             help=summary,
-            metavar="|".join(words) or "VALUE",
+            metavar="WORD" if len(words) > 1 else "VALUE",
             **bare,  # type: ignore[arg-type]
         )
         action.words = words  # type: ignore[attr-defined]
@@ -118,7 +64,9 @@ def config_options() -> list[tuple[str, str, Any, str]]:
     for one in CATALOG:
         for number, (path, annotation) in enumerate(paths_of(one).items()):
             option = f"--{path.replace('.', '-')}" if number else f"--{one.name}"
-            found.append((option, path, annotation, one.summary))
+            field = path.partition(".")[2] if number else ""
+            about = f"{one.summary}: its {field}" if field else one.summary
+            found.append((option, path, annotation, about))
     return found
 
 
@@ -142,114 +90,164 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
+def _model(parser: Parser) -> None:
+    """What most subcommands take."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
+    parser.add_argument(
+        "--optimizer", type=_names, action="extend", metavar="NAMES", help=OPTIMIZER
+    )
+
+
 def report_parser() -> Parser:
     """`%speedkit report`."""
-    parser = Parser(prog="%speedkit report", add_help=False, allow_abbrev=False)
-    parser.add_argument("model", nargs="?", help="the model's name in this notebook")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser = Parser("%speedkit report")
+    about = f"{MODEL}, or all that have a plan"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=about)
+    parser.add_argument("--json", action="store_true", help="one JSON document in place of tables")
     return parser
 
 
 def code_parser() -> Parser:
     """`%speedkit code`."""
-    parser = Parser(prog="%speedkit code", add_help=False, allow_abbrev=False)
-    parser.add_argument("model", nargs="?", help="the model's name in this notebook")
-    action = parser.add_argument("--as", dest="form", default="torch", metavar="FORM")
+    parser = Parser("%speedkit code")
+    _model(parser)
+    form = "what it is written for (torch)"
+    action = parser.add_argument("--as", dest="form", default="torch", metavar="FORM", help=form)
     action.words = FORMS  # type: ignore[attr-defined]
-    parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
-    parser.add_argument("--save", metavar="FILE")
+    parser.add_argument("--save", metavar="FILE", help="write it to a file")
     parser.add_argument("--force", action="store_true", help="write over an existing FILE")
     return parser
 
 
 def panel_parser() -> Parser:
     """`%speedkit panel`."""
-    parser = Parser(prog="%speedkit panel", add_help=False, allow_abbrev=False)
-    parser.add_argument("model", nargs="?", help="the model's name in this notebook")
-    parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
-    parser.add_argument("--step", metavar="NAME", help="the function to measure")
+    parser = Parser("%speedkit panel")
+    _model(parser)
+    step = "the function to measure; without it the last %%speedbench cell"
+    parser.add_argument("--step", metavar="NAME", help=step)
     return parser
 
 
 def config_parser() -> Parser:
     """`%speedkit config`."""
-    parser = Parser(prog="%speedkit config", add_help=False, allow_abbrev=False)
+    parser = Parser("%speedkit config")
+    actions = ("show", "load", "save", "reset")
+    what = "what to do with what apply starts from (show)"
     parser.add_argument(
-        "action", nargs="?", choices=("show", "load", "save", "reset"), default="show"
+        "action", nargs="?", choices=actions, default="show", metavar="ACTION", help=what
     )
-    parser.add_argument("file", nargs="?", metavar="FILE")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a YAML file, for load and save")
     return parser
 
 
 def history_parser() -> Parser:
     """`%speedkit history`."""
-    parser = Parser(prog="%speedkit history", add_help=False, allow_abbrev=False)
-    parser.add_argument("name", nargs="?", help="a name given to %%speedbench --save")
+    parser = Parser("%speedkit history")
+    name = "what was given to %%speedbench --save; without it all names"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=name)
     parser.add_argument("--forget", action="store_true", help="delete what has this name")
     return parser
 
 
 def verify_parser() -> Parser:
     """`%speedkit verify`."""
-    parser = Parser(prog="%speedkit verify", add_help=False, allow_abbrev=False)
-    parser.add_argument("--steps", type=_whole_number, default=50, metavar="NUMBER")
-    parser.add_argument("--step", metavar="NAME")
-    parser.add_argument("--plan", metavar="NAME")
-    parser.add_argument("-v", metavar="NAME")
+    parser = Parser("%speedkit verify")
+    parser.add_argument(
+        "--steps", type=_whole_number, default=50, metavar="NUMBER", help="steps of each curve (50)"
+    )
+    step = "the function that trains; without it the last %%speedbench cell"
+    parser.add_argument("--step", metavar="NAME", help=step)
+    plan = "a plan as for --compare; without it what is applied, learned, or by rules"
+    parser.add_argument("--plan", metavar="NAME", help=plan)
+    parser.add_argument("-v", metavar="NAME", help="the variable that the result gets")
     return parser
 
 
 def tuned_parser() -> Parser:
     """`%speedkit tuned`."""
-    parser = Parser(prog="%speedkit tuned", add_help=False, allow_abbrev=False)
-    parser.add_argument("action", nargs="?", choices=("list", "forget"), default="list")
-    parser.add_argument("which", nargs="?", metavar="NUMBER")
+    parser = Parser("%speedkit tuned")
+    what = "show them or drop one (list)"
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "forget"),
+        default="list",
+        metavar="ACTION",
+        help=what,
+    )
+    parser.add_argument("which", nargs="?", metavar="NUMBER", help="for forget: its number, or all")
     return parser
 
 
 @lru_cache(maxsize=1)
 def speedbench_parser() -> Parser:
     """`%%speedbench`: options of `%%timeit`, and those of a comparison."""
-    parser = Parser(prog="%%speedbench", add_help=False, allow_abbrev=False)
-    parser.add_argument("--compare", metavar="NAMES")
-    parser.add_argument("--budget", type=float, metavar="SECONDS")
-    parser.add_argument("--model", type=_names, action="extend", metavar="NAMES")
-    parser.add_argument("--optimizer", type=_names, action="extend", metavar="NAMES")
-    parser.add_argument("--check", type=_names, action="extend", metavar="NAMES")
-    parser.add_argument("--save", metavar="NAME")
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--apply", action="store_true")
-    parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--objective", choices=("time", "memory"))
-    parser.add_argument("--steps", type=_whole_number, metavar="NUMBER")
-    parser.add_argument("--paranoid", action="store_true")
-    parser.add_argument("--throughput", action="store_true")
-    parser.add_argument("-n", type=int, metavar="LOOPS")
-    parser.add_argument("-r", type=_whole_number, metavar="RUNS")
-    parser.add_argument("-p", type=_digits, metavar="DIGITS")
-    parser.add_argument("-v", metavar="NAME")
-    for option in ("-q", "-o", "-t", "-c"):
-        parser.add_argument(option, action="store_true")
+    parser = Parser("%%speedbench")
+    plans = "compare plans: baseline, current, auto, words as bf16+compile, YAML files, saved names"
+    parser.add_argument("--compare", metavar="NAMES", help=plans)
+    budget = "for the rounds of a comparison (10) or a search (60)"
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
+    models = "the models that get the plans; without it those that the cell uses"
+    parser.add_argument("--model", type=_names, action="extend", metavar="NAMES", help=models)
+    optimizers = "their optimizers; without it those that the cell uses"
+    parser.add_argument(
+        "--optimizer", type=_names, action="extend", metavar="NAMES", help=optimizers
+    )
+    check = "what the cell leaves, to compare in place of what backward ran on"
+    parser.add_argument("--check", type=_names, action="extend", metavar="NAMES", help=check)
+    save = "keep the result for %speedkit history and --compare"
+    parser.add_argument("--save", metavar="NAME", help=save)
+    for option, what in SWITCHES.items():
+        parser.add_argument(option, action="store_true", help=what)
+    aim = "with --tune: what to make less of (time)"
+    parser.add_argument("--objective", choices=("time", "memory"), help=aim)
+    steps = "with --tune: the least total time for so many steps, compiling included"
+    parser.add_argument("--steps", type=_whole_number, metavar="NUMBER", help=steps)
+    loops = "timing: loops in a run; 0 or none: until a run takes 0.2 s"
+    parser.add_argument("-n", type=int, metavar="LOOPS", help=loops)
+    parser.add_argument("-r", type=_whole_number, metavar="RUNS", help="timing: how many runs (7)")
+    parser.add_argument("-p", type=_digits, metavar="DIGITS", help="timing: digits to show (3)")
+    parser.add_argument("-v", metavar="NAME", help="the variable that the result gets")
     return parser
 
 
-def split_setup(line: str) -> tuple[str, str]:
-    """The options at the beginning of a `%%speedbench` line, and the setup code after them.
+SWITCHES = {
+    "--tune": "search the fastest safe plan for this cell",
+    "--apply": "with --tune: put it into force, a plan that is known at once",
+    "--fresh": "with --tune: search although a plan is known",
+    "--paranoid": "await the device after each step, as without it",
+    "--throughput": "await the device only after blocks of steps",
+    "-q": "show nothing",
+    "-o": "return the result",
+    "-t": "timing: by the wall clock (time.time)",
+    "-c": "timing: by CPU time",
+}
 
-    The setup is left as it was typed, quotes and all.
-    """
-    takes_value = {
-        name: action.nargs != 0
-        for action in speedbench_parser()._actions
-        for name in action.option_strings
-    }
-    end = 0
-    while match := OPTION.match(line, end):
-        end = match.end()
-        if takes_value.get(match[1]) and not match[2] and (value := VALUE.match(line, end)):
-            end = value.end()
-    begin = marker.end() if (marker := END_OF_OPTIONS.match(line, end)) else end
-    return line[:end], line[begin:].strip()
+
+def help_parser() -> Parser:
+    """`%speedkit help`."""
+    parser = Parser("%speedkit help")
+    topics = (*SUBCOMMANDS, "speedbench")
+    action = parser.add_argument(
+        "topic", nargs="?", choices=topics, metavar="TOPIC", help="one of them; without it all"
+    )
+    action.words = topics  # type: ignore[attr-defined]
+    return parser
+
+
+# What has options, in the order of help.
+PARSERS: dict[str, Callable[[], Parser]] = {
+    "speedbench": speedbench_parser,
+    "apply": apply_parser,
+    "report": report_parser,
+    "verify": verify_parser,
+    "tuned": tuned_parser,
+    "code": code_parser,
+    "panel": panel_parser,
+    "history": history_parser,
+    "config": config_parser,
+    "help": help_parser,
+}
 
 
 def _digits(text: str) -> int:

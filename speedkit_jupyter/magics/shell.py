@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import (
+    Magics,
+    cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
 
 
 @magics_class
@@ -20,14 +29,15 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
     open_panel: Any = None
 
     @line_magic  # type: ignore[untyped-decorator]
+    @needs_local_scope  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
-    def speedkit(self, line: str) -> None:
+    def speedkit(self, line: str, local_ns: Any = None) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
         __tracebackhide__ = True
         from speedkit_jupyter.magics.speedkit import run
 
         with one_line_errors():
-            run(self.shell, self._session(), line)
+            run(_names(self.shell, local_ns), self._session(), line)
 
     @cell_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -50,6 +60,33 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
             self.session = session.begin(shell.user_ns)
             self.session.open_panel = self.open_panel
         return self.session
+
+
+def _page(topic: str | None = None) -> str:
+    """What `%speedkit?` shows: as help, every option."""
+    from speedkit_jupyter.magics.help import help_page
+
+    return help_page(topic).to_text()
+
+
+# IPython asks a magic for this before its docstring; made when it is asked for, since loading the
+# extension must stay instant.
+vars(SpeedKitMagics.speedkit)["getdoc"] = _page
+vars(SpeedKitMagics.speedbench)["getdoc"] = partial(_page, "speedbench")
+
+
+class _Names(ChainMap[str, Any]):
+    """A function's own variables before the notebook's, which are the ones that are written."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.maps[-1][name] = value
+
+
+def _names(shell: Any, local: Any) -> Any:
+    """What words mean where the magic stands: `self` within a method."""
+    return (
+        shell.user_ns if local is None or local is shell.user_ns else _Names(local, shell.user_ns)
+    )
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.reach import (
     bystanders_among,
     optimizers_among,
-    others_among,
     outermost,
+    reached,
 )
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.step import Step
@@ -33,6 +33,7 @@ from speedkit_jupyter.measure.timing import Loop, Timer, Timing, device_of
 from speedkit_jupyter.measure.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.histories import since
 from speedkit_jupyter.session import MeasuredCell, Session
+from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
 
@@ -41,12 +42,13 @@ BUDGET_S, TUNE_BUDGET_S = 10.0, 60.0
 DIGITS = 3
 
 
+@lets_go
 def run(
     shell: Any, session: Session, line: str, source: str
 ) -> Comparison | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
-    typed, setup = parsing.split_setup(line)
+    typed, setup = parsing.split_setup(parsing.speedbench_parser(), line)
     arguments = parsing.speedbench_parser().parse_line(typed)
     if arguments.v and (not arguments.v.isidentifier() or iskeyword(arguments.v)):
         raise UsageError(f"%%speedbench: -v {arguments.v}: this is no name for a variable")
@@ -215,11 +217,15 @@ def _again(shell: Any, cell: Cell, arguments: Any) -> Step:
         raise StepError(str(error)) from None
 
 
+def _say_nothing(line: str) -> None:
+    """In a panel, between the cells."""
+
+
 def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
-    reached = cell.objects()
-    models, optimizers = outermost(reached), optimizers_among(reached)
+    found = reached([cell.names()])
+    models, optimizers = outermost(found), optimizers_among(found)
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
     if not models and (arguments.compare or arguments.tune):
@@ -238,19 +244,17 @@ def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
             names["ctx"] = context
         return cell.run()
 
-    for warning in () if quiet else cell.beyond_undo():
-        print(warning)
     return Step(
         step,
         models,
         optimizers,
-        bystanders_among(reached, [*models, *optimizers]),
+        bystanders_among(found, [*models, *optimizers]),
         names=names,
         assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
-        others=others_among(reached),
+        others=[cell.names()],
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
-        reached=cell.objects,
+        say=_say_nothing if quiet else print,
     )
 
 

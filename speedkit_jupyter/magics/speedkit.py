@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from keyword import iskeyword
 from types import FunctionType
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.config import SpeedConfig, choices, from_arguments
+from speedkit_jupyter.config import SpeedConfig, from_arguments
 from speedkit_jupyter.context import SpeedContext, apply_speedups, restore_all
 from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.code import code, named, planned
+from speedkit_jupyter.magics.help import help_page
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
 from speedkit_jupyter.magics.wishes import or_learned
-from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
+from speedkit_jupyter.report.document import Code, Document, Section
 from speedkit_jupyter.report.units import count
-from speedkit_jupyter.session import Session
+from speedkit_jupyter.session import CTX, Session, is_free
+
+Names = MutableMapping[str, Any]
 
 
-def run(shell: Any, session: Session, line: str) -> None:
+def run(names: Names, session: Session, line: str) -> None:
     """One `%speedkit` line; whatever is wrong with it is one UsageError."""
     words = parsing.split(line)
     command = words[0] if words else "status"
@@ -32,82 +37,82 @@ def run(shell: Any, session: Session, line: str) -> None:
         hint = did_you_mean(command, parsing.SUBCOMMANDS)
         raise UsageError(f"%speedkit: unknown subcommand {command!r}.{hint} See %speedkit help")
     try:
-        COMMANDS[command](shell, session, rest)
+        COMMANDS[command](names, session, rest)
     except (SpeedKitError, TypeError) as error:
         if not isinstance(error, SpeedKitError) and not str(error).startswith(("apply_", "opt")):
             raise
         raise UsageError(str(error)) from None
 
 
-def status(shell: Any, session: Session, line: str) -> None:
+def status(names: Names, session: Session, line: str) -> None:
     """Hardware, what is on, and what is left on the table."""
     from speedkit_jupyter.hardware import Hardware
     from speedkit_jupyter.report.plans import status_report
 
     _no_arguments("status", line)
-    applied = session.applied(shell.user_ns)
-    names = [] if applied else _first_models(shell.user_ns)
-    plans = [(name, planned(shell, session.config, name)) for name in names]
-    display(status_report(Hardware.current(), applied, plans))
+    applied = session.applied(names)
+    first = [] if applied else _first_models(names)
+    plans = [(name, planned(names, session.config, name)) for name in first]
+    display(status_report(Hardware.current(), applied, plans, session.variable_of))
 
 
-def report(shell: Any, session: Session, line: str) -> None:
+def report(names: Names, session: Session, line: str) -> None:
     """Each decision with its reason, and the flags before and after."""
     from speedkit_jupyter.report.plans import context_report, plan_report
 
     arguments = parsing.report_parser().parse_line(line)
-    applied = dict(session.applied(shell.user_ns))
-    name = named(shell, applied, arguments.model)
-    document = (
-        context_report(applied[name], f"`{name}`")
-        if name in applied
-        else plan_report(planned(shell, session.config, name), f"`{name}` (not applied)")
-    )
-    if arguments.json:
-        print(document.to_json())
+    applied = dict(session.applied(names))
+    if arguments.model is None and len(applied) > 1:
+        chosen = list(applied)
     else:
+        chosen = [named(names, applied, arguments.model)]
+    documents = {
+        name: context_report(applied[name], f"`{name}`", session.variable_of(applied[name]))
+        if name in applied
+        else plan_report(planned(names, session.config, name), f"`{name}` (not applied)")
+        for name in chosen
+    }
+    if arguments.json:
+        one = next(iter(documents.values()))
+        every = {"models": {name: each.to_dict() for name, each in documents.items()}}
+        print(one.to_json() if len(documents) == 1 else Document("", (), every).to_json())
+        return
+    for document in documents.values():
         display(document)
 
 
-def apply(shell: Any, session: Session, line: str) -> None:
+def apply(names: Names, session: Session, line: str) -> None:
     """Plan for a model, apply the plan, put the context into the namespace."""
     from speedkit_jupyter.report.plans import applied_report
+    from speedkit_jupyter.report.training_loop import Words
 
     arguments = parsing.apply_parser().parse_line(line)
-    if not arguments.ctx.isidentifier():
-        raise UsageError(f"%speedkit apply: --ctx {arguments.ctx!r} is no name for a variable")
-    _check_free(shell.user_ns, arguments.ctx)
-    name, model = find_model(shell.user_ns, arguments.model)
+    name, model = find_model(names, arguments.model)
+    _check_free(session, arguments.ctx, model)
     config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
     typed = parsing.config_values(arguments)
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
-    optimizers = find_optimizers(shell.user_ns, arguments.optimizer, model)
+    optimizers = find_optimizers(names, arguments.optimizer, model)
     if not arguments.rules:
         config = or_learned(config, model, list(optimizers.values()))
     _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
-    session.contexts[name] = context
-    shell.user_ns[arguments.ctx] = context
-    names = {
-        "model": name,
-        "optimizer": next(iter(optimizers), "optimizer"),
-        "ctx": arguments.ctx,
-    }
-    display(applied_report(context, names))
+    variable = session.keep(name, context, arguments.ctx)
+    document = applied_report(context, Words(name, optimizers, variable))
+    if arguments.ctx is None and variable != CTX:
+        document = document.and_lines([f"`{CTX}` is in use: this context is `{variable}`."])
+    display(document)
 
 
-def panel(shell: Any, session: Session, line: str) -> None:
+def panel(names: Names, session: Session, line: str) -> None:
     """Buttons for a model's plan."""
     arguments = parsing.panel_parser().parse_line(line)
-    _, model = find_model(shell.user_ns, arguments.model)
-    found = find_optimizers(shell.user_ns, arguments.optimizer, model)
+    _, model = find_model(names, arguments.model)
+    found = find_optimizers(names, arguments.optimizer, model)
     step = arguments.step
-    if step is not None and not callable(shell.user_ns.get(step)):
-        hidden = shell.user_ns_hidden  # IPython's own, as `open` and `exit`
-        known = [
-            n
-            for n, one in shell.user_ns.items()
-            if isinstance(one, FunctionType) and n not in hidden
-        ]
+    if step is not None and not callable(names.get(step)):
+        functions = {n: one for n, one in names.items() if isinstance(one, FunctionType)}
+        # Not IPython's own, as `open`.
+        known = [n for n, one in functions.items() if not one.__module__.startswith("IPython")]
         raise UsageError(
             f"%speedkit panel: there is no function {step!r}.{did_you_mean(step, known)}"
         )
@@ -117,19 +122,19 @@ def panel(shell: Any, session: Session, line: str) -> None:
     display(session.open_panel(model, optimizer=given, step=step))
 
 
-def restore(shell: Any, session: Session, line: str) -> None:
+def restore(names: Names, session: Session, line: str) -> None:
     """Put everything back."""
     _no_arguments("restore", line)
-    applied = session.applied(shell.user_ns)
+    applied = session.applied(names)
     number = restore_all()
     kept = [flag for _, context in applied for flag in context.kept]
-    names = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
+    restored = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
     lines = [f"{flag}: you changed it meanwhile, so it was left alone" for flag in kept]
-    headline = f"Restored {names}" if number else "Nothing was applied, so nothing is to restore"
+    headline = f"Restored {restored}" if number else "Nothing was applied, so nothing is to restore"
     display(Document(headline, tuple(Section(one) for one in lines), {"restored": number}))
 
 
-def config(shell: Any, session: Session, line: str) -> None:
+def config(names: Names, session: Session, line: str) -> None:
     """Show, load or save what apply starts from."""
     arguments = parsing.config_parser().parse_line(line)
     if arguments.action in ("load", "save") and not arguments.file:
@@ -153,38 +158,38 @@ def config(shell: Any, session: Session, line: str) -> None:
     display(Document(headline, (Section(body),), session.config.to_dict()))
 
 
-def history(shell: Any, session: Session, line: str) -> None:
+def history(names: Names, session: Session, line: str) -> None:
     """Saved benchmarks."""
     from speedkit_jupyter import store
     from speedkit_jupyter.report.histories import history_list, history_report
 
     arguments = parsing.history_parser().parse_line(line)
+    skipped: list[str] = []
     if arguments.name is None:
         if arguments.forget:
             raise UsageError("%speedkit history --forget: which NAME?")
-        skipped: list[str] = []
         display(history_list(store.saved(skipped=skipped)).and_lines(skipped))
         return
     if arguments.forget and (number := store.forget(arguments.name)):
         display(Document(f"Deleted {count(number, 'result')} of {arguments.name}"))
         return
-    kept = store.saved(arguments.name, skipped := [])
+    kept = store.saved(arguments.name, skipped)
     if not (kept or skipped):
-        names = list(dict.fromkeys(one.name for one in store.saved()))
-        hint = did_you_mean(arguments.name, names)
+        known = list(dict.fromkeys(one.name for one in store.saved()))
+        hint = did_you_mean(arguments.name, known)
         raise UsageError(f"%speedkit history: nothing is saved as {arguments.name!r}.{hint}")
     nothing = Document(f"{arguments.name}: no result that can be read")
     display((history_report(kept) if kept else nothing).and_lines(skipped))
 
 
-def verify(shell: Any, session: Session, line: str) -> None:
+def verify(names: Names, session: Session, line: str) -> None:
     """Loss curves with and without a plan, for the last %%speedbench cell or a function."""
     from speedkit_jupyter.magics.verify import run as run_verify
 
-    run_verify(shell, session, parsing.verify_parser().parse_line(line))
+    run_verify(names, session, parsing.verify_parser().parse_line(line))
 
 
-def tuned(shell: Any, session: Session, line: str) -> None:
+def tuned(names: Names, session: Session, line: str) -> None:
     """Plans that tuning has learned."""
     from speedkit_jupyter import store
     from speedkit_jupyter.report.tunings import tuned_list
@@ -206,7 +211,7 @@ def tuned(shell: Any, session: Session, line: str) -> None:
     display(Document(f"Forgot {count(number, 'learned plan')}"))
 
 
-def repair(shell: Any, session: Session, line: str) -> None:
+def repair(names: Names, session: Session, line: str) -> None:
     """Make torch's two TF32 APIs agree."""
     from speedkit_jupyter import flags
 
@@ -216,27 +221,9 @@ def repair(shell: Any, session: Session, line: str) -> None:
     display(Document(f"torch's TF32 settings: {text}", (), {"repaired": mixed}))
 
 
-def help_(shell: Any, session: Session, line: str) -> None:
-    """Subcommands, and the options of apply."""
-    commands = [Row((f"%speedkit {name}", text)) for name, text in parsing.SUBCOMMANDS.items()]
-    commands.append(Row(("%%speedbench", "time a cell, with the options of %%timeit")))
-    commands.append(Row(("%%speedbench --compare baseline,auto", "compare plans for a cell")))
-    options = [Row((f"--{n}", what)) for n, what in parsing.PLAIN_OPTIONS.items()]
-    for option, _, annotation, _ in parsing.config_options():
-        words = choices(annotation)
-        options.append(Row((option, " | ".join(words) if len(words) > 1 else "a name or number")))
-    display(
-        Document(
-            "SpeedKit: faster PyTorch, measured, explained and undone exactly",
-            (
-                Section(Table(("magic", "what it does"), tuple(commands))),
-                Section(
-                    Table(("option of apply", "words"), tuple(options)),
-                    "%speedkit apply [model] [options]",
-                ),
-            ),
-        )
-    )
+def help_(names: Names, session: Session, line: str) -> None:
+    """Subcommands and every option, or those of one."""
+    display(help_page(parsing.help_parser().parse_line(line).topic))
 
 
 COMMANDS = {
@@ -255,18 +242,26 @@ COMMANDS = {
 }
 
 
-def _first_models(names: dict[str, Any]) -> list[str]:
+def _first_models(names: Names) -> list[str]:
     """Up to three models with parameters, for a first look."""
     found = [n for n, m in models(names).items() if next(m.parameters(), None) is not None]
     return found[:3]
 
 
-def _check_free(names: dict[str, Any], name: str) -> None:
-    """Refuse to overwrite anything but an earlier context."""
-    taken = names.get(name)
-    if taken is not None and not isinstance(taken, SpeedContext):
-        kind = type(taken).__name__
-        raise UsageError(f"%speedkit apply: {name} is your {kind}; name the context with --ctx")
+def _check_free(session: Session, name: str | None, model: Any) -> None:
+    """Refuse to overwrite anything but what the new context takes the place of."""
+    if name is None:  # then it gets a free one
+        return
+    if not name.isidentifier() or iskeyword(name):
+        raise UsageError(f"%speedkit apply: --ctx {name!r} is no name for a variable")
+    taken = (session.names or {}).get(name)
+    if is_free(taken, model):
+        return
+    whose = f"your {type(taken).__name__}"
+    if isinstance(taken, SpeedContext):
+        other = next((n for n, one in session.contexts.items() if one is taken), "another model")
+        whose = f"the context of {other}, which is in force"
+    raise UsageError(f"%speedkit apply: {name} is {whose}; name this context with --ctx")
 
 
 def _no_arguments(command: str, line: str) -> None:

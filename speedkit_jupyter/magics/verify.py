@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
+from keyword import iskeyword
 from types import FunctionType
 from typing import Any
 
@@ -14,18 +16,21 @@ from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import AUTO, CURRENT
 from speedkit_jupyter.session import Session
+from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.functions import verifier_of
 
 
-def run(shell: Any, session: Session, arguments: Any) -> None:
+@lets_go
+def run(names: MutableMapping[str, Any], session: Session, arguments: Any) -> None:
     """Train with and without; Ctrl-C shows the curves so far and then stops the notebook."""
     __tracebackhide__ = True
-    if arguments.v and not arguments.v.isidentifier():
+    if arguments.v and (not arguments.v.isidentifier() or iskeyword(arguments.v)):
         raise UsageError(f"%speedkit verify: -v {arguments.v}: this is no name for a variable")
-    step = _step(shell.user_ns, session, arguments.step)
+    step = _step(names, session, arguments.step)
     verifier = verifier_of(step, arguments.plan or _plan(step), arguments.steps)
-    with ProgressLine("verifying") as progress:
+    verifier.result().subject = subject = _subject(session, step, arguments.step)
+    with ProgressLine(f"verifying {subject}".replace("`", "")) as progress:
         steps = verifier.run()
         try:
             for one in steps:
@@ -37,10 +42,10 @@ def run(shell: Any, session: Session, arguments: Any) -> None:
             raise
         progress.replace(verifier.result().report())
     if arguments.v:
-        shell.user_ns[arguments.v] = verifier.result()
+        names[arguments.v] = verifier.result()
 
 
-def _step(names: dict[str, Any], session: Session, name: str | None) -> Step:
+def _step(names: Mapping[str, Any], session: Session, name: str | None) -> Step:
     if name is not None:
         if not isinstance(names.get(name), FunctionType):
             found = [one for one, value in names.items() if isinstance(value, FunctionType)]
@@ -54,6 +59,13 @@ def _step(names: dict[str, Any], session: Session, name: str | None) -> Step:
             "--step train_step"
         )
     return session.measured.step()
+
+
+def _subject(session: Session, step: Step, name: str | None) -> str:
+    """`model` in `train_step`: what the curves are of."""
+    models = " and ".join(f"`{session.name_of(one, type(one).__name__)}`" for one in step.models)
+    title = name or (session.measured.title if session.measured else "")
+    return f"{models} in `{title}`"
 
 
 def _plan(step: Step) -> Any:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Near float32's smallest numbers kernels give zero or not.
 NOTHING = 1e-30
-# The share of the whole gradient's root mean square below which a tensor's is no gradient.
-LEFT_OF_ZERO = 1e-6
+# What a tensor's gradient is off by counts relative to this share of the whole one's at least.
+LEFT_OF_ZERO = 1e-4
 NAMES = ("off", "scaled", "shifted", "off in one row or column", "off in one element")
 
 
@@ -107,12 +107,14 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
 def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHING) -> Deviation:
     """Of float64 tensors of one shape; infinite where the reference is zero and this is not.
 
-    Tensors whose root mean square is below `least` in both count as equal.
+    It is relative to a root mean square of `least` at least.
     """
     difference, count = seen - reference, reference.numel()
     norm, off = float(reference.norm()), float(difference.norm())
-    if not off or max(norm, float(seen.norm())) < least * count**0.5:
+    if not off or max(norm, float(seen.norm())) < NOTHING * count**0.5:
         return Deviation(count)
+    if least > NOTHING:
+        norm = max(norm, least * count**0.5)
     if not norm:
         return Deviation(count, *[float("inf")] * 5)
     size = norm / count**0.5
@@ -141,7 +143,7 @@ def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Deviation:
 
 
 def _least(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Gradients so much smaller than the others are what rounding left of a zero."""
+    """Gradients so much smaller than the others may be what rounding left of a zero."""
     count = sum(other.numel() for _, other in pairs)
     square = sum(float(other.norm()) ** 2 for _, other in pairs)
     return max(NOTHING, LEFT_OF_ZERO * math.sqrt(square / max(count, 1)))

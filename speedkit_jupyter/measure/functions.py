@@ -12,18 +12,19 @@ from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.reach import (
     bystanders_among,
     optimizers_among,
-    others_among,
     outermost,
     reached,
 )
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import variant
+from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
 
 
+@lets_go
 def benchmark(
     step: Callable[..., object],
     variants: str | Sequence[str] = ("baseline", "auto"),
@@ -61,7 +62,7 @@ def step_of(
     """A function as a step, with the models and optimizers that its code reaches."""
     if not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
-    takes_context = bool(inspect.signature(step).parameters)
+    takes_context = _takes_context(step)
     found = reached([step])
     models = outermost(found) if model is None else _listed(model)
     optimizers = optimizers_among(found) if optimizer is None else each_once(_listed(optimizer))
@@ -70,9 +71,16 @@ def step_of(
         models,
         optimizers,
         bystanders_among(found, [*models, *optimizers]),
-        others=others_among(found),
-        reached=lambda: reached([step]),
+        others=[step],
     )
+
+
+def _takes_context(step: Callable[..., object]) -> bool:
+    """Whether its first argument must be given, or is called `ctx`: defaults are the user's own."""
+    first = next(iter(inspect.signature(step).parameters.values()), None)
+    if first is None or first.kind in (first.VAR_KEYWORD, first.KEYWORD_ONLY):
+        return False
+    return first.default is first.empty or first.name == "ctx"
 
 
 def _command(step: Callable[..., object], names: Sequence[str], budget_s: float) -> str:

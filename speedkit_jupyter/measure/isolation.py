@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import copy
-import random
-import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.surroundings import states_of
+from speedkit_jupyter.measure.kinds import process
+from speedkit_jupyter.measure.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.kinds.names import Names
+from speedkit_jupyter.measure.kinds.process import Settings
+from speedkit_jupyter.measure.kinds.registry import KINDS
+from speedkit_jupyter.measure.walk import Walk
 
 if TYPE_CHECKING:
     import torch
 
-Restore = Callable[[], None]
-MISSING = object()
+# Of a variant's warm state only what steps were seen to change is put back, but every so often all.
+ALL_EVERY = 16
+
+Memory = tuple[Kind, Any, Any]
 
 
 class State:
-    """A copy of models, optimizers, scalers, random generators and names at one moment.
+    """A copy of all that models, optimizers, scalers, names and others reach, at one moment.
 
     `restore` writes the copied values into the objects that were found then: parameters,
     gradients and optimizer states stay the same objects. The copies lie beside the originals, or
-    in main memory where `off_device` is set.
+    in main memory where `off_device` is set. With the state `base`, taken earlier, copies of what
+    did not change since are shared, and what no step was seen to change is put back only now and
+    then. What can't be copied or put back is in `failed`: why, by its name.
     """
 
     def __init__(
@@ -36,40 +41,130 @@ class State:
         assigned: Sequence[str] = (),
         others: Sequence[Any] = (),
         off_device: bool = False,
+        base: State | None = None,
     ) -> None:
-        copied = self._copies = _Copies(off_device)
-        self._restores: list[Restore] = [
-            *(_model_state(model, copied) for model in models),
-            *(_optimizer_state(optimizer, copied) for optimizer in optimizers),
-            *(_scaler_state(scaler) for scaler in scalers),
-            _modes_state(),
-        ]
-        self._random = _random_state()
-        if names is not None:
-            self._restores.append(_names_state(names, assigned))
-        self._restores += states_of(others)
+        bound = [] if names is None else [Names(names, (), assigned)]
+        self.walk = Walk([*bound, *others, *models, *optimizers, *scalers])
+        self.failed: dict[str, str] = {}
+        self.changing: set[tuple[int, Kind]] = set() if base is None else base.changing
+        self._base = base
+        self._restored = 0
+        self._memories: list[Memory] = []
+        self._by_object: dict[tuple[int, Kind], Any] = {}
+        self._settings = Settings(process.switches())
+        self._random = Settings(process.generators())
+        self._take(Copies(off_device))
+
+    def _take(self, copies: Copies) -> None:
+        import torch
+
+        copies.required.update(_owned(self.walk))
+        by_kind: dict[Kind, list[Memory]] = {kind: [] for kind in KINDS}
+        with torch._C.DisableTorchFunctionSubclass():
+            for one in self.walk.found.values():
+                for kind in self.walk.kinds(one):
+                    if kind.has_state and kind in by_kind:
+                        self._remember(kind, one, copies, by_kind[kind])
+        self._memories = [memory for kind in KINDS for memory in by_kind[kind]]
+
+    def _remember(self, kind: Kind, one: Any, copies: Copies, to: list[Memory]) -> None:
+        key = (id(one), kind)
+        try:
+            memory = None if self._base is None else self._base.shared(kind, one)
+            if memory is None:
+                memory = kind.copy(one, copies)
+        except Exception as error:
+            self.failed[self.walk.name(one)] = f"can't be copied ({_line(error)})"
+            return
+        self._by_object[key] = memory
+        to.append((kind, one, memory))
+
+    def shared(self, kind: Kind, one: Any) -> Any:
+        """The copy of bulky values that are still the same; None without."""
+        key = (id(one), kind)
+        if not kind.bulky or key in self.changing or key not in self._by_object:
+            return None
+        memory = self._by_object[key]
+        return memory if kind.same(one, memory) else None
 
     def restore(self) -> None:
-        """Put everything back; what fails does not keep the rest from being put back."""
-        failure: BaseException | None = None
-        for restore in (*self._restores, self._random):
-            try:
-                restore()
-            except BaseException as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        """Put everything back; what fails is noted, and keeps nothing else from being put back."""
+        import torch
+
+        self._restored += 1
+        stopped: BaseException | None = None
+        with torch._C.DisableTorchFunctionSubclass():
+            for kind, one, memory in self._due():
+                try:
+                    self._put_back(kind, one, memory)
+                except Exception as error:
+                    self.fail(self.walk.name(one), error)
+                except BaseException as error:  # Ctrl-C: all else first
+                    stopped = stopped or error
+        for name, failure in (*self._settings.restore(), *self._random.restore()):
+            self.fail(name, failure)
+        if stopped is not None:
+            raise stopped
+
+    def _due(self) -> Iterator[Memory]:
+        """All; or what is known to change and what is new since the state before."""
+        base = self._base
+        if base is None or self._restored % ALL_EVERY == 0:
+            yield from self._memories
+            return
+        for kind, one, memory in self._memories:
+            key = (id(one), kind)
+            if key in self.changing or key not in base._by_object:
+                yield kind, one, memory
+
+    def _put_back(self, kind: Kind, one: Any, memory: Any) -> None:
+        key = (id(one), kind)
+        if kind.bulky and key in self.changing:  # to compare costs as much as to copy
+            kind.put_back(one, memory)
+        elif not kind.same(one, memory):
+            self.changing.add(key)
+            kind.put_back(one, memory)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Note what could not be put back."""
+        self.failed[name] = f"could not be put back ({_line(error)})"
 
     def holds(self) -> bool:
-        """Whether every parameter, buffer, gradient and optimizer state has its copied value.
+        """Whether the values of tensors, arrays and frames are the copied ones."""
+        import torch
 
-        Compared by value, since fused optimizers and `.data` change tensors without counting it.
-        """
-        return all(_equal(tensor, saved) for tensor, saved in self._copies.made)
+        with torch._C.DisableTorchFunctionSubclass():
+            return all(
+                kind.same_values(one, memory) for kind, one, memory in self._memories if kind.bulky
+            )
+
+    def too_large(self) -> list[str]:
+        """The names of what only a checksum was taken of."""
+        return [
+            f"{self.walk.name(one)} ({type(one).__name__})"
+            for kind, one, memory in self._memories
+            if kind.is_too_large(memory)
+        ]
+
+    def written(self) -> list[str]:
+        """The names of what was too large to copy, and is not what it was."""
+        return [
+            self.walk.name(one)
+            for kind, one, memory in self._memories
+            if kind.is_too_large(memory) and not kind.same_checksum(one, memory)
+        ]
+
+    def glances(self) -> list[Memory]:
+        """What all objects hold now, without values of many bytes."""
+        found = []
+        for kind, one, _ in self._memories:
+            with suppress(Exception):
+                found.append((kind, one, kind.glance(one)))
+        return found
 
     def adopt_random_state(self) -> None:
         """The random generators are to come back to what they are now."""
-        self._random = _random_state()
+        self._random = Settings(process.generators())
 
 
 @contextmanager
@@ -85,241 +180,27 @@ def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
             state.restore()
 
 
-class _Copies:
-    """Makes copies of tensors, beside them or in main memory, and remembers which."""
-
-    def __init__(self, off_device: bool = False) -> None:
-        self.off_device = off_device
-        self.made: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        found = tensor.detach()
-        saved = found.to("cpu", copy=True) if self.off_device else found.clone()
-        self.made.append((tensor, saved))
-        return saved
-
-
-def _equal(tensor: torch.Tensor, saved: torch.Tensor) -> bool:
-    """The same values; what is not a number equals itself."""
+def _owned(walk: Walk) -> Iterator[int]:
+    """The ids of tensors that are copied whatever their size: a step's own, not its data."""
     import torch
 
-    if tensor.shape != saved.shape or tensor.dtype != saved.dtype:
-        return False
-    if tensor.is_meta:
-        return True
-    with torch.inference_mode():
-        one, other = tensor.detach(), saved.to(tensor.device)
-        if one.layout != torch.strided:
-            one, other = one.to_dense(), other.to_dense()
-        if torch.equal(one, other):
-            return True
-        return bool(((one == other) | ((one != one) & (other != other))).all())
+    for one in walk.found.values():
+        cls = type(one)
+        if issubclass(cls, torch.nn.Module):
+            tensors: list[Any] = [*one._parameters.values(), *one._buffers.values()]
+        elif issubclass(cls, torch.optim.Optimizer):
+            tensors = [p for group in one.param_groups for p in group["params"]]
+            states = [list(s.values()) for s in one.state.values() if isinstance(s, dict)]
+            tensors += [value for values in states for value in values]
+        else:
+            continue
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                yield id(tensor)
+                if tensor.is_leaf and tensor.grad is not None:
+                    yield id(tensor.grad)
 
 
-def _tensor_state(tensor: torch.Tensor, copied: _Copies | None = None) -> Restore:
-    """Values into the same object and the same memory; strides, dtype and device return with it.
-
-    They change when a plan is taken back and applied again. State that does not lie like its
-    parameter belongs to other weights in a fused kernel, and recorded CUDA graphs know addresses.
-    """
-    import torch
-
-    copied = copied or _Copies()
-    saved, layout = copied(tensor), _layout(tensor)
-    home = None if copied.off_device else tensor.data  # else it would stay on the device as well
-    is_leaf, requires_grad = tensor.is_leaf, tensor.requires_grad
-    strides = tensor.stride() if tensor.layout == torch.strided else None
-    device = tensor.device
-
-    def restore() -> None:
-        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-            if home is not None and _layout(tensor) != layout:
-                tensor.data = home
-            elif _layout(tensor)[:4] != layout[:4]:
-                tensor.data = saved.to(device, copy=True)  # strides and all
-            # Not through detach(): for a sparse tensor that is another one.
-            _once(tensor, strides).copy_(_once(saved, strides))
-        if is_leaf and not tensor.is_leaf:  # a graph was written into it
-            tensor.detach_()
-        if tensor.requires_grad != requires_grad:
-            tensor.requires_grad_(requires_grad)
-
-    return restore
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    import torch
-
-    if tensor.layout != torch.strided:
-        return tensor.shape, tensor.dtype, tensor.device
-    address = None if tensor.is_meta else tensor.data_ptr()
-    return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
-
-
-def _once(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
-    """Each element in memory once: an expanded dimension (stride 0) can't be written whole."""
-    if strides is None or 0 not in strides:
-        return tensor
-    return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
-
-
-def _model_state(model: torch.nn.Module, copied: _Copies) -> Restore:
-    import torch
-
-    tensors = [_tensor_state(one, copied) for one in (*model.parameters(), *model.buffers())]
-    gradients = [
-        (p, p.grad, None if p.grad is None else _tensor_state(p.grad, copied))
-        for p in model.parameters()
-    ]
-    # Attributes, and with them training modes, replaced parameters, buffers and submodules.
-    attributes = [
-        (holder, dict(holder))
-        for module in model.modules()
-        for holder in (module.__dict__, module._parameters, module._buffers, module._modules)
-        if isinstance(holder, dict)  # TorchScript keeps its own in C++, where none is replaced
-    ]
-    torchs = vars(torch.nn.Module())  # hooks: those of a plan may be others when it returns
-    own = states_of(
-        [
-            value
-            for module in model.modules()
-            for name, value in vars(module).items()
-            if name not in torchs and isinstance(value, list | dict | set | deque | torch.Tensor)
-        ]
-    )
-
-    def restore() -> None:
-        for holder, saved in attributes:
-            if [*holder] != [*saved]:  # the order is that of `state_dict` too
-                holder.clear()
-            holder.update(saved)
-        for write in (*tensors, *own):
-            write()
-        for parameter, gradient, write_gradient in gradients:
-            if write_gradient is not None:  # first, for it must fit the parameter
-                write_gradient()
-            parameter.grad = gradient
-
-    return restore
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer, copied: _Copies) -> Restore:
-    state, groups = optimizer.state, optimizer.param_groups
-    attributes = _plain_attributes(optimizer)
-    held = {key: _copied(value, copied) for key, value in state.items()}
-    found = [(group, list(group["params"]), _copied(_options(group), copied)) for group in groups]
-
-    def restore() -> None:
-        for name in _plain_attributes(optimizer).keys() - attributes.keys():
-            del optimizer.__dict__[name]
-        optimizer.__dict__.update(attributes)  # `load_state_dict` replaces containers
-        _fill(state, held)
-        groups[:] = [group for group, _, _ in found]
-        for group, parameters, options in found:
-            group["params"][:] = parameters
-            for name in [name for name in group if name != "params" and name not in options[0]]:
-                del group[name]
-            group.update(_fill(*options))
-
-    return restore
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Counters and containers; not `step`, on which schedulers and plans put their own."""
-    return {name: value for name, value in vars(optimizer).items() if not callable(value)}
-
-
-def _copied(value: Any, copied: _Copies | None = None) -> tuple[Any, Any]:
-    """The object itself beside a copy of what it holds, dicts and lists element by element."""
-    import torch
-
-    if isinstance(value, dict):
-        return value, {key: _copied(one, copied) for key, one in value.items()}
-    if isinstance(value, list):
-        return value, [_copied(one, copied) for one in value]
-    if isinstance(value, torch.Tensor):
-        return value, _tensor_state(value, copied)
-    return value, copy.deepcopy(value)
-
-
-def _fill(value: Any, copied: Any) -> Any:
-    """Make an object hold again what `_copied` saw in it; gives the object."""
-    import torch
-
-    if isinstance(value, dict):
-        value.clear()
-        value.update({key: _fill(*pair) for key, pair in copied.items()})
-    elif isinstance(value, list):
-        value[:] = [_fill(*pair) for pair in copied]
-    elif isinstance(value, torch.Tensor):
-        copied()
-    else:
-        return copy.deepcopy(copied)
-    return value
-
-
-def _scaler_state(scaler: torch.amp.GradScaler) -> Restore:
-    """Scale, growth tracker and the stage of each optimizer are attributes, nested dicts too."""
-    attributes, held = _copied(vars(scaler))
-
-    def restore() -> None:
-        _fill(attributes, held)
-
-    return restore
-
-
-def _random_state() -> Restore:
-    import torch
-
-    python, cpu = random.getstate(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    numpy = sys.modules.get("numpy")
-    legacy = numpy.random.get_state() if numpy is not None else None
-
-    def restore() -> None:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        if mps is not None:
-            torch.mps.set_rng_state(mps)
-        if numpy is not None:
-            numpy.random.set_state(legacy)
-
-    return restore
-
-
-def _modes_state() -> Restore:
-    """Process-wide modes that a step may set: gradients, default dtype, threads."""
-    import torch
-
-    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    threads = torch.get_num_threads()
-
-    def restore() -> None:
-        if torch.is_grad_enabled() != gradients:
-            torch.set_grad_enabled(gradients)
-        if torch.get_default_dtype() != dtype:
-            torch.set_default_dtype(dtype)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-
-    return restore
-
-
-def _names_state(names: MutableMapping[str, Any], assigned: Sequence[str]) -> Restore:
-    found: Mapping[str, Any] = {name: names.get(name, MISSING) for name in assigned}
-
-    def restore() -> None:
-        for name, value in found.items():
-            if value is MISSING:
-                names.pop(name, None)
-            else:
-                names[name] = value
-
-    return restore
+def _line(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first:.100}".rstrip(": ")

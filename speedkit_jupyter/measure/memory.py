@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 # Copies of the state stay on the device only while they leave this share of it free.
 LEAST_FREE = 0.5
 LOG_LEVEL = "KINETO_LOG_LEVEL"
+STDERR = 2  # what C++ writes to
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def _allocated(step: Callable[[], object]) -> int:
 
     with (
         _quiet(),
+        _without_allocator_warnings(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
     ):
         step()
@@ -84,6 +87,29 @@ def _quiet() -> Iterator[None]:
     finally:
         if found is None:
             del os.environ[LOG_LEVEL]
+
+
+@contextmanager
+def _without_allocator_warnings() -> Iterator[None]:
+    """A step frees what an earlier one left (a loss, gradients), of which the allocator warns on
+    the process's own stderr. All else that is written there is passed on.
+    """
+    try:
+        found = os.dup(STDERR)
+    except OSError:  # closed: nobody sees anything there
+        yield
+        return
+    with tempfile.TemporaryFile() as kept:
+        try:
+            os.dup2(kept.fileno(), STDERR)
+            yield
+        finally:
+            os.dup2(found, STDERR)
+            os.close(found)
+            kept.seek(0)
+            for line in kept:
+                if b"CPUAllocator.cpp" not in line:
+                    os.write(STDERR, line)
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:

@@ -129,7 +129,8 @@ class _Observer:
 
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._steps += 1
-        self._in_closure = with_closure
+        # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
+        with_closure = self._in_closure = with_closure and not self._passes
         # Without a backward pass so far it uses up what an earlier step left.
         if not with_closure and self._passes:
             # A fused optimizer is handed the scale, for every other it is taken out before.

@@ -90,6 +90,9 @@ class Router:
                 if inside:  # reentrant checkpoints run a backward pass inside the backward pass
                     return backward(tensors, grad_tensors, *args, **kwargs)
                 inside = True
+                # As where autocast ends before the backward pass: weights that were cast while
+                # nothing was recorded, as in checkpoints, have no gradient (torch before 2.11).
+                torch.clear_autocast_cache()
                 try:
                     with self._outside_autocast():
                         scaled = self._scaled(tensors, grad_tensors)

@@ -97,6 +97,8 @@ class Sampler:
         `found` gives in words what is known so far. `hopeless` is asked after every round, and
         told whether it may look at the intervals; what it names leaves the rounds.
         """
+        if not self.runners:  # the baseline itself has failed since it was warmed up
+            return
         order = random.Random(0)  # not the user's generator, which is being kept
         start, known, number = self._now(), "", 0
         for _ in range(MOST_ROUNDS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.reach import holding
 from speedkit_jupyter.measure.visit import Visit
+from speedkit_jupyter.measure.walk import Walk
 from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -24,12 +27,24 @@ OUT_OF_DATA = (
 )
 
 
+class StateWarning(UserWarning):
+    """What a step changes can't be put back."""
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, StateWarning, stacklevel=2)
+
+
+def _nothing() -> None:
+    pass
+
+
 @dataclass
 class Step:
     """What is measured, and what it may change.
 
     `models` and `optimizers` get the variants' plans; `bystanders` are the others of their kind
-    that the step reaches.
+    that the step reaches. `others` are what else its code begins from: itself, say.
 
     `run` takes the context of the variant at hand. What a step has `asked` a context for when it
     first ran, however it got hold of one, reaches it that way, the rest of a plan by routing.
@@ -47,27 +62,49 @@ class Step:
     assigned: Sequence[str] = ()
     others: Sequence[Any] = ()
     iterators: Sequence[str] = ()
-    rewind: Callable[[], None] = lambda: None
+    rewind: Callable[[], None] = _nothing
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     off_device: bool = False
-    reached: Callable[[], Sequence[Any]] = tuple
+    say: Callable[[str], object] = _warn
+    _begun: State | None = field(default=None, repr=False)
+    _said: set[str] = field(default_factory=set, repr=False)
     # What the accuracy check of one benchmark leaves to the next one of the same search.
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
         """A copy of what the step changes, as it is now."""
-        import torch
-
-        every = [*self.models, *self.optimizers, *scalers, *self.bystanders, *self.others]
-        unique = list({id(one): one for one in every}.values())
-        models = [one for one in unique if isinstance(one, torch.nn.Module)]
-        optimizers = [one for one in unique if isinstance(one, torch.optim.Optimizer)]
-        all_scalers = [one for one in unique if isinstance(one, torch.amp.GradScaler)]
-        kinds = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
-        others = [one for one in unique if not isinstance(one, kinds)]
         return State(
-            models, optimizers, all_scalers, self.names, self.assigned, others, self.off_device
+            self.models,
+            self.optimizers,
+            scalers,
+            self.names,
+            self.assigned,
+            [*self._variables(), *self.others, *self.bystanders],
+            self.off_device,
+            self._begun,
         )
+
+    def walk(self) -> Walk:
+        """Over all that it can change."""
+        return Walk([*self._variables(), *self.others, *self.models, *self.optimizers])
+
+    def begin(self, state: State, rewind: Callable[[], None]) -> None:
+        """A visit has taken the user's state, with which later ones are compared."""
+        self._begun, self.rewind = state, rewind
+
+    def end(self) -> None:
+        """Nothing of the visit is kept alive."""
+        self._begun, self.rewind = None, _nothing
+
+    def tell(self, lines: Sequence[str]) -> None:
+        """Each only once."""
+        for line in lines:
+            if line not in self._said:
+                self._said.add(line)
+                self.say(line)
+
+    def _variables(self) -> list[Names]:
+        return [Names(self.names, self.iterators)] if self.names is not None else []
 
     def values(self, names: Sequence[str]) -> list[Any]:
         """What the step left in these names; raises StepError where there is no such name."""

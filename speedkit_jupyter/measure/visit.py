@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import hide, in_force, show
 from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.measure import beyond
 from speedkit_jupyter.measure.fingerprint import Fingerprint
-from speedkit_jupyter.measure.surroundings import Replays
+from speedkit_jupyter.measure.kinds import process
+from speedkit_jupyter.measure.kinds.process import Settings
+from speedkit_jupyter.measure.replays import Replays
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.step import Step
@@ -48,25 +51,41 @@ class Visit:
     def __init__(self, step: Step) -> None:
         if _IN_PROGRESS:
             raise StepError(BUSY)
-        self.step, self.state = step, step.state()
+        self.step = step
         self.paused_s = 0.0
-        self._iterators = Replays(step.names if step.names is not None else {}, step.iterators)
         self._at_home = False  # whether the user has everything back
 
     def __enter__(self) -> Visit:
         _IN_PROGRESS.append(self)
-        self._iterators.take()
-        self.step.rewind = self._iterators.rewind
+        self._iterators = Replays(self.step.walk())
+        try:
+            with interrupts.held_back():
+                self._iterators.take()
+                self._surroundings = Settings(process.surroundings())
+                self.state = self.step.state()
+        except BaseException:
+            self._iterators.hand_back()
+            _IN_PROGRESS.remove(self)
+            raise
+        self.step.begin(self.state, self._iterators.rewind)
+        self.step.tell(beyond.before(self.state, self._iterators))
         return self
 
     def __exit__(self, *exception: object) -> None:
         _IN_PROGRESS.remove(self)
+        self.step.end()
         if not self._at_home:
             with interrupts.held_back():
-                try:
-                    self.state.restore()
-                finally:
-                    self._iterators.hand_back()
+                self._go_home()
+        self.step.tell(beyond.after(self.state))
+
+    def _go_home(self, for_good: bool = True) -> None:
+        try:
+            self.state.restore()
+            for name, error in self._surroundings.restore():
+                self.state.fail(name, error)
+        finally:
+            self._iterators.hand_back(for_good)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -77,12 +96,11 @@ class Visit:
         start = time.perf_counter()
         plans = [one for one in map(in_force, self.step.models) if one is not None]
         with interrupts.held_back():
-            self.state.restore()
-            self._iterators.hand_back(for_good=False)
+            self._go_home(for_good=False)
             for plan in plans:
                 show(plan)
             self._at_home = True
-        seen = Fingerprint(self.step)
+        seen = Fingerprint(self.step, self.state)
         yield
         with interrupts.held_back():
             what = seen.difference() or self._other_values()

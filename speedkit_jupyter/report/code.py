@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ from speedkit_jupyter.planning import Plan
 from speedkit_jupyter.report import frameworks
 from speedkit_jupyter.report.document import Code, Document, Section
 from speedkit_jupyter.report.made_optimizers import makeable, making
-from speedkit_jupyter.report.script import Script, assembled, gather, header
+from speedkit_jupyter.report.script import MODEL, Script, assembled, gather, header
+from speedkit_jupyter.report.training_call import call_of
 from speedkit_jupyter.report.training_step import function
 from speedkit_jupyter.wrappers import each_once, unwrapped
 
@@ -23,12 +25,21 @@ if TYPE_CHECKING:
 FORMS = ("torch", "yaml", "accelerate", "fabric", "transformers")
 
 
-def code(plan: Plan | SpeedContext, form: str = "torch", optimizers: Optimizers = ()) -> str:
+def code(
+    plan: Plan | SpeedContext,
+    form: str = "torch",
+    optimizers: Optimizers = (),
+    *,
+    model: torch.nn.Module | None = None,
+    name: str = MODEL,
+) -> str:
     """The plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
 
     `optimizers` are those that the plan was made with, by name where they are a mapping; their
-    hyperparameters are written out. An applied plan (a SpeedContext) knows them. The framework
-    need not be installed. Raises SpeedKitError for an unknown form, for other optimizers than
+    hyperparameters are written out. `model` is the one that the plan is for, so that the step
+    calls it as its forward asks (`model(**batch).loss`, several inputs), and `name` your word for
+    it. An applied plan (a SpeedContext) knows model and optimizers. The framework need not be
+    installed. Raises SpeedKitError for an unknown form, for other optimizers than
     the plan's, and where a framework can't do what was planned; TypeError for what is no plan.
     """
     if not isinstance(plan, Plan | SpeedContext):
@@ -41,7 +52,7 @@ def code(plan: Plan | SpeedContext, form: str = "torch", optimizers: Optimizers 
         own = plan.target.optimizers
         if len(own) == len(plan.facts.optimizers):  # none is gone
             optimizers = optimizers or list(own)
-        plan = plan.plan
+        model, plan = plan.model, plan.plan
     if form == "yaml":
         return plan.to_yaml()
     writers: dict[str, Callable[[Script], str]] = {
@@ -54,18 +65,22 @@ def code(plan: Plan | SpeedContext, form: str = "torch", optimizers: Optimizers 
         known = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {known}.{did_you_mean(form, FORMS)}")
     named = _named(plan, optimizers)
-    return writers[form](gather(plan, form, named))  # type: ignore[arg-type]
+    return writers[form](gather(plan, form, named, call_of(model), name))  # type: ignore[arg-type]
 
 
 def code_report(
-    plan: Plan | SpeedContext, form: str, optimizers: Optimizers, name: str
+    plan: Plan | SpeedContext,
+    form: str,
+    optimizers: Optimizers,
+    name: str,
+    model: torch.nn.Module | None = None,
 ) -> Document:
     """The same to be shown; `name` is the user's word for the model."""
-    text = code(plan, form, optimizers)
+    text = code(plan, form, optimizers, model=model, name=name)
     what = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
     language = "yaml" if form == "yaml" else "python"
     body = Section(Code(text.rstrip("\n"), language))
-    return Document(f"The plan for {name} as {what}", (body,), {"form": form, "code": text})
+    return Document(f"The plan for `{name}` as {what}", (body,), {"form": form, "code": text})
 
 
 def _torch(script: Script) -> str:
@@ -95,7 +110,8 @@ def _named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimize
     if optimizers and len(optimizers) != number:
         raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(optimizers)}")
     if isinstance(optimizers, Mapping):
-        return {label: unwrapped(one) for label, one in optimizers.items()}
+        words = {name: re.sub(r"\W+", "_", name).strip("_") for name in optimizers}
+        return {words[name]: unwrapped(one) for name, one in optimizers.items()}
     names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
     found: Sequence[torch.optim.Optimizer | None] = optimizers or [None] * number
     return dict(zip(names, found, strict=True))

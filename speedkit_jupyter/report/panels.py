@@ -115,10 +115,16 @@ def result_report(result: Any) -> Document:
     return replace(document, sections=sections)
 
 
-def as_code(plan: Plan, optimizers: Sequence[torch.optim.Optimizer]) -> Iterable[Section]:
-    """The plan to take along."""
+def as_code(
+    plan: Plan,
+    optimizers: Sequence[torch.optim.Optimizer],
+    model: torch.nn.Module | None = None,
+    name: str = "model",
+) -> Iterable[Section]:
+    """The plan to take along, in the user's word for the model."""
     try:
-        yield Section(Code(code(plan, "torch", optimizers).rstrip(), "python"), "As plain PyTorch")
+        text = code(plan, "torch", optimizers, model=model, name=name)
+        yield Section(Code(text.rstrip(), "python"), "As plain PyTorch")
     except SpeedKitError as error:
         yield Section(str(error), "As plain PyTorch")
     yield Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from speedkit_jupyter.context import SpeedContext
@@ -11,6 +11,7 @@ from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import Decision
 from speedkit_jupyter.planning import Plan, describe
 from speedkit_jupyter.report.document import Code, Document, Row, Section, Table, Tone
+from speedkit_jupyter.report.training_loop import Words, loop
 from speedkit_jupyter.report.units import count, size, word
 
 SOURCES = {"auto": "auto", "user": "you", "env": "environment", "measured": "measured"}
@@ -37,7 +38,7 @@ def plan_report(plan: Plan, name: str = "model") -> Document:
     )
 
 
-def context_report(context: SpeedContext, name: str = "model") -> Document:
+def context_report(context: SpeedContext, name: str = "model", ctx: str = "ctx") -> Document:
     """Each decision with its reason, and the flags before and after."""
     plan, changes = context.plan, context.changes()
     sections = [
@@ -45,13 +46,12 @@ def context_report(context: SpeedContext, name: str = "model") -> Document:
         *worth_measuring(plan),
         Section(changed(changes), "Before and after"),
     ]
-    sections += _notes(context)
+    sections += _notes(context, ctx)
     return Document(f"{_state(context, name)} on {_machine(plan)}", tuple(sections), _data(context))
 
 
-def applied_report(context: SpeedContext, names: dict[str, str]) -> Document:
-    """What applying did, and the loop to paste. `names` gives the user's words for
-    model, optimizer and ctx."""
+def applied_report(context: SpeedContext, words: Words) -> Document:
+    """What applying did, and the loop to paste in the user's words."""
     plan = context.plan
     shown = [d for d in plan if d.active or d.declined]
     rest = ", ".join(d.name for d in plan if d not in shown)
@@ -63,23 +63,23 @@ def applied_report(context: SpeedContext, names: dict[str, str]) -> Document:
         sections.append(Section(f"As is: {rest}. `%speedkit report` has every reason."))
     sections += worth_measuring(plan)
     sections.append(Section(changed(context.changes()), "Before and after"))
-    sections += _notes(context)
-    sections.append(Section(Code(loop(context, names)), "Your training loop"))
-    return Document(
-        f"{_state(context, names['model'])} on {_machine(plan)}", tuple(sections), _data(context)
-    )
+    sections += _notes(context, words.ctx)
+    sections.append(Section(Code(loop(context, words)), "Your training loop"))
+    state = _state(context, words.model)
+    return Document(f"{state} on {_machine(plan)}", tuple(sections), _data(context))
 
 
 def status_report(
     hardware: Hardware,
     contexts: Sequence[tuple[str, SpeedContext]],
     planned: Iterable[tuple[str, Plan]] = (),
+    variable_of: Callable[[SpeedContext], str] = lambda context: "ctx",
 ) -> Document:
     """Hardware, what is on, and what is left on the table."""
     sections = []
     for name, context in contexts:
         sections.append(Section(_state(context, name) + "."))
-        sections += _notes(context)
+        sections += _notes(context, variable_of(context))
         idle = [d for d in context.plan if not d.active]
         if idle:
             sections.append(Section(_reasons(idle), "Left on the table"))
@@ -139,24 +139,6 @@ def changed(changes: Sequence[Change]) -> Table | str:
     return Table(("flag or state", "before", "after"), rows)
 
 
-def loop(context: SpeedContext, names: dict[str, str]) -> str:
-    """A training step in the user's names, right for this plan."""
-    ctx, model, optimizer = names["ctx"], names["model"], names["optimizer"]
-    lines = []
-    if context.plan["device"].active:
-        lines.append(f"x, y = x.to({ctx}.device), y.to({ctx}.device)")
-    lines += [f"with {ctx}.autocast():", f"    loss = loss_fn({model}(x), y)"]
-    if context.plan["grad_scaler"].active:
-        lines += [
-            f"{ctx}.grad_scaler.scale(loss).backward()",
-            f"{ctx}.grad_scaler.step({optimizer})",
-            f"{ctx}.grad_scaler.update()",
-        ]
-    else:
-        lines += ["loss.backward()", f"{optimizer}.step()"]
-    return "\n".join([*lines, f"{optimizer}.zero_grad()"])
-
-
 def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
     """The state of a decision, with a sign before the word, and its tone."""
     if decision.active and restored:
@@ -180,13 +162,12 @@ def _state(context: SpeedContext, name: str) -> str:
     return f"{'Applied to' if context.active else 'Waiting for'} {name}: {what}"
 
 
-def _notes(context: SpeedContext) -> list[Section]:
+def _notes(context: SpeedContext, ctx: str) -> list[Section]:
     lines = [f"{name}: {note}" for name, note in context.notes.items()]
     precision = context.plan["precision"]
     if context.active and precision.active and not context.autocast_entered:
-        lines.append(
-            f"precision: {precision.value} waits: no forward pass has run inside ctx.autocast() yet"
-        )
+        where = f"no forward pass has run inside {ctx}.autocast() yet"
+        lines.append(f"precision: {precision.value} waits: {where}")
     lines += [f"{flag}: you changed it meanwhile, so it was left alone" for flag in context.kept]
     return [Section("\n".join(lines), "Please note")] if lines else []
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.report.training_call import Call
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,15 @@ WIDTH = 88  # of black and ruff
 INDENT = "    "
 # As they follow one another in a script; a piece's reason stands at the first that it has.
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
+# Names that generated code gives to something else.
+TAKEN = {
+    "accelerator", "arguments", "attention", "batch", "closure", "compiled_model", "fabric",
+    "inputs", "loss", "loss_fn", "module", "more", "name", "one", "outputs", "scaler", "targets",
+    "torch", "train_dataset", "trainer",
+}  # fmt: skip
 Block = list[str]
+# What snippets call the model; the user's own word takes its place.
+MODEL = "model"
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,20 @@ class Piece:
 class Script:
     """A plan's pieces in the catalog's order.
 
-    `optimizers` are the user's by name; None stands for one that only the facts know.
+    `optimizers` are the user's by name; None stands for one that only the facts know. `call` is
+    how the model is called, `model` the user's word for it.
     """
 
     plan: Plan
     pieces: tuple[Piece, ...]
     optimizers: Optimizers
+    call: Call
+    model: str
+
+    @property
+    def own_name(self) -> bool:
+        """Whether the code can call the model as the user does; else it begins with `model = …`."""
+        return self.model.isidentifier() and self.model not in TAKEN
 
     @property
     def snippets(self) -> list[Snippet]:
@@ -92,7 +109,7 @@ class Script:
         return [*self.reasons("forward"), f"with {', '.join(managers)}:", *inner]
 
 
-def gather(plan: Plan, form: Form, optimizers: Optimizers) -> Script:
+def gather(plan: Plan, form: Form, optimizers: Optimizers, call: Call, model: str) -> Script:
     """The code of every decision that the form has to say; raises SpeedKitError."""
     pieces, facts = [], plan.facts_after
     for optimization, decision in zip(CATALOG, plan, strict=True):
@@ -105,8 +122,9 @@ def gather(plan: Plan, form: Form, optimizers: Optimizers) -> Script:
         if not optimizers and (snippet.optimizers or snippet.training):
             snippet = Snippet(f"{decision.reason} (for training only, so not in here)")
         reason = f"{decision.name}: {snippet.comment or decision.reason}"
+        reason = reason.replace(f"`{MODEL}`", f"`{model}`")
         pieces.append(Piece(reason if decision.active else "", snippet))
-    return Script(plan, tuple(pieces), optimizers)
+    return Script(plan, tuple(pieces), optimizers, call, model)
 
 
 def header(script: Script, given: Sequence[str]) -> Block:
@@ -116,15 +134,18 @@ def header(script: Script, given: Sequence[str]) -> Block:
     lines = comment(f"Planned by SpeedKit for {machine}, torch {hardware.torch}.")
     if not any(decision.active for decision in script.plan):
         lines += comment("Nothing is to be changed here: this is the plain loop.")
-    return [*lines, *comment(f"Yours: {', '.join(f'`{name}`' for name in given)}.")]
+    words = [script.model if name == MODEL else name for name in given]
+    return [*lines, *comment(f"Yours: {', '.join(f'`{word}`' for word in words)}.")]
 
 
 def assembled(
     head: Block, script: Script, blocks: Iterable[Block], function: Block, *imports_too: str
 ) -> str:
     """The whole text: header, the imports that it needs, the blocks, the function."""
-    body = [[part for line in block for part in broken(line)] for block in blocks if block]
-    function = [part for line in function for part in broken(line)]
+    own = [] if script.own_name else [[f"{MODEL} = {script.model}"]]
+    body = [[part for line in block for part in _broken(line, script)] for block in blocks if block]
+    body = own + body
+    function = [part for line in function for part in _broken(line, script)]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
     for module in ("torch", "torch.compiler.config"):
@@ -132,6 +153,13 @@ def assembled(
             imports.add(f"import {module}")
     groups = [head, *_groups(imports), *body]
     return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
+
+
+def _broken(line: str, script: Script) -> Block:
+    """With the user's name for the model, where that is a name and not, say, `models[0]`."""
+    if not script.own_name or line.lstrip().startswith("#"):
+        return broken(line)
+    return broken(re.sub(r"(?<![\w.\"])model\b(?!=[^=])", script.model, line))
 
 
 def broken(line: str) -> Block:

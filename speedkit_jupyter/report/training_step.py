@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speedkit_jupyter.report.script import Block, Script, indented
+from speedkit_jupyter.report.training_call import needs_closure
 
 
 def function(script: Script, model: str, backward: str) -> Block:
@@ -11,22 +12,28 @@ def function(script: Script, model: str, backward: str) -> Block:
     `model` is what is called; `backward` the line that runs it, with `{loss}` for the loss.
     """
     moves = "".join(snippet.batch for snippet in script.snippets)
+    call = script.call
     if not script.optimizers:
-        move = [f"inputs = inputs{moves}"] if moves else []
-        body = [*move, *script.surrounded([f"return {model}(inputs)"])]
-        return ["def predict(inputs):", *indented(body)]
-    move = [f"inputs, targets = inputs{moves}, targets{moves}"] if moves else []
-    head = "def train_step(inputs, targets, loss_fn):"
-    forward = script.surrounded([f"loss = loss_fn({model}(inputs), targets)"])
-    if any(one.name == "LBFGS" for one in script.plan.facts.optimizers):
+        body = script.surrounded([f"return {call.of(model)}"])
+        given = "batch" if call.takes_batch else "inputs"
+        return [f"def predict({given}):", *indented([*call.moved(moves, False), *body])]
+    head = f"def train_step({call.arguments}):"
+    move = call.moved(moves, True)
+    forward = script.surrounded(call.loss(model))
+    if _closures(script):
         return [head, *indented([*move, *_with_closure(script, forward, backward)])]
     body = [*move, *forward, backward.format(loss=_loss(script))]
     for optimizer in script.optimizers:
-        steps = [s.step for s in script.snippets if s.training] or ["{optimizer}.step()"]
-        body += [step.format(optimizer=optimizer) for step in steps]
+        body += [step.format(optimizer=optimizer) for step in _steps(script)]
     body += [line for snippet in script.snippets for line in snippet.after_step]
     body += [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
     return [head, *indented([*body, "return loss.detach()"])]
+
+
+def _closures(script: Script) -> bool:
+    facts = script.plan.facts.optimizers
+    known = zip(script.optimizers.values(), facts, strict=False)
+    return any(needs_closure(one, its.name) for one, its in known)
 
 
 def _with_closure(script: Script, forward: Block, backward: str) -> Block:
@@ -35,6 +42,14 @@ def _with_closure(script: Script, forward: Block, backward: str) -> Block:
     inside = [*clear, *forward, backward.format(loss="loss"), "return loss"]
     steps = [f"loss = {optimizer}.step(closure)" for optimizer in script.optimizers]
     return ["def closure():", *indented(inside), "", *steps, "return loss.detach()"]
+
+
+def _steps(script: Script) -> list[str]:
+    scaled = [snippet.step for snippet in script.snippets if snippet.training]
+    hint = "# To clip gradients: {scaler}.unscale_({optimizer}) and then clip, here."
+    named = [step.partition(".step(")[0] for step in scaled]
+    hints = [hint.replace("{scaler}", one) for one in named]
+    return [*hints, *(scaled or ["{optimizer}.step()"])]
 
 
 def _loss(script: Script) -> str:

@@ -18,7 +18,10 @@ TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad", 
 def verification_report(found: Verification) -> Document:
     """The verdict with its numbers, the curves, and some steps of them."""
     verdict = found.verdict
-    title = f"{found.name}: {WORDS[verdict]} over {count(len(found.baseline), 'step')}"
+    steps = count(len(found.baseline), "step")
+    title = f"{found.name}: {WORDS[verdict]} over {steps}"
+    if found.subject:
+        title = f"{found.subject}: {title}"
     if found.failure:
         return Document(title, (Section(found.failure),), found.to_dict())
     sections = [Section(_distances(found))]

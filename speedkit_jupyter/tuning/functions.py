@@ -9,6 +9,7 @@ from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import CURRENT, config_of, variant
+from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
 from speedkit_jupyter.tuning.verification import Verification, Verifier
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@lets_go
 def tune(
     step: Callable[..., object],
     *,
@@ -49,6 +51,7 @@ def tune(
     return search.result()
 
 
+@lets_go
 def verify(
     step: Callable[..., object],
     plan: str | SpeedConfig = CURRENT,
@@ -63,7 +66,10 @@ def verify(
     the model as it is, with the same seed and data; a second baseline with another seed shows how
     far apart two curves lie anyway. All that the runs changed is put back. Raises StepError.
     """
-    verifier = verifier_of(step_of(step, model, optimizer), plan, steps)
+    measured = step_of(step, model, optimizer)
+    verifier = verifier_of(measured, plan, steps)
+    models = " and ".join(type(one).__name__ for one in measured.models)
+    verifier.result().subject = f"{models} in `{getattr(step, '__name__', 'step')}`"
     for _ in verifier.run():
         pass
     return verifier.result()

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from io import IOBase
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.config import SpeedConfig
@@ -21,11 +20,11 @@ from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.confinement import patched
 from speedkit_jupyter.measure.environment import environment
+from speedkit_jupyter.measure.replays import Replays
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.surroundings import COPYABLE
 from speedkit_jupyter.tuning.candidates import Candidate
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ class Verification(Shown):
     """Losses by step: of the baseline, of the plan, and of a baseline with another seed.
 
     `by_weights` says that the step draws no random numbers, so that the other baseline starts
-    from weights with one rounding's noise. `failure` is the plan's, in a line.
+    from weights with one rounding's noise. `failure` is the plan's, in a line. `subject` says
+    which model was trained by which step, in the user's words.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Verification(Shown):
     by_weights: bool = False
     failure: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
+    subject: str = ""
 
     @property
     def distance(self) -> float:
@@ -98,6 +99,7 @@ class Verification(Shown):
         """Plain values."""
         return {
             "name": self.name,
+            "subject": self.subject,
             "plan": self.plan,
             "verdict": self.verdict,
             "distance": self.distance,
@@ -122,7 +124,7 @@ class Verifier:
             raise StepError("no model is used in this step, so there is nothing to verify")
         if kind := _hidden_iterator(step):
             raise StepError(
-                f"the step draws from a {kind} that can't be replayed, so that the runs would see "
+                f"the step draws from {kind}, which can't be replayed, so that the runs would see "
                 "other data: draw from an iterator that the cell names"
             )
         self.step, self._config, self.steps = step, config, steps
@@ -226,13 +228,7 @@ def _watched(runner: Runner) -> Iterator[list[float]]:
 
 def _hidden_iterator(step: Step) -> str:
     """The kind of an iterator that the step reaches and that nobody can draw from twice."""
-    names = step.names or {}
-    named = {id(names[name]) for name in step.iterators}
-    for one in step.others:
-        can_be_repeated = isinstance(one, (IOBase, *COPYABLE)) or id(one) in named
-        if isinstance(one, Iterator) and not can_be_repeated:
-            return type(one).__name__
-    return ""
+    return next(iter(Replays(step.walk()).drawn), "")
 
 
 def _seed(seed: int) -> None:

@@ -94,8 +94,9 @@ class Choice:
         model = self._alive()
         _, applied = apply_speedups(model, self.config, optimizer=self.optimizers())
         self.name = self.session.name_of(model, self.name)
-        if not self.session.keep(self.name, applied):
-            self._tell("`ctx` is a variable of yours: the context is in `panel.context`")
+        variable = self.session.keep(self.name, applied)
+        if variable != "ctx":
+            self._tell(f"`ctx` is in use: this context is `{variable}`")
 
     def restore(self) -> None:
         """Put everything back, on this model."""

@@ -15,8 +15,10 @@ from speedkit_jupyter.report.units import word
 
 # Words of more letters than these in all stand in a list rather than on buttons.
 ON_BUTTONS = 34
-LABEL = "150px"
-NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px 160px"
+# What most people want to see; the rest stands under "more", where labels are longer.
+FIRST = ("precision", "tf32", "compile", "sdpa")
+LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
+NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
 
 
 class Control:
@@ -38,6 +40,7 @@ class Control:
         self.is_first = path == next(iter(paths_of(optimization)))
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
+        self._label_px = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
         self.input = self._input(optimization.summary)
         self.note = ipywidgets.HTML()
         self.widget = ipywidgets.VBox([self.input, self.note])
@@ -56,7 +59,7 @@ class Control:
             more = {"options": self.words}
         made = kind(
             description=self.label,
-            style={"description_width": LABEL},
+            style={"description_width": f"{self._label_px}px"},
             layout=ipywidgets.Layout(width="auto", max_width="100%"),
             **tooltip(kind, summary),
             **more,
@@ -121,7 +124,8 @@ class Control:
 
     def _say(self, notes: list[str]) -> None:
         lines = "".join(f"<div>✕ {escape(note)}</div>" for note in notes)
-        self.note.value = f'<div style="{NOTE}">{lines}</div>' if lines else ""
+        style = NOTE.format(self._label_px + GAP_PX)
+        self.note.value = f'<div style="{style}">{lines}</div>' if lines else ""
         self.note.layout.display = None if lines else "none"
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from speedkit_jupyter.widgets.controls import Control, tooltip
+from speedkit_jupyter.widgets.controls import FIRST, Control, tooltip
 
-FIRST = ("precision", "tf32", "compile", "sdpa")
 BUTTONS = {
     "Apply": ("check", "put the choice into force, on this model"),
     "Restore": ("undo", "put everything back exactly"),
@@ -18,6 +17,9 @@ BUTTONS = {
     "Tune": ("search", "search the fastest safe plan by measuring"),
     "Stop": ("stop", "end the measurement, with the results so far"),
 }
+# One of them is all there is room for where the panel is narrower than 900 pixels; front ends
+# without container queries wrap there too, by the columns' own widths.
+COLUMN = "speedkit-column"
 # Shown by its style once the front end has lost the kernel; beside it what core widgets leave open.
 TOP = """<style>
 .jupyter-widgets-disconnected .speedkit-gone { display: block !important }
@@ -25,6 +27,9 @@ TOP = """<style>
 .speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
 .speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
 .speedkit-panel .widget-html, .speedkit-panel .widget-html-content { height: auto; min-width: 0 }
+.speedkit-panel { container-type: inline-size }
+@container (max-width: 900px) { .speedkit-panel .speedkit-column { flex: 1 1 100% !important;
+  max-width: none !important; margin-right: 0 !important } }
 </style>
 <div class="speedkit-gone" style="display:none"><b>The kernel of this panel is gone.</b>
 Run its cell again.</div>"""
@@ -55,7 +60,8 @@ class Parts:
             layout=_button(),
             **tooltip(w.ToggleButton, "the plan to take along"),
         )
-        right = w.VBox([self.state], layout=_column("2 1 330px", "none"))
+        right = w.VBox([self.state], layout=_column("2 1 540px", "none"))
+        right.add_class(COLUMN)
         self.whole = w.VBox(
             [
                 w.HTML(TOP, layout=w.Layout(margin="0")),
@@ -80,7 +86,9 @@ class Parts:
         bar = w.Box([*plan, self.code, *measure], layout=w.Layout(flex_flow="row wrap"))
         bar.layout.margin = "8px 0 0 0"
         below = [more, bar, self.progress, self.status]
-        return w.VBox([*(one.widget for one in main), *below], layout=_column("1 1 330px", "430px"))
+        column = w.VBox([*(one.widget for one in main), *below])
+        column.layout = _column("1 1 330px", "430px")
+        return column.add_class(COLUMN)
 
 
 def _button() -> Any:

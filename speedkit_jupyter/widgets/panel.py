@@ -154,7 +154,8 @@ class Panel:
         for name in self._budgets_s:
             self.buttons[name].disabled = not idle
         self.outcome.value = "" if choice.report is None else choice.report.to_html()
-        shown = as_code(found.plan, choice.optimizers()) if self.code.value else ()
+        wanted = (found.plan, choice.optimizers(), choice.model, choice.name)
+        shown = as_code(*wanted) if self.code.value else ()
         self.listing.value = Document("The plan", tuple(shown)).to_html() if shown else ""
 
     def _show_run(self) -> None:

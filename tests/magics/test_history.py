@@ -8,6 +8,7 @@ from IPython.core.error import UsageError
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
+@pytest.mark.smoke
 def test_a_saved_result_is_listed_and_compared_with_the_next(shell):
     assert "Nothing saved yet" in shell.run("%speedkit history")
     shell.run(f"%%speedbench --compare baseline,auto --budget 0.3 --save step\n{STEP}")

@@ -29,6 +29,7 @@ def ready(kernel):
     assert kernel("%unload_ext speedkit_jupyter")["status"] == "ok"
 
 
+@pytest.mark.smoke
 def test_the_stop_button_ends_a_benchmark_with_the_results_so_far(ready):
     ready("before = [p.clone() for p in model.parameters()]")
     ready.start(f"%%speedbench --compare baseline,baseline --budget 60\n{STEP}")
@@ -104,6 +105,7 @@ def _interrupt_after(kernel, seconds):
     return kernel.finish()
 
 
+@pytest.mark.smoke
 def test_a_wrong_line_shows_one_line_and_stops_run_all(ready):
     reply = ready("%speedkit apply modle")
     assert reply["status"] == "error"
@@ -111,6 +113,7 @@ def test_a_wrong_line_shows_one_line_and_stops_run_all(ready):
     assert "Traceback" not in reply["text"] + reply["traceback"]
 
 
+@pytest.mark.smoke
 def test_a_users_error_is_shown_without_our_insides(ready):
     reply = ready("%%speedbench\nloss = model(x)\nraise ValueError('mine')")
     assert reply["ename"] == "ValueError"
@@ -118,6 +121,7 @@ def test_a_users_error_is_shown_without_our_insides(ready):
     assert "measure/benchmark.py" not in reply["traceback"]
 
 
+@pytest.mark.smoke
 def test_a_syntax_error_is_shown_without_our_insides(ready):
     reply = ready("%%speedbench\nloss = (model(x)")
     assert reply["ename"] == "SyntaxError"

@@ -15,6 +15,7 @@ def panel(shell):
     return Panel(shell.names["model"], budget_s=0.3)
 
 
+@pytest.mark.smoke
 def test_panel_shows_the_plan_of_the_model_as_text_where_there_are_no_widgets(shell):
     shown = shell.run("%speedkit panel")
     assert "Nothing is applied to `model`" in shown
@@ -47,6 +48,7 @@ def test_what_the_panel_applies_the_magics_know(shell, panel):
     assert panel.context is None
 
 
+@pytest.mark.smoke
 def test_the_last_speedbench_cell_is_what_measure_times(shell, panel):
     shell.run("%%speedbench -n 1 -r 1 -q\nloss = loss_fn(model(x), y); loss.backward()")
     assert "loss = loss_fn(model(x), y)" in panel.status.value
@@ -76,6 +78,7 @@ def test_a_speedbench_cell_while_the_panel_measures_is_refused_in_one_line(shell
     shell.run("%%speedbench -n 1 -r 1 -q\nmodel(x)")
 
 
+@pytest.mark.smoke
 def test_unloading_restores_what_the_panel_applied(shell, panel):
     panel.buttons["Apply"].click()
     shell.run("%reload_ext speedkit_jupyter")

@@ -18,6 +18,7 @@ def bench(line: str, cell: str = STEP) -> str:
     return f"%%speedbench {names}{line}\n{cell}"
 
 
+@pytest.mark.smoke
 def test_the_table_has_a_row_for_each_variant(shell):
     shown = shell.run(bench("--compare baseline,auto,fused_optimizer --budget 0.5"))
     assert "baseline" in shown
@@ -25,6 +26,7 @@ def test_the_table_has_a_row_for_each_variant(shell):
     assert "95 % interval" in shown
 
 
+@pytest.mark.smoke
 def test_everything_is_as_before(shell):
     shell.run(STEP)  # so that there are optimizer states
     model, optimizer = shell.names["model"], shell.names["optimizer"]
@@ -91,7 +93,8 @@ def test_an_open_file_is_named_since_nobody_can_unwrite_it(shell, tmp_path):
 def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
     shell.run("%speedkit apply model --sdpa math")
     shown = shell.run(bench("--compare baseline,current --budget 0.3"))
-    assert "current: sdpa math" in shown
+    said = [one for one in shown.splitlines() if one.startswith("current: ")]
+    assert any("sdpa math" in one for one in said)
     assert shell.names["ctx"].active
     assert not torch.backends.cuda.flash_sdp_enabled()
 
@@ -111,13 +114,15 @@ def test_a_plain_cell_gets_autocast_without_mentioning_it(shell):
     assert sys.__dict__.pop("seen") >= {torch.float32, torch.bfloat16}
 
 
-def test_a_function_is_as_good_as_lines(shell):
+def test_a_function_is_as_good_as_lines(shell, machine):
+    machine("cpu")
     shell.run(f"def train_step():\n    {STEP}")
     shown = shell.run(bench("--budget 0.3", "train_step()"))
     assert "auto: fused_optimizer" in shown
 
 
-def test_a_method_is_as_good_as_lines(shell):
+def test_a_method_is_as_good_as_lines(shell, machine):
+    machine("cpu")
     shell.run(
         "class Trainer:\n"
         "    def __init__(self): self.net, self.opt = model, optimizer\n"
@@ -129,7 +134,8 @@ def test_a_method_is_as_good_as_lines(shell):
     assert "auto: fused_optimizer" in shown
 
 
-def test_a_failing_variant_is_a_row_and_the_others_go_on(shell):
+def test_a_failing_variant_is_a_row_and_the_others_go_on(shell, machine):
+    machine("cpu")
     cell = "if torch.is_autocast_enabled('cpu'): raise RuntimeError('out of memory')\n" + STEP
     shown = shell.run(bench("--compare baseline,bf16,auto --budget 0.3", cell))
     assert "failed: RuntimeError: out of memory" in " ".join(shown.split())
@@ -187,6 +193,7 @@ def test_a_syntax_error_in_the_cell_is_a_syntax_error(shell):
     assert isinstance(shell.fails(bench("", "loss = (model(x)")), SyntaxError)
 
 
+@pytest.mark.smoke
 def test_the_users_own_error_goes_up_and_everything_is_as_before(shell):
     error = shell.fails(bench("", STEP + "\n1 / 0"))
     assert isinstance(error, ZeroDivisionError)

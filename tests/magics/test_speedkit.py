@@ -17,12 +17,14 @@ def test_status_without_a_model_says_what_to_do(plain_shell):
     plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
 
 
+@pytest.mark.smoke
 def test_status_shows_what_apply_would_do(shell):
     shown = shell.run("%speedkit")
     assert "`%speedkit apply model` would do this" in shown
     assert "fused_optimizer" in shown
 
 
+@pytest.mark.smoke
 def test_apply_puts_the_context_into_the_namespace_and_shows_the_loop(shell):
     shown = shell.run("%speedkit apply model --optimizer optimizer --ctx fast")
     assert shell.names["fast"].active
@@ -78,6 +80,7 @@ def test_a_declined_wish_is_shown_with_its_reason(shell):
     assert "'flash' is a CUDA kernel" in shown
 
 
+@pytest.mark.smoke
 def test_report_as_json_holds_reasons_and_changes(shell):
     shell.run("%speedkit apply model --sdpa math")
     report = json.loads(shell.run("%speedkit report --json"))
@@ -97,6 +100,7 @@ def test_code_before_apply_is_what_apply_would_do(shell):
     assert shell.names["optimizer"].param_groups[0]["fused"] is None
 
 
+@pytest.mark.smoke
 def test_code_of_an_applied_plan_is_that_plan_in_the_users_names(shell):
     shell.run("opt = torch.optim.SGD(model.parameters(), 0.1); del optimizer")
     shell.run("%speedkit apply model --precision bf16 --sdpa math")
@@ -150,7 +154,8 @@ def test_code_is_saved_and_never_written_over_unasked(shell, tmp_path: Path):
     assert "torch.optim" in file.read_text()
 
 
-def test_options_come_in_both_spellings(shell):
+def test_options_come_in_both_spellings(shell, machine):
+    machine("cpu")
     shell.run("%speedkit apply model --channels-last false --fused_optimizer false")
     assert not any(decision.active for decision in shell.names["ctx"].plan)
 
@@ -272,6 +277,7 @@ def test_repair_makes_the_tf32_settings_readable_again(shell):
         torch._C._set_fp32_precision_setter(*operation, "none")
 
 
+@pytest.mark.smoke
 def test_help_lists_every_optimization(shell):
     from speedkit_jupyter.optimizations import CATALOG
 
@@ -280,6 +286,7 @@ def test_help_lists_every_optimization(shell):
         assert f"--{optimization.name}" in shown
 
 
+@pytest.mark.smoke
 def test_unload_restores_everything_and_takes_the_magics_away(shell):
     shell.run("%speedkit apply model --sdpa math")
     shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
@@ -294,6 +301,7 @@ def test_reload_gives_a_working_extension(shell):
     assert "fused_optimizer" in shell.run("%speedkit")
 
 
+@pytest.mark.smoke
 def test_results_have_text_html_and_json_forms(shell):
     from speedkit_jupyter.report.plans import context_report
 
@@ -311,6 +319,7 @@ def test_html_escapes_what_users_named(shell):
     assert "<img" not in context_report(shell.names["ctx"], "<img src=x>").to_html()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -335,6 +344,7 @@ def test_tab_completes(shell, line, expected):
     assert any(match.endswith(expected) for match in matches), matches
 
 
+@pytest.mark.smoke
 def test_completion_survives_a_broken_line(shell):
     for line in ("%speedkit 'x ", "%speedkit nonsense --", "%%speedbench --compare ,+"):
         _, matches = shell.ip.complete(None, line, len(line))

@@ -12,6 +12,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.measure.timing import Timing
 
+pytestmark = pytest.mark.real_time
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
@@ -21,6 +22,7 @@ def timed(shell, line: str, cell: str) -> Timing:
     return shell.names.pop("timing")
 
 
+@pytest.mark.smoke
 def test_a_cell_without_any_model_is_timed_as_by_timeit(shell):
     shown = shell.run("%%speedbench\nimport time; time.sleep(0.21)")  # one loop is enough
     assert "per loop, 95 % interval" in shown
@@ -40,6 +42,7 @@ def test_the_object_has_what_timeits_object_has(shell):
     assert ours.best <= ours.median_s <= ours.worst
 
 
+@pytest.mark.smoke
 def test_o_returns_the_object_and_v_names_it(shell):
     result = shell.ip.run_cell_magic("speedbench", "-o -q -n 1 -r 1", "1 + 1")
     assert isinstance(result, Timing)
@@ -180,19 +183,33 @@ def test_an_iterator_of_a_list_stays_the_same_object_also_under_other_names(shel
     assert list(shell.names["same"]) == [1, 2, 3]
 
 
-def test_an_iterator_inside_another_object_is_named_and_its_end_is_one_line(shell):
-    shell.run("class Loader: pass\nloader = Loader(); loader.it = iter([1, 2, 3])")
-    error = shell.fails("%%speedbench -n 20 -r 2\nnext(loader.it)")
+def test_an_iterator_inside_another_object_is_put_back_and_its_end_is_no_end(shell):
+    shell.run("class Loader: pass\nloader = Loader(); loader.it = found = iter([1, 2, 3])")
+    timed(shell, "-n 20 -r 2", "next(loader.it)")
+    assert shell.names["loader"].it is shell.names["found"]
+    assert list(shell.names["found"]) == [1, 2, 3]
+
+
+def test_an_iterator_that_nothing_can_stand_in_for_is_named_and_its_end_is_one_line(shell):
+    shell.run("loader = (iter([1, 2, 3]),)")
+    error = shell.fails("%%speedbench -n 20 -r 2\nnext(loader[0])")
     assert isinstance(error, UsageError)
     assert "ran out of data" in str(error)
-    shell.run("loader.it = iter(range(10_000))")
-    assert "range_iterator" in shell.run("%%speedbench -n 2 -r 2\nnext(loader.it)")
+    shell.run("loader = (iter(range(10_000)),)")
+    assert "loader[0] (range_iterator)" in shell.run("%%speedbench -n 2 -r 2\nnext(loader[0])")
+
+
+@pytest.mark.parametrize("name", ["loop", "steps", "begin", "end", "step"])
+def test_a_cell_may_use_any_name(shell, name):
+    for used in (f"_{name}", f"_speedbench_{name}", "_speedbench"):
+        assert timed(shell, "-n 3 -r 2", f"{used} = 1\n{used} + 1").loops == 3
 
 
 def test_n_0_chooses_the_loops_as_timeit_does(shell):
     assert timed(shell, "-n 0 -r 2", "1 + 1").loops > 1000
 
 
+@pytest.mark.smoke
 def test_what_a_step_prints_is_printed_as_often_as_by_timeit(shell):
     assert shell.run("%%speedbench -q -n 3 -r 2\nprint('hello')").count("hello") == 6
 

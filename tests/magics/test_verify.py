@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
+@pytest.mark.smoke
 def test_it_takes_the_last_speedbench_cell(shell):
     before = [p.detach().clone() for p in shell.names["model"].parameters()]
     shell.run(f"%%speedbench -q -n 1 -r 1\n{STEP}")
@@ -19,7 +20,8 @@ def test_it_takes_the_last_speedbench_cell(shell):
     assert "loss" not in shell.names
 
 
-def test_it_takes_a_function_by_name_and_the_plan_in_force(shell):
+def test_it_takes_a_function_by_name_and_the_plan_in_force(shell, machine):
+    machine("cpu")
     shell.run(f"def train_step():\n    {STEP}")
     shell.run("%speedkit apply --precision bf16 --fused_optimizer false --channels_last false")
     shown = shell.run("%speedkit verify --step train_step --steps 4")

@@ -167,16 +167,17 @@ SHAPES = (
 def parts(request: pytest.FixtureRequest, seen: SimpleNamespace) -> Iterator[Any]:
     """Network, optimizer and a step of each shape; what it applied is restored at the end."""
     torch.manual_seed(0)
+    before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
     network = Network(seen.notes)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
     step, context = request.param(network, optimizer)
-    yield SimpleNamespace(network=network, optimizer=optimizer, step=step)
+    yield SimpleNamespace(network=network, optimizer=optimizer, step=step, before=before)
     with nullcontext() if context is None else context:
         pass
 
 
 def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(parts, seen):
-    before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
+    before = parts.before  # what is applied may set other threads
     found = benchmark(
         parts.step,
         "baseline,bf16,fp16,threads:1,channels_last,sdpa:math",

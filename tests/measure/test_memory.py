@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+import pytest
 import torch
 from torch import nn
 
@@ -60,3 +64,29 @@ def test_copies_off_the_device_put_back_the_same_values():
     train()
     state.restore()
     assert all(map(torch.equal, before, memory.state_tensors([network], [optimizer])))
+
+
+def test_what_the_allocator_says_about_older_blocks_is_not_shown_and_all_else_is(capfd):
+    old = [torch.rand(64) for _ in range(1001)]  # it warns of the first in every 1000
+
+    def step():
+        old.clear()
+        os.write(2, b"from C++\n")
+        print("from Python", file=sys.__stderr__, flush=True)
+
+    memory.needed(step, CPU, ())
+    shown = capfd.readouterr().err
+    assert "CPUAllocator" not in shown
+    assert shown.splitlines() == ["from C++", "from Python"]
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_a_step_that_fails_leaves_stderr_as_it_was(capfd):
+    def step():
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        memory.needed(step, CPU, ())
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"

@@ -160,7 +160,8 @@ def test_autocast_is_on_in_a_closure_and_off_in_the_step_around_it(parts, handed
 def test_a_plan_of_full_precision_patches_nothing(parts):
     seen = []
     before = torch.autograd.backward
-    run(parts, SpeedConfig(), lambda: seen.append(torch.autograd.backward is before))
+    config = SpeedConfig(precision="fp32")
+    run(parts, config, lambda: seen.append(torch.autograd.backward is before))
     assert seen == [True] * 3
 
 

@@ -36,10 +36,8 @@ def test_fp32_by_request_switches_an_outer_autocast_off():
         assert model(x).dtype is torch.float32
 
 
-def test_fp32_by_auto_leaves_an_outer_autocast_alone(monkeypatch, hardware):
-    from speedkit_jupyter import Hardware
-
-    monkeypatch.setattr(Hardware, "detect", lambda: hardware("cpu"))
+def test_fp32_by_auto_leaves_an_outer_autocast_alone(machine):
+    machine("cpu")
     model, x = nn.Linear(4, 4), torch.rand(2, 4)
     with (
         applied(model, threads=1) as context,

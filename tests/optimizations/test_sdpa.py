@@ -55,10 +55,8 @@ def test_flash_on_a_t4_becomes_efficient(hardware):
     assert (decision.value, decision.active, decision.declined) == ("efficient", True, True)
 
 
-def test_an_input_that_the_chosen_kernel_can_not_take_goes_to_another(hardware, monkeypatch):
-    from speedkit_jupyter import Hardware
-
-    monkeypatch.setattr(Hardware, "detect", lambda: hardware("cpu"))
+def test_an_input_that_the_chosen_kernel_can_not_take_goes_to_another(machine):
+    machine("cpu")
     q = torch.rand(1, 2, 8, 16, dtype=torch.float64)
     with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="math"))[1]:
         assert scaled_dot_product_attention(q, q, q).isfinite().all()

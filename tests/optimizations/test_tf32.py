@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, flags, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, flags, plan
 
 ON_GPU = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
 
@@ -40,10 +40,8 @@ def test_a_setting_of_the_users_is_left(hardware):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_it_is_set_readable_and_put_back_also_from_mixed_apis(
-    monkeypatch, hardware, mixed, changing_flags
-):
-    monkeypatch.setattr(Hardware, "detect", lambda: hardware("cpu_avx512_bf16"))
+def test_it_is_set_readable_and_put_back_also_from_mixed_apis(machine, mixed, changing_flags):
+    machine("cpu_avx512_bf16")
     if mixed:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         assert flags.is_mixed()

@@ -14,7 +14,7 @@ from speedkit_jupyter import Hardware, apply_speedups, store, tune, tuned
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.tuning import learning
 
-LATE = 0.006  # seconds of a slow step
+LATE = 0.03  # seconds of a slow step
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     ],
 )
 def test_another_model_or_batch_finds_nothing(network_and_step, other):
-    hardware = Hardware.detect()
+    hardware = Hardware.current()
     known = learning.identify(step_of(network_and_step()[2]), hardware, "time", None)
     same = learning.identify(step_of(network_and_step()[2]), hardware, "time", None)
     assert same == known
@@ -94,7 +94,7 @@ def test_another_model_or_batch_finds_nothing(network_and_step, other):
 
 
 def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
-    hardware = Hardware.detect()
+    hardware = Hardware.current()
 
     def of(*layers: nn.Module) -> str:
         return learning.setting([nn.Sequential(*layers)], hardware)
@@ -114,7 +114,7 @@ def test_identifying_runs_one_step_and_undoes_it(network_and_step):
     network, optimizer, step = network_and_step()
     before = [p.detach().clone() for p in network.parameters()]
     random = torch.get_rng_state()
-    _, task = learning.identify(step_of(step), Hardware.detect(), "time", None)
+    _, task = learning.identify(step_of(step), Hardware.current(), "time", None)
     assert task.inputs == ("4x8 float32",)
     assert task.trains
     assert all(map(torch.equal, before, network.parameters()))
@@ -125,7 +125,7 @@ def test_identifying_runs_one_step_and_undoes_it(network_and_step):
 
 def test_a_plan_in_force_changes_neither_setting_nor_task(network_and_step):
     network, optimizer, step = network_and_step()
-    hardware = Hardware.detect()
+    hardware = Hardware.current()
     before = learning.identify(step_of(step), hardware, "time", None)
     _, context = apply_speedups(network, optimizer=optimizer)
     with context:

@@ -138,9 +138,9 @@ def test_what_cannot_be_verified_is_one_clear_error():
         verify(lambda: network(torch.rand(2, 6)), "bf16", steps=3)
     with pytest.raises(StepError, match="no model"):
         verify(lambda: None, "bf16", steps=3)
-    hidden = (torch.rand(2, 6) for _ in range(9))
+    hidden = ((torch.rand(2, 6) for _ in range(9)),)  # a tuple can't hold another in its place
     with pytest.raises(StepError, match="generator"):
-        verify(lambda: network(next(hidden)).sum().backward(), "bf16", steps=3)
+        verify(lambda: network(next(hidden[0])).sum().backward(), "bf16", steps=3)
 
 
 def test_the_verdict_is_the_yardsticks():

@@ -1,0 +1,89 @@
+"""The user's words for objects: `net`, `trainer.model`, `models["lm"]`, `layers[0]`.
+
+Names, attributes and constant subscripts are followed; nothing else is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
+
+# torch's own names for a part of a Sequential: `model.0.weight`.
+PART = re.compile(r"\.(\d+)(?=[.\[]|$)")
+# Longer ones are no names; Python's parser would recurse over their brackets.
+LONGEST = 200
+# So many keys fit into a message.
+MOST_KEYS = 8
+
+
+def canonical(text: str) -> str:
+    """The same word as Python writes it. Raises SpeedKitError for what is no such word."""
+    return ast.unparse(_parsed(text))
+
+
+def value_of(names: Mapping[str, Any], text: str, known: Iterable[str] = (), kind: str = "") -> Any:
+    """What the word stands for; raises SpeedKitError with the nearest of the `known` ones."""
+    return _followed(_parsed(text), names, text, list(known), kind or "name")
+
+
+def _parsed(text: str) -> ast.expr:
+    try:
+        if len(text) > LONGEST:
+            raise ValueError
+        tree = ast.parse(PART.sub(r"[\1]", text.strip()), mode="eval").body
+        _check(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpeedKitError(
+            f"{text!r} is no name: write `net`, `trainer.model`, `models['lm']` or `layers[0]`"
+        ) from None
+    return tree
+
+
+def _check(node: ast.expr) -> None:
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Subscript):
+            ast.literal_eval(node.slice)  # raises ValueError for what is no constant
+        elif not isinstance(node, ast.Attribute):
+            raise ValueError
+        node = node.value
+
+
+def _followed(
+    node: ast.expr, names: Mapping[str, Any], text: str, known: Sequence[str], kind: str
+) -> Any:
+    if isinstance(node, ast.Name):
+        if node.id not in names:
+            here = f" Here: {', '.join(known)}." if known else ""
+            hint = did_you_mean(text, known) or did_you_mean(node.id, known)
+            raise SpeedKitError(f"there is no {kind} {text!r}.{hint}{here}")
+        return names[node.id]
+    assert isinstance(node, ast.Attribute | ast.Subscript)
+    owner = _followed(node.value, names, text, known, kind)
+    word = ast.unparse(node.value)
+    try:
+        if isinstance(node, ast.Attribute):
+            return getattr(owner, node.attr)
+        return owner[ast.literal_eval(node.slice)]
+    except Exception as error:  # a property or an index of the user's own may raise anything
+        raise SpeedKitError(_why(error, node, owner, word)) from None
+
+
+def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word: str) -> str:
+    """What is missing, with the nearest that is there."""
+    if isinstance(node, ast.Attribute) and isinstance(error, AttributeError):
+        there = [*getattr(owner, "_modules", {}), *getattr(owner, "__dict__", {})]
+        return f"{word} has no attribute {node.attr!r}.{did_you_mean(node.attr, there)}"
+    if isinstance(node, ast.Attribute):
+        return f"{word}.{node.attr} raises {type(error).__name__}"
+    key = ast.literal_eval(node.slice)
+    if isinstance(error, KeyError) and isinstance(owner, Mapping):
+        keys = ", ".join(map(repr, owner)) if len(owner) <= MOST_KEYS else ""
+        hint = did_you_mean(key, owner) or (f" Here: {keys}." if keys else "")
+        return f"{word} has no key {key!r}.{hint}"
+    if isinstance(error, IndexError):
+        return f"{word} has no element {key!r}: there are {len(owner)}"
+    return f"{word}[{key!r}] raises {type(error).__name__}"

@@ -1,0 +1,69 @@
+"""What can't be put back, in words: said before a step runs, and after it where it shows then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.kinds.functions import Caches
+from speedkit_jupyter.measure.kinds.streams import Files, Unknown
+from speedkit_jupyter.measure.replays import Replays
+
+# So many names in a line.
+MOST_NAMES = 5
+
+
+def before(state: State, replays: Replays) -> list[str]:
+    """A line for each reason why something that the step reaches can't be put back."""
+    walk = state.walk
+    named: dict[type, list[str]] = {Files: [], Unknown: [], Caches: []}
+    for one in walk.found.values():
+        for kind in walk.kinds(one):
+            if type(kind) in named and kind.beyond(one):
+                name = walk.name(one)
+                is_file = type(kind) is Files
+                named[type(kind)].append(name if is_file else f"{name} ({type(one).__name__})")
+    lines = [
+        _line(
+            replays.given_again,
+            "drawn from, and can't be put back as it was: an object in its place gives the same "
+            "again",
+        ),
+        _line(named[Files], "written to for real: that can't be put back"),
+        _line(
+            replays.drawn,
+            "drawn from for real: that can't be put back; in a variable of its own it would be",
+        ),
+        _line(
+            named[Caches], "used for real: what a cache keeps can't be put back", verb=("is", "are")
+        ),
+        _line([*named[Unknown], *walk.running], "not looked into, and can't be put back"),
+        _line(
+            state.too_large(),
+            "too large to copy, and can't be put back: watched, and named again if written to",
+        ),
+        *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
+    ]
+    if walk.cut:
+        lines.append(
+            f"more than {len(walk.found):,} objects are reached: what lies behind "
+            f"{walk.name(walk.cut[0])} can't be put back"
+        )
+    return [line for line in lines if line]
+
+
+def after(state: State) -> list[str]:
+    """What was changed all the same, and what putting back failed for."""
+    written = state.written()
+    lines = [_line(written, "changed by the step, and could not be put back", verb=("was", "were"))]
+    lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]
+    return [line for line in lines if line]
+
+
+def _line(names: Iterable[str], what: str, verb: Sequence[Any] = ("is", "are")) -> str:
+    found = list(dict.fromkeys(names))
+    if not found:
+        return ""
+    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    return f"{', '.join(found[:MOST_NAMES])}{more} {verb[len(found) > 1]} {what}"

@@ -1,0 +1,102 @@
+"""Functions and what behaves like one: closures, defaults, partial arguments, wrapped ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from typing import Any
+
+from speedkit_jupyter.measure.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.kinds.names import Names, global_names
+from speedkit_jupyter.measure.kinds.origin import is_the_users_function
+
+LruCache = type(functools.lru_cache(None)(len))
+
+
+class Functions(Kind):
+    """Closure, default arguments, and the globals that a function of the user's names."""
+
+    can_replace = True
+
+    def recognizes(self, cls: type) -> bool:
+        """Written in Python."""
+        return cls is FunctionType
+
+    def children(self, found: FunctionType) -> Iterable[Any]:
+        """Attributes, among them what it wraps, are another kind."""
+        yield from found.__closure__ or ()
+        yield from found.__defaults__ or ()
+        if found.__kwdefaults__:
+            yield found.__kwdefaults__
+        if is_the_users_function(found):
+            read, bound = global_names(found.__code__)
+            yield Names(found.__globals__, read, bound)
+
+    def copy(self, found: FunctionType, copies: Copies) -> tuple[Any, ...]:
+        """The code too: a step may patch it."""
+        return found.__code__, found.__defaults__, found.__kwdefaults__
+
+    def same(self, found: FunctionType, memory: tuple[Any, ...]) -> bool:
+        """By identity."""
+        code, defaults, keywords = memory
+        return (
+            found.__code__ is code
+            and found.__defaults__ is defaults
+            and found.__kwdefaults__ is keywords
+        )
+
+    def put_back(self, found: FunctionType, memory: tuple[Any, ...]) -> None:
+        """All three."""
+        found.__code__, found.__defaults__, found.__kwdefaults__ = memory
+
+    def replace(self, found: FunctionType, old: Any, new: Any) -> None:
+        """A default argument."""
+        values = found.__defaults__ or ()
+        found.__defaults__ = tuple(new if one is old else one for one in values)
+
+
+class Callables(Kind):
+    """What leads to others and holds nothing of its own that changes."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        """Bound methods, partial objects, descriptors of a class."""
+        return cls in (
+            MethodType, BuiltinFunctionType, MethodWrapperType, staticmethod, classmethod, property
+        ) or issubclass(cls, functools.partial | functools.partialmethod)  # fmt: skip
+
+    def children(self, found: Any) -> Iterable[Any]:
+        """The functions, and the object that one is bound to."""
+        if isinstance(found, functools.partial):
+            yield from (found.func, found.args, found.keywords)
+        elif isinstance(found, property):
+            yield from (one for one in (found.fget, found.fset, found.fdel) if one is not None)
+        elif isinstance(found, staticmethod | classmethod | MethodType):
+            yield found.__func__
+        owner = getattr(found, "__self__", None)
+        if owner is not None and not isinstance(owner, ModuleType):
+            yield owner
+
+
+class Caches(Kind):
+    """`lru_cache`: what it keeps can be thrown away, and not put back."""
+
+    def recognizes(self, cls: type) -> bool:
+        """functools' own, written in C."""
+        return issubclass(cls, LruCache)
+
+    def copy(self, found: Any, copies: Copies) -> Any:
+        """Counts of hits and entries."""
+        return found.cache_info()
+
+    def same(self, found: Any, memory: Any) -> bool:
+        """Whether it was used."""
+        return bool(found.cache_info() == memory)
+
+    def beyond(self, found: Any) -> str:
+        """A library's is the library's."""
+        function = getattr(found, "__wrapped__", None)
+        own = type(function) is FunctionType and is_the_users_function(function)
+        return "keeps what it was called with" if own else ""

@@ -1,0 +1,61 @@
+"""Whose code something is: the user's, which is followed, or a library's, which is not."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from types import FunctionType, ModuleType
+from typing import Any
+
+from speedkit_jupyter.measure.kinds.base import PACKAGE
+
+# Threads, event loops, shells and loggers: not what a step trains, and endless to walk.
+MACHINERY = frozenset(
+    [
+        "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado",
+        "jupyter_client", "asyncio", "concurrent", "multiprocessing", "threading",
+        "_thread", "logging", "importlib", "_frozen_importlib", "inspect", "pytest",
+        "_pytest", "pluggy", "hypothesis", "debugpy", "pdb", "bdb", "gc", "weakref",
+        "types", "abc", "ast",
+    ]
+) | {PACKAGE}  # fmt: skip
+
+
+@cache
+def is_installed(package: str) -> bool:
+    """Whether a top-level package came from elsewhere, and was not written by the user."""
+    if package == "__main__":
+        return False
+    if package in sys.stdlib_module_names or package == PACKAGE:
+        return True
+    module = sys.modules.get(package)
+    where = getattr(module, "__file__", None) or ":".join(getattr(module, "__path__", ()))
+    if not where:
+        return module is not None and getattr(module, "__spec__", None) is not None
+    return "site-packages" in where or "dist-packages" in where
+
+
+def is_the_users_class(cls: type) -> bool:
+    """Written in the notebook or in the user's own files."""
+    home = cls.__dict__.get("__module__")
+    return isinstance(home, str) and not is_installed(home.partition(".")[0])
+
+
+def is_the_users_function(function: FunctionType) -> bool:
+    """Written in the notebook or in the user's own files."""
+    home = function.__globals__.get("__name__")
+    return not isinstance(home, str) or not is_installed(home.partition(".")[0])
+
+
+def is_the_users_module(module: ModuleType) -> bool:
+    """A file of the user's own; not the notebook, whose names are followed one by one."""
+    home: Any = vars(module).get("__name__")
+    if not isinstance(home, str) or home == "__main__" or vars(module).get("__file__") is None:
+        return False
+    return not is_installed(home.partition(".")[0])
+
+
+def is_machinery(cls: type) -> bool:
+    """Whether instances of a class are left alone, and not looked into."""
+    home = cls.__dict__.get("__module__", "builtins")
+    return isinstance(home, str) and home.partition(".")[0] in MACHINERY

@@ -1,0 +1,138 @@
+"""Accelerate's and Fabric's models, optimizers, schedulers and loaders, from end to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, code, tune, verify
+
+pytestmark = pytest.mark.slow
+
+ALL = SpeedConfig.from_dict({"precision": "bf16", "channels_last": True, "fused_optimizer": True})
+
+
+@dataclass
+class Work:
+    """What the framework made of the user's objects, and a step with them."""
+
+    framework: Any
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    inner: torch.optim.Optimizer
+    step: Any
+    form: str
+
+    def all(self):
+        return self.framework, self.model, self.optimizer, self.scheduler, self.inner
+
+
+def with_accelerate(net, batch, **more) -> Work:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, **more)
+    inner = torch.optim.AdamW(net.parameters(), 1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, 20)
+    model, optimizer, scheduler = accelerator.prepare(net, inner, scheduler)
+
+    def step():
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        return loss
+
+    return Work(accelerator, model, optimizer, scheduler, inner, step, "accelerate")
+
+
+def with_fabric(net, batch, **more) -> Work:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1, **more)
+    inner = torch.optim.AdamW(net.parameters(), 1e-2)
+    model, optimizer = fabric.setup(net, inner)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+    def step():
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        fabric.backward(loss)
+        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Work(fabric, model, optimizer, scheduler, inner, step, "fabric")
+
+
+KINDS = {
+    "accelerate": (with_accelerate, {}),
+    "accelerate, accumulating": (with_accelerate, {"gradient_accumulation_steps": 2}),
+    "accelerate in bf16": (with_accelerate, {"mixed_precision": "bf16"}),
+    "fabric": (with_fabric, {}),
+    "fabric in bf16": (with_fabric, {"precision": "bf16-mixed"}),
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def work(request, net, batch):
+    make, more = request.param
+    if make is with_accelerate:  # its state is the process's
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+    made = make(net, batch, **more)
+    made.step()
+    return made
+
+
+def test_a_plan_switches_the_optimizer_and_all_comes_back(work, look):
+    before = look(*work.all())
+    _, context = apply_speedups(work.model, ALL, optimizer=work.optimizer)
+    assert context.plan["fused_optimizer"].active
+    assert all(group["fused"] for group in work.inner.param_groups)
+    assert {change.name for change in context.changes()} >= {"AdamW.fused", "model.channels_last"}
+    assert "torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)" in code(context, work.form)
+    context.restore()
+    assert before.changes(look(*work.all())) == []
+
+
+def test_training_under_a_plan_leaves_only_what_was_trained(work, look):
+    before = look(*work.all())
+    with apply_speedups(work.model, ALL, optimizer=work.optimizer)[1] as context:
+        with context.autocast():
+            loss = work.step()
+        assert torch.isfinite(loss)
+    changed = before.changes(look(*work.all()))
+    assert changed
+    assert not [path for path in changed if path.endswith(("[fused]", "[foreach]"))]
+    conv = next(m for m in work.model.modules() if isinstance(m, nn.Conv2d))
+    assert conv.weight.is_contiguous()
+
+
+def test_a_benchmark_varies_the_optimizer_and_puts_all_back(work, look, variants):
+    before = look(*work.all())
+    found = benchmark(work.step, variants, budget_s=0.3)
+    assert before.changes(look(*work.all())) == []
+    failures = {one.name: one.failure for one in found.records if one.failure}
+    assert failures == {}
+    assert found.records[2].applied == {"fused_optimizer": True}
+    assert [found.verdict(one) for one in found.records].count("wrong") == 0
+
+
+def test_a_search_and_a_verification_put_all_back(work, look):
+    before = look(*work.all())
+    tuned = tune(work.step, budget_s=0.5, fresh=True)
+    found = verify(work.step, ALL, steps=3)
+    assert before.changes(look(*work.all())) == []
+    assert not found.failure
+    assert "fused_optimizer" in {one.name for one in tuned.rejected} | set(tuned.winner.values)

@@ -1,0 +1,202 @@
+"""transformers' Trainer and Lightning's, which make their optimizers inside `train` and `fit`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, verify
+from speedkit_jupyter.wrappers import unwrapped
+
+pytestmark = pytest.mark.slow
+
+FUSED = SpeedConfig(fused_optimizer=True).alone()
+
+
+class Sentences(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        words = torch.randint(3, 90, (8,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": words, "labels": words.clone()}
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """A Trainer of a small Llama that counts its steps in a callback."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import transformers
+
+    class Counting(transformers.TrainerCallback):
+        def __init__(self):
+            self.steps = 0
+
+        def on_step_end(self, args, state, control, **more):
+            self.steps += 1
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=37,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        max_steps=2,
+        per_device_train_batch_size=4,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+        optim="adamw_torch",
+    )
+    model = transformers.LlamaForCausalLM(config)
+    callback = Counting()
+    made = transformers.Trainer(
+        model=model, args=arguments, train_dataset=Sentences(), callbacks=[callback]
+    )
+    made.remove_callback(transformers.PrinterCallback)
+    made.counting = callback
+    return made
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_training_with_transformers_is_measured_and_put_back(trainer, look, variants, trained):
+    if trained:  # its loader's state_dict() fails from then on
+        trainer.train()
+    objects = trainer.model, *([trainer.optimizer, trainer.lr_scheduler] if trained else [])
+    before = look(*objects)
+    found = benchmark(trainer.train, variants, model=trainer.model, budget_s=0.5)
+    assert before.changes(look(*objects)) == []
+    assert found.records[0].failure is None
+    assert found.records[1].failure is None
+    assert [found.verdict(one) for one in found.records].count("wrong") == 0
+    assert found.records[1].accuracy.verdict == "rounding", found.records[1].accuracy
+
+
+def test_training_with_transformers_is_verified(trainer, look):
+    before = look(trainer.model)
+    found = verify(lambda: trainer.train().training_loss, "bf16", model=trainer.model, steps=2)
+    assert before.changes(look(trainer.model)) == []
+    assert not found.failure
+    assert found.verdict == "same"
+
+
+def test_the_optimizer_of_a_trained_trainer_is_switched_and_restored(trainer, look):
+    trainer.train()
+    before = look(trainer.model, trainer.optimizer, trainer.lr_scheduler)
+    _, context = apply_speedups(trainer.model, FUSED, optimizer=trainer.optimizer)
+    assert unwrapped(trainer.optimizer).param_groups[0]["fused"] is True
+    context.restore()
+    assert before.changes(look(trainer.model, trainer.optimizer, trainer.lr_scheduler)) == []
+
+
+@pytest.fixture(params=["automatic", "manual"])
+def lightning(request, net, loader):
+    """`fit()` with a new Trainer, and the module; two optimizers where they are stepped by hand."""
+    import lightning
+
+    class Average(lightning.Callback):
+        def on_train_start(self, trainer, module):
+            self.values = {name: one.clone() for name, one in module.state_dict().items()}
+
+        def on_train_batch_end(self, trainer, module, *_):
+            for name, one in module.state_dict().items():
+                if one.is_floating_point():
+                    self.values[name].lerp_(one, 0.1)
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+            self.automatic_optimization = request.param == "automatic"
+
+        def training_step(self, batch, index):
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss)
+            if self.automatic_optimization:
+                return loss
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+            for scheduler in self.lr_schedulers():
+                scheduler.step()
+            return None
+
+        def configure_optimizers(self):
+            if self.automatic_optimization:
+                adam = torch.optim.Adam(self.parameters(), 1e-2)
+                return [adam], [torch.optim.lr_scheduler.StepLR(adam, 1)]
+            adam = torch.optim.Adam(self.net[0].parameters(), 1e-2)
+            sgd = torch.optim.SGD(self.net[5].parameters(), 1e-2, momentum=0.9)
+            decays = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.9)
+            return [adam, sgd], [torch.optim.lr_scheduler.StepLR(adam, 1), decays]
+
+    module = Module()
+
+    def fit():
+        trainer = lightning.Trainer(
+            max_steps=2 if module.automatic_optimization else 4,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[Average()],
+        )
+        trainer.fit(module, loader)
+        return trainer
+
+    return module, fit
+
+
+def test_training_with_lightning_is_measured_and_put_back(lightning, look, variants):
+    module, fit = lightning
+    before = look(module)
+
+    def step():
+        fit()
+
+    found = benchmark(step, variants, budget_s=0.5)
+    assert before.changes(look(module)) == []
+    assert found.records[1].failure is None
+    assert found.records[1].accuracy.verdict == "rounding", found.records[1].accuracy
+    assert [found.verdict(one) for one in found.records].count("wrong") == 0
+
+
+def test_lightning_steps_under_the_plans_precision(lightning, tmp_path):
+    """It hands each step a closure, in which the forward pass runs."""
+    module, fit = lightning
+    seen = tmp_path / "dtypes"  # a file, since what a hook writes to a list is put back
+
+    def note(_, inputs, output):
+        with seen.open("a") as opened:
+            opened.write(f"{output.dtype} ")
+
+    module.net[5].register_forward_hook(note)
+    benchmark(lambda: fit() and None, "baseline", budget_s=0.1)
+    assert "bfloat16" not in seen.read_text()
+    benchmark(lambda: fit() and None, "baseline,bf16", budget_s=0.1)
+    assert "bfloat16" in seen.read_text()
+
+
+def test_lightnings_optimizers_are_switched_and_restored(lightning, look):
+    module, fit = lightning
+    trainer = fit()
+    before = look(module, trainer.optimizers)
+    _, context = apply_speedups(module, FUSED, optimizer=module.optimizers())
+    groups = [group for one in trainer.optimizers for group in one.param_groups]
+    assert all(group["fused"] is True for group in groups)
+    context.restore()
+    assert before.changes(look(module, trainer.optimizers)) == []

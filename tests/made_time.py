@@ -1,0 +1,61 @@
+"""A clock for tests: only its readers and `sleep` move it, so that no noise decides anything."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from queue import SimpleQueue
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+
+class MadeTime:
+    """Seconds that pass by being read: one step between two readings takes `tick_s`.
+
+    A step that sleeps on it reaches it: the time lies where no benchmark puts it back.
+    """
+
+    def __init__(self, tick_s: float) -> None:
+        self.tick_s = tick_s
+        self._now: SimpleQueue[float] = SimpleQueue()
+        self._now.put(0.0)
+
+    def perf_counter(self) -> float:
+        """Seconds. It must go on where nothing sleeps, or budgets would never end."""
+        return self._passed(self.tick_s)
+
+    def sleep(self, seconds: float) -> None:
+        """At once, and later by so much."""
+        self._passed(seconds)
+
+    def _passed(self, seconds: float) -> float:
+        now = self._now.get() + seconds
+        self._now.put(now)
+        return now
+
+
+def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
+    """The clock of the whole engine, as long as the test runs."""
+    from speedkit_jupyter.measure import roofline
+
+    made = MadeTime(tick_s)
+    clock = SimpleNamespace(perf_counter=made.perf_counter, process_time=made.perf_counter)
+    for module in engine():
+        monkeypatch.setattr(module, "time", clock)
+    # The machine's own rates can't be measured with it.
+    monkeypatch.setattr(roofline, "peak", lambda *given: roofline.Peak(1e12, 1e10))
+    return made
+
+
+def engine() -> list[ModuleType]:
+    """Every module of the engine that reads a clock."""
+    found = []
+    for name in ("measure", "tuning"):
+        package = importlib.import_module(f"speedkit_jupyter.{name}")
+        for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            module = importlib.import_module(one.name)
+            if getattr(module, "time", None) is sys.modules["time"]:
+                found.append(module)
+    return found

@@ -1,0 +1,187 @@
+"""The user's own names: of models, optimizers, contexts and steps, in every magic."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.magics import parsing
+
+HOLDERS = """
+class Trainer:
+    def __init__(self):
+        self.net = nn.Linear(4, 4)
+        self.opt = torch.optim.SGD(self.net.parameters(), 0.1)
+    @property
+    def broken(self):
+        raise RuntimeError("mine")
+    def fit(self):
+        %speedkit apply self.net --optimizer self.opt
+models = {"lm": nn.Linear(3, 3), "vision net": nn.Linear(3, 3), 3: nn.Linear(3, 3)}
+layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+trainer = Trainer()
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "expression"),
+    [
+        ("models['lm']", "models['lm']"), ('models["lm"]', "models['lm']"),
+        ("models['vision net']", "models['vision net']"), ("models[3]", "models[3]"),
+        ("layers[0]", "layers[0]"), ("layers[-1]", "layers[-1]"), ("trainer.net", "trainer.net"),
+        ("model[3]", "model[3]"), ("model.3", "model[3]"), ('"models[\'lm\']"', "models['lm']"),
+    ],
+)  # fmt: skip
+def test_a_model_is_named_as_python_names_it(shell, word, expression):
+    shell.run(HOLDERS)
+    shown = shell.run(f"%speedkit apply {word}")
+    assert shell.names["ctx"].model is eval(expression, shell.names)
+    assert f"Applied to {expression}" in shown
+    assert f"{expression}(x)" in shown
+    for line in (f"report {word}", f"code {word}", "report", "code", "status"):
+        assert expression in shell.run(f"%speedkit {line}")
+
+
+def test_self_means_what_it_means_where_the_magic_stands(shell):
+    shell.run(HOLDERS)
+    shell.run("trainer.fit()")
+    assert shell.names["ctx"].model is shell.names["trainer"].net
+    assert shell.names["ctx"].target.optimizers == (shell.names["trainer"].opt,) or [
+        shell.names["trainer"].opt
+    ] == list(shell.names["ctx"].target.optimizers)
+    assert "self.net" in shell.run("%speedkit report")
+    assert "self" not in shell.names
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("models['ml']", ["models has no key 'ml'", "Here: 'lm'"]),
+        ("layers[7]", ["layers has no element 7", "2"]),
+        ("trainer.nte", ["trainer has no attribute 'nte'", "'net'"]),
+        ("trainer.broken", ["trainer.broken raises RuntimeError"]),
+        ("modles['lm']", ["there is no model", "model"]),
+        ("__import__('os')", ["is no name"]),
+        ("layers[len(layers)-1]", ["is no name"]),
+        ("(lambda:model)()", ["is no name"]),
+        ("model[", ["is no name"]),
+        ("models", ["models is of class dict"]),
+    ],
+)
+def test_what_names_no_model_is_one_line_with_the_nearest(shell, word, words):
+    shell.run(HOLDERS)
+    error = shell.fails(f"%speedkit apply {word}")
+    assert isinstance(error, UsageError)
+    assert len(str(error).splitlines()) == 1
+    for one in words:
+        assert one in str(error)
+
+
+def test_a_model_that_only_a_dictionary_holds_is_found_and_named(shell):
+    shell.run("kept = {'lm': model}; del model, optimizer")
+    assert "kept['lm']" in shell.run("%speedkit apply")
+    shell.run("kept['other'] = nn.Linear(2, 2)\n%speedkit restore")
+    assert "kept['lm'], kept['other']" in str(shell.fails("%speedkit apply"))
+
+
+def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(shell):
+    shell.run("second = nn.Linear(2, 2)\n%speedkit apply model")
+    first = shell.names["ctx"]
+    shown = shell.run("%speedkit apply second")
+    assert "this context is `ctx_second`" in shown
+    assert "with ctx_second.autocast()" in shown
+    assert shell.names["ctx"] is first
+    assert shell.names["ctx_second"].model is shell.names["second"]
+    shell.run("%speedkit apply second --precision bf16")
+    assert "inside ctx_second.autocast() yet" in shell.run("%speedkit report second")
+    assert shell.names["ctx_second"].active
+    shell.run("%speedkit apply model")
+    assert shell.names["ctx"].model is shell.names["model"]
+
+
+def test_a_context_that_was_restored_gives_its_name_free(shell):
+    shell.run("second = nn.Linear(2, 2)\n%speedkit apply model\n%speedkit restore")
+    shell.run("%speedkit apply second")
+    assert shell.names["ctx"].model is shell.names["second"]
+
+
+def test_a_name_that_is_asked_for_takes_no_context_from_another_model(shell):
+    shell.run("second = nn.Linear(2, 2)\n%speedkit apply model --ctx fast")
+    error = shell.fails("%speedkit apply second --ctx fast")
+    assert "fast is the context of model, which is in force" in str(error)
+    assert isinstance(shell.fails("%speedkit apply second --ctx class"), UsageError)
+
+
+def test_a_variable_of_the_users_stays(shell):
+    shell.run("ctx = [1]\n%speedkit apply model")
+    assert shell.names["ctx"] == [1]
+    assert shell.names["ctx_model"].active
+
+
+def test_report_without_a_name_shows_all_that_is_applied_and_one_json_document(shell):
+    shell.run("second = nn.Linear(2, 2)\n%speedkit apply model\n%speedkit apply second")
+    shown = shell.run("%speedkit report")
+    assert "`model`" in shown
+    assert "`second`" in shown
+    report = json.loads(shell.run("%speedkit report --json"))
+    assert set(report["models"]) == {"model", "second"}
+    assert "plan" in report["models"]["second"]
+    assert "which model? model, second" in str(shell.fails("%speedkit code"))
+
+
+def test_an_earlier_model_of_the_same_name_stays_in_the_report(shell):
+    shell.run("%speedkit apply model")
+    shell.run("model = nn.Linear(2, 2)\n%speedkit apply model")
+    shown = shell.run("%speedkit status")
+    assert shown.count("Applied to model") == 2
+    assert "earlier model" in shown
+
+
+def test_verify_names_model_and_step(shell):
+    shell.run(
+        "def train():\n    loss = loss_fn(model(x), y)\n    loss.backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()"
+    )
+    shown = shell.run("%speedkit verify --step train --plan bf16 --steps 2")
+    assert "`model` in `train`: bf16: " in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("name", ["class", "1x", "a.b", "for"])
+def test_no_result_gets_a_name_that_python_keeps(shell, name):
+    for line in (f"%speedkit verify -v {name}", f"%%speedbench -v {name}\n1"):
+        error = shell.fails(line)
+        assert isinstance(error, UsageError)
+        assert "no name for a variable" in str(error)
+
+
+# --- help ---
+
+
+def words_of(parser) -> set[str]:
+    return {action.option_strings[0] for action in parser._actions if action.option_strings}
+
+
+@pytest.mark.parametrize("topic", parsing.PARSERS)
+def test_help_has_every_option_with_a_line(shell, topic):
+    shown = shell.run(f"%speedkit help {topic}")
+    whole = shell.run("%speedkit help")
+    for word in words_of(parsing.PARSERS[topic]()):
+        for page in (shown, whole):
+            lines = [one for one in page.splitlines() if one.split()[:1] == [word]]
+            assert lines, word
+            assert any(len(one.split()) > 2 for one in lines), lines
+
+
+def test_a_question_mark_shows_every_option(shell):
+    for line, topics in (("%speedkit", list(parsing.PARSERS)), ("%%speedbench", ["speedbench"])):
+        shown = shell.ip.object_inspect_text(line)
+        for topic in topics:
+            for word in words_of(parsing.PARSERS[topic]()):
+                assert word in shown
+
+
+def test_help_about_nothing_has_the_nearest_word(shell):
+    assert "Did you mean 'apply'?" in str(shell.fails("%speedkit help aply"))
+    assert "no options" in shell.run("%speedkit help restore")

@@ -1,0 +1,68 @@
+"""What was measured dies with its last name: nothing waits for the garbage collector."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.functions import step_of
+
+
+@pytest.fixture
+def no_collector():
+    """Off, so that only counting references frees anything."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def training(fails: bool = False) -> tuple[Any, weakref.ref[Any], weakref.ref[Any]]:
+    """A step and weak references to its model and a parameter."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(4, 8)
+
+    def step() -> None:
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if fails:
+            raise ValueError("mine")
+
+    return step, weakref.ref(model), weakref.ref(model[0].weight)
+
+
+def test_a_visit_frees_what_it_visited(no_collector):
+    step, model, weight = training()
+    with step_of(step).isolated():
+        step()
+    del step
+    assert model() is None
+    assert weight() is None
+
+
+def test_a_benchmark_frees_its_models(no_collector):
+    training()[0]()  # torch's own modules are loaded at the first step
+    step, model, weight = training()
+    result = benchmark(step, "baseline,fused_optimizer,channels_last", budget_s=0.05)
+    del step
+    assert model() is None
+    assert weight() is None
+    assert result.baseline.times_s
+
+
+def test_also_after_an_error_in_the_step(no_collector):
+    training()[0]()
+    step, model, weight = training(fails=True)
+    with contextlib.suppress(ValueError):
+        benchmark(step, "baseline", budget_s=0.05)
+    del step
+    assert model() is None
+    assert weight() is None

@@ -1,0 +1,274 @@
+"""The loop that apply prints, and generated code, call every kind of model as it asks: they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter.report.training_call import call_of, needs_closure
+from speedkit_jupyter.report.training_loop import Words, loop
+
+
+class Plain(nn.Linear):
+    """`model(x)`."""
+
+
+class Several(nn.Module):
+    """`model(left, right)`, and an option."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, left, right, scale=1.0):
+        return self.layer(left + right) * scale
+
+
+class Keywords(Several):
+    """`model(*, left, right)`."""
+
+    def forward(self, *, left, right):
+        return self.layer(left + right)
+
+
+class Nothing(Several):
+    """A model that learns its output, as generators of images do."""
+
+    def forward(self):
+        return self.layer(torch.ones(8, 4))
+
+
+class Labelled(Several):
+    """With labels, as Trainer takes them: a dictionary."""
+
+    def forward(self, left, labels=None):
+        outputs = self.layer(left)
+        return {"loss": nn.functional.mse_loss(outputs, labels), "logits": outputs}
+
+
+class Tupled(Labelled):
+    """The same as a tuple."""
+
+    def forward(self, left, labels=None):
+        return tuple(super().forward(left, labels).values())
+
+
+class PreTrainedModel(nn.Module):
+    """By this name a model of transformers is known, whether that is installed or not."""
+
+
+class Transformer(PreTrainedModel):
+    """`model(**batch).loss`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, left=None, labels=None):
+        outputs = self.layer(left)
+        return SimpleNamespace(loss=nn.functional.mse_loss(outputs, labels), logits=outputs)
+
+
+class Headless(Transformer):
+    """Without labels: the loss is the user's."""
+
+    def forward(self, left=None, mask=None):
+        return self.layer(left)
+
+
+class Wrapper(nn.Module):
+    """As DistributedDataParallel: passes everything on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = Transformer()
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+class Inside(nn.Module):
+    """A module of anything."""
+
+    def forward(self, *args):
+        return args[0]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and what a step of it is given."""
+
+    model: type
+    kind: str
+    call: str
+    given: tuple[str, ...]
+
+
+SHAPES = [
+    Shape(Plain, "inputs", "net(x)", ("x", "y")),
+    Shape(Several, "several", "net(left, right)", ("pair", "y")),
+    Shape(Keywords, "batch", "net(**batch)", ("unlabelled", "y")),
+    Shape(Nothing, "several", "net()", ("none", "y")),
+    Shape(Labelled, "outputs", "net(**batch)", ("batch",)),
+    Shape(Tupled, "outputs", "net(**batch)", ("batch",)),
+    Shape(Transformer, "loss", "net(**batch).loss", ("batch",)),
+    Shape(Headless, "batch", "net(**batch)", ("plain", "y")),
+    Shape(Wrapper, "loss", "net(**batch).loss", ("batch",)),
+]
+OPTIMIZERS = {
+    "adamw": lambda net: {"opt": torch.optim.AdamW(net.parameters(), 0.1)},
+    "lbfgs": lambda net: {"solver": torch.optim.LBFGS(net.parameters())},
+    "two": lambda net: {
+        f"opt_{i}": torch.optim.SGD([p], 0.1) for i, p in enumerate(net.parameters())
+    },
+}
+
+
+def made(shape: Shape):
+    torch.manual_seed(0)
+    return shape.model(4, 2) if shape.model is Plain else shape.model()
+
+
+def given() -> dict:
+    torch.manual_seed(1)
+    left, right, y = torch.rand(8, 4), torch.rand(8, 4), torch.rand(8, 2)
+    return {
+        "x": left, "left": left, "right": right, "y": y, "pair": (left, right), "none": (),
+        "batch": {"left": left, "labels": y}, "plain": {"left": left},
+        "unlabelled": {"left": left, "right": right}, "loss_fn": nn.functional.mse_loss,
+    }  # fmt: skip
+
+
+def moved(before: list, model) -> bool:
+    return any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizers", OPTIMIZERS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda one: one.model.__name__)
+def test_the_printed_loop_runs_and_trains(shape, optimizers, precision):
+    model = made(shape)
+    held = OPTIMIZERS[optimizers](model)
+    config = SpeedConfig(precision=precision, channels_last=False).alone()
+    _, context = apply_speedups(model, config, optimizer=list(held.values()))
+    with context:
+        text = loop(context, Words("net", held, "fast"))
+        assert shape.call in text
+        names = given() | held | {"net": model, "fast": context}
+        if shape.kind in ("batch", "outputs", "loss"):
+            names["batch"] = names[shape.given[0]]
+        before = [p.detach().clone() for p in model.parameters()]
+        exec(text, names)
+        exec(text, names)
+        assert moved(before, model)
+        for name in held:
+            assert f"{name}." in text
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("optimizers", OPTIMIZERS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda one: one.model.__name__)
+def test_generated_code_runs_and_trains(shape, optimizers, precision):
+    model = made(shape)
+    held = OPTIMIZERS[optimizers](model)
+    config = SpeedConfig(precision=precision).alone()
+    found = plan(config, facts=Facts.read(model, list(held.values())))
+    text = code(found, "torch", held, model=model, name="net")
+    assert "model" not in text.replace("# ", "").replace("compiled_model", "").split("Yours")[1][:9]
+    names = given() | held | {"net": model}
+    exec(compile(text, "generated", "exec"), names)
+    before = [p.detach().clone() for p in model.parameters()]
+    arguments = [names[one] for one in shape.given]
+    more = [nn.functional.mse_loss] if shape.given[-1] == "y" else []
+    for _ in range(2):
+        assert names["train_step"](*arguments, *more).isfinite()
+    assert moved(before, model)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda one: one.model.__name__)
+def test_generated_code_predicts_without_an_optimizer(shape):
+    model = made(shape)
+    text = code(plan(facts=Facts.read(model)), "torch", model=model, name="net")
+    names = {"net": model}
+    exec(compile(text, "generated", "exec"), names)
+    names["predict"](given()[shape.given[0]])
+
+
+@pytest.mark.parametrize("word", ["models['lm']", "trainer.net", "layers[0]", "loss", "torch"])
+def test_a_word_that_is_no_plain_name_is_said_first(word):
+    model = nn.Linear(4, 2)
+    held = {"self.opt": torch.optim.SGD(model.parameters(), 0.1)}
+    facts = Facts.read(model, list(held.values()))
+    text = code(plan(facts=facts), "torch", held, model=model, name=word)
+    assert f"\nmodel = {word}\n" in text
+    assert f"Yours: `{word}`." in text
+    names = given() | {
+        "models": {"lm": model}, "trainer": SimpleNamespace(net=model), "layers": [model],
+        "loss": model,
+    }  # fmt: skip
+    if word != "torch":
+        exec(compile(text, "generated", "exec"), names)
+        names["train_step"](names["x"], names["y"], nn.functional.mse_loss)
+
+
+def test_a_model_of_any_name_is_called_by_it_in_every_form():
+    pytest.importorskip("transformers")
+    model = nn.Linear(4, 2)
+    found = plan(SpeedConfig(precision="bf16"), facts=Facts.read(model))
+    for form in ("torch", "accelerate", "fabric", "transformers"):
+        text = code(found, form, model=model, name="net")
+        assert "net" in text
+        assert "model=net" in text or "net(inputs)" in text
+        compile(text, form, "exec")
+
+
+def test_a_real_model_of_transformers_is_called_with_its_batch():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=20, intermediate_size=8, **sizes)
+    model = transformers.BertForSequenceClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert call_of(model).kind == "loss"
+    assert call_of(model.bert).kind == "batch"
+    text = code(
+        plan(facts=Facts.read(model, [optimizer])), "torch", [optimizer], model=model, name="bert"
+    )
+    names: dict = {"bert": model}
+    exec(compile(text, "generated", "exec"), names)
+    batch = {"input_ids": torch.randint(20, (2, 5)), "labels": torch.tensor([0, 1])}
+    assert names["train_step"](batch).isfinite()
+
+
+def test_a_scaler_comes_with_where_to_clip():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    _, context = apply_speedups(model, SpeedConfig(precision="fp16"), optimizer=optimizer)
+    with context:
+        shown = loop(context, Words("net", {"opt": optimizer}))
+        assert "ctx.grad_scaler.unscale_(opt)" in shown
+        assert "scaler.unscale_(optimizer)" in code(context)
+
+
+def test_what_a_signature_does_not_tell_is_the_plain_call():
+    assert call_of(None).kind == "inputs"
+    assert call_of(Inside()).kind == "inputs"
+    assert call_of(torch.jit.script(nn.Linear(2, 2))).kind == "inputs"
+    assert call_of(nn.Sequential(nn.Linear(2, 2))).kind == "inputs"
+    assert call_of(nn.Transformer(4, 2, 1, 1, 4)).kind == "several"
+
+
+def test_only_optimizers_that_demand_a_closure_get_one():
+    class Demanding(torch.optim.SGD):
+        def step(self, closure):
+            return super().step(closure)
+
+    parameters = [nn.Parameter(torch.zeros(1))]
+    assert needs_closure(torch.optim.LBFGS(parameters), "LBFGS")
+    assert needs_closure(Demanding(parameters, 0.1), "Demanding")
+    assert not needs_closure(torch.optim.Adam(parameters), "Adam")
+    assert needs_closure(None, "LBFGS")

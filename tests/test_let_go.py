@@ -1,0 +1,238 @@
+"""What was measured, applied and restored, or shown is freed when the user deletes it.
+
+By reference counting alone: a notebook with large models can't wait for the garbage collector.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import suppress
+from itertools import count
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import (
+    Facts,
+    SpeedConfig,
+    apply_speedups,
+    benchmark,
+    code,
+    plan,
+    restore_all,
+    tune,
+    verify,
+)
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.preview import preview
+from speedkit_jupyter.tuning.candidates import Candidate
+
+EVERYTHING = SpeedConfig.from_dict(
+    {
+        "precision": "bf16",
+        "channels_last": True,
+        "fused_optimizer": True,
+        "threads": 1,
+        "sdpa": "math",
+        "tf32": "medium",
+    }
+)
+VARIANTS = "baseline,bf16,fused_optimizer,channels_last"
+
+
+class Work:
+    """A model, its optimizer, and steps that reach them."""
+
+    def __init__(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2))
+        optimizer = torch.optim.Adam(model.parameters())
+        x = torch.rand(2, 3, 8, 8)
+
+        def step():
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        def failing(only_in_bf16=False):
+            low = torch.is_autocast_enabled("cpu")
+            step()
+            if low or not only_in_bf16:
+                raise_error()
+
+        self.model, self.optimizer, self.step, self.failing = model, optimizer, step, failing
+
+    def references(self) -> list[weakref.ref]:
+        return [weakref.ref(one) for one in (self.model, self.model[0].weight, self.optimizer)]
+
+
+def raise_error():
+    raise ValueError("the step's own")
+
+
+def failed(function, *arguments, **more) -> None:
+    with pytest.raises(ValueError, match="the step's own"):
+        function(*arguments, **more)
+
+
+def restored(work):
+    _, context = apply_speedups(work.model, EVERYTHING, optimizer=work.optimizer)
+    context.restore()
+
+
+def applied_twice_and_all_restored(work):
+    for _ in range(2):
+        apply_speedups(work.model, EVERYTHING, optimizer=work.optimizer)
+    restore_all()
+
+
+def not_applied(work):
+    with pytest.raises(TypeError):
+        apply_speedups(work.model, EVERYTHING, optimizer=[work.optimizer, 3])
+
+
+def previewed(work):
+    return preview(work.model, EVERYTHING, [work.optimizer])
+
+
+def written_as_code(work):
+    return code(plan(facts=Facts.read(work.model, [work.optimizer])), "torch", [work.optimizer])
+
+
+def benchmarked(work):
+    return benchmark(work.step, VARIANTS, budget_s=0.05)
+
+
+def benchmarked_while_applied(work):
+    with apply_speedups(work.model, EVERYTHING, optimizer=work.optimizer)[1]:
+        return benchmark(work.step, "baseline,current", budget_s=0.05)
+
+
+def benchmarked_with_an_error_in_the_first_step(work):
+    failed(benchmark, lambda: work.failing(), VARIANTS, budget_s=0.05)
+
+
+def benchmarked_with_an_error_later(work):
+    for steps in range(1, 8):  # while warming up it is the user's error, after it a row's
+        calls = count()
+
+        def step(calls=calls, steps=steps):
+            work.step()
+            if next(calls) >= steps:
+                raise_error()
+
+        with suppress(ValueError):
+            assert "the step's own" in repr(benchmark(step, "baseline", budget_s=0.02))
+
+
+def benchmarked_with_an_error_in_a_variant(work):
+    found = benchmark(lambda: work.failing(only_in_bf16=True), VARIANTS, budget_s=0.05)
+    assert found.records[1].failure == "ValueError: the step's own"
+    return found
+
+
+def tuned(work):
+    return tune(work.step, budget_s=0.1, fresh=True)
+
+
+def tuned_with_an_error(work):
+    failed(tune, lambda: work.failing(), budget_s=0.1)
+
+
+def verified(work):
+    return verify(work.step, "bf16", steps=2)
+
+
+def verified_with_an_error(work):
+    failed(verify, lambda: work.failing(), "bf16", steps=2)
+
+
+@pytest.fixture
+def no_collector():
+    torch.optim.SGD([nn.Parameter(torch.ones(1))])  # the first one imports Dynamo, with cycles
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize(
+    "use",
+    [
+        restored,
+        applied_twice_and_all_restored,
+        not_applied,
+        previewed,
+        written_as_code,
+        benchmarked,
+        benchmarked_while_applied,
+        benchmarked_with_an_error_in_the_first_step,
+        benchmarked_with_an_error_later,
+        benchmarked_with_an_error_in_a_variant,
+        tuned,
+        tuned_with_an_error,
+        verified,
+        verified_with_an_error,
+    ],
+)
+def test_a_model_is_freed_with_its_last_name(use):
+    work = Work()
+    references = work.references()
+    result = use(work)
+    del work
+    assert [one() for one in references] == [None] * 3
+    del result
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("function", [benchmark, tune, verify])
+def test_an_error_that_is_kept_keeps_only_the_frames_of_the_user(function):
+    work = Work()
+    weight = weakref.ref(work.model[0].weight)
+    try:
+        function(outside, model=work.model, optimizer=work.optimizer)
+    except ValueError as error:
+        kept = error
+    del work
+    assert weight() is None
+    frames = []
+    found = kept.__traceback__
+    while found is not None:
+        frames.append(found.tb_frame)
+        found = found.tb_next
+    assert frames[-1].f_locals == {"whose": "the user's"}
+
+
+def outside():
+    whose = "the user's"
+    raise ValueError(whose)
+
+
+def test_a_restored_plan_keeps_no_optimizer_and_knows_it_while_it_lives():
+    work = Work()
+    _, context = apply_speedups(work.model, EVERYTHING, optimizer=work.optimizer)
+    context.restore()
+    assert list(context.target.optimizers) == [work.optimizer]
+    assert "torch.optim.Adam(" in code(context)
+    optimizer = weakref.ref(work.optimizer)
+    del work.step, work.failing, work.optimizer
+    assert optimizer() is None
+    assert "torch.optim.Adam(" in code(context)
+
+
+def test_a_search_applies_only_to_models_that_are_there():
+    work = Work()
+    found = tune(work.step, budget_s=0.1, fresh=True)
+    found.winner = Candidate({"threads": 1})
+    (context,) = found.apply()
+    assert context.model is work.model
+    assert context.target.optimizers == [work.optimizer]
+    context.restore()
+    del context, work
+    gc.collect()
+    with pytest.raises(SpeedKitError, match="is gone"):
+        found.apply()
