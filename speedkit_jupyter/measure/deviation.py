@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NOTHING = 1e-30
 # What a tensor's gradient is off by counts relative to this share of the whole one's at least.
 LEFT_OF_ZERO = 1e-4
+# And to this much: Adam adds 1e-8 to what it divides by.
+LEAST_GRADIENT = 1e-12
 NAMES = ("off", "scaled", "shifted", "off in one row or column", "off in one element")
 
 
@@ -146,7 +148,7 @@ def _least(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """Gradients so much smaller than the others may be what rounding left of a zero."""
     count = sum(other.numel() for _, other in pairs)
     square = sum(float(other.norm()) ** 2 for _, other in pairs)
-    return max(NOTHING, LEFT_OF_ZERO * math.sqrt(square / max(count, 1)))
+    return max(LEAST_GRADIENT, LEFT_OF_ZERO * math.sqrt(square / max(count, 1)))
 
 
 def _calls_alike(seen: Observation, reference: Observation) -> int | None:
