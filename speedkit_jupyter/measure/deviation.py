@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 # Near float32's smallest numbers kernels give zero or not.
 NOTHING = 1e-30
+# What a tensor's gradient is off by counts relative to this share of the whole one's at least.
+LEFT_OF_ZERO = 1e-4
+# And to this much: Adam adds 1e-8 to what it divides by.
+LEAST_GRADIENT = 1e-12
 NAMES = ("off", "scaled", "shifted", "off in one row or column", "off in one element")
 
 
@@ -91,9 +95,10 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
     pairs = [_both(*pair) for pair in gradients]
     if any(one.shape != other.shape for one, other in pairs):
         return Errors(fits=False)
+    least = _least(pairs)
     return Errors(
         [deviation(one, other) for one, other in zip(ones, others, strict=True)],
-        [deviation(one, other) for one, other in pairs],
+        [deviation(one, other, least) for one, other in pairs],
         [(int((a != b).sum()), b.numel()) for a, b in zip(exact, exacts, strict=True)],
         pooled(list(zip(ones, others, strict=True))),
         pooled(pairs),
@@ -101,12 +106,17 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
     )
 
 
-def deviation(seen: torch.Tensor, reference: torch.Tensor) -> Deviation:
-    """Of float64 tensors of one shape; infinite where the reference is zero and this is not."""
+def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHING) -> Deviation:
+    """Of float64 tensors of one shape; infinite where the reference is zero and this is not.
+
+    It is relative to a root mean square of `least` at least.
+    """
     difference, count = seen - reference, reference.numel()
     norm, off = float(reference.norm()), float(difference.norm())
     if not off or max(norm, float(seen.norm())) < NOTHING * count**0.5:
         return Deviation(count)
+    if least > NOTHING:
+        norm = max(norm, least * count**0.5)
     if not norm:
         return Deviation(count, *[float("inf")] * 5)
     size = norm / count**0.5
@@ -132,6 +142,13 @@ def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Deviation:
     if total == 0:
         return Deviation(count, 0.0 if off == 0 else float("inf"))
     return Deviation(count, (off / total) ** 0.5, abs(along) / total)
+
+
+def _least(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Gradients so much smaller than the others may be what rounding left of a zero."""
+    count = sum(other.numel() for _, other in pairs)
+    square = sum(float(other.norm()) ** 2 for _, other in pairs)
+    return max(LEAST_GRADIENT, LEFT_OF_ZERO * math.sqrt(square / max(count, 1)))
 
 
 def _calls_alike(seen: Observation, reference: Observation) -> int | None:

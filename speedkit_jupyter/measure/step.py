@@ -68,6 +68,8 @@ class Step:
     say: Callable[[str], object] = _warn
     _begun: State | None = field(default=None, repr=False)
     _said: set[str] = field(default_factory=set, repr=False)
+    # What the accuracy check of one benchmark leaves to the next one of the same search.
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
         """A copy of what the step changes, as it is now."""

@@ -104,6 +104,7 @@ class Search:
                 yield from self._search()
         finally:
             tuning.seconds = time.perf_counter() - start
+            self.step.kept.clear()
 
     def _check(self, known: Candidate) -> Generator[Progress, None, None]:
         """A short A/B of the plan that was learned; it is forgotten where it does not hold."""

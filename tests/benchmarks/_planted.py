@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -456,8 +457,13 @@ def amplified(gradient: bool, spoil: Callable[[torch.Tensor], torch.Tensor], pla
 
 
 def later(after: int, plan: str) -> Made:
-    model, (x, _) = Net(lambda out: out * (1.0 if next(counted) < after else 0.0)), data()
-    counted = iter(range(10**9))
+    calls: SimpleQueue[int] = SimpleQueue()  # no counter: that is put back
+
+    def spoil(out: torch.Tensor) -> torch.Tensor:
+        calls.put(1)
+        return out * (1.0 if calls.qsize() < after else 0.0)
+
+    model, (x, _) = Net(spoil), data()
 
     def step() -> torch.Tensor:
         with torch.no_grad():

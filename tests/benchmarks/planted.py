@@ -8,7 +8,7 @@ themselves, which must not be called wrong either.
 
     python tests/benchmarks/planted.py [--part planted|honest|again] [--compile] [--file out.jsonl]
 
-Only the check runs, no times are taken, but for what goes wrong later. About three minutes.
+Only the check runs, no times are taken, but for what goes wrong later. About ten minutes.
 Exits 1 where a wrong variant could win, or a right one was called wrong.
 """
 

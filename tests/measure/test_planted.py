@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.variants import variant
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -72,7 +76,7 @@ def test_an_honest_net_is_not_accused(name, trains):
 def test_what_computes_something_else_each_time_is_void_and_says_so():
     model = nn.Linear(8, 8)
 
-    def step():  # drawn from where nobody can put it back
+    def step():
         with torch.no_grad():
             return model(torch.full((4, 8), float(os.urandom(1)[0])))
 
@@ -119,21 +123,49 @@ def test_what_was_not_checked_does_not_win_and_the_headline_says_why():
         assert "end the step with its result" in text
 
 
-def test_a_fault_that_comes_later_is_seen_at_the_end(tmp_path):
-    calls = tmp_path / "calls"  # what the step counted itself would be put back
+def test_the_stages_of_a_search_share_what_they_judge_by_while_the_state_is_the_same():
+    model, (x, y) = nn.Linear(8, 8), (torch.randn(16, 8), torch.randn(16, 8))
 
+    def run():
+        nn.functional.mse_loss(model(x), y).backward()
+
+    step = step_of(run, model, [])
+
+    def stage():
+        """The verdict on bf16, and what it was judged by."""
+        variants = [variant("baseline"), variant("bf16")]
+        bench = Benchmark(step, variants, 0.05, drop="slower")
+        for progress in (running := bench.run()):
+            if progress.text.startswith("memory of"):
+                break
+        running.close()
+        return bench.result().records[1].accuracy, step.kept["yardstick"]
+
+    first, second = stage(), stage()
+    assert second[0] == first[0]
+    assert second[1] is first[1]
+    with torch.no_grad():
+        model.weight.add_(1)
+    third = stage()
+    assert third[1] is not first[1]
+    assert third[0].verdict == "rounding"
+    for _ in Benchmark(step, [variant("baseline")], 0.05).run():
+        pass
+    assert not step.kept
+
+
+def test_a_fault_that_comes_later_is_seen_at_the_end():
     class Late(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(8, 8)
 
         def forward(self, x):
-            if not torch.is_autocast_enabled("cpu"):
-                return self.layer(x)
-            with calls.open("a") as opened:
-                opened.write(".")
-            return self.layer(x) * (0.0 if calls.stat().st_size > 30 else 1.0)
+            calls.put(1)
+            late = torch.is_autocast_enabled("cpu") and calls.qsize() > 30
+            return self.layer(x) * (0.0 if late else 1.0)
 
+    calls: SimpleQueue[int] = SimpleQueue()  # no counter: that is put back
     model, x = Late(), torch.randn(4, 8)
 
     def step():
