@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,11 @@ class State:
         base: State | None = None,
     ) -> None:
         bound = [] if names is None else [Names(names, (), assigned)]
-        self.walk = Walk([*bound, *others, *models, *optimizers, *scalers])
+        with _without_collecting():
+            self._begin([*bound, *others, *models, *optimizers, *scalers], base, off_device)
+
+    def _begin(self, roots: Sequence[Any], base: State | None, off_device: bool) -> None:
+        self.walk = Walk(roots)
         self.failed: dict[str, str] = {}
         self.changing: set[tuple[int, Kind]] = set() if base is None else base.changing
         self._base = base
@@ -93,7 +98,11 @@ class State:
 
         self._restored += 1
         stopped: BaseException | None = None
-        with torch._C.DisableTorchFunctionSubclass():
+        with (
+            torch._C.DisableTorchFunctionSubclass(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
             for kind, one, memory in self._due():
                 try:
                     self._put_back(kind, one, memory)
@@ -165,6 +174,18 @@ class State:
     def adopt_random_state(self) -> None:
         """The random generators are to come back to what they are now."""
         self._random = Settings(process.generators())
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """So many small copies at once would start the garbage collector again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

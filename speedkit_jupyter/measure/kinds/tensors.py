@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ class Tensors(Kind):
 
         layout, saved, home = memory.layout, memory.saved, memory.home
         _grow(found if home is None else home, memory)
-        with torch.inference_mode(found.is_inference()), torch.no_grad():
+        with torch.inference_mode() if found.is_inference() else nullcontext():
             now = _layout(found)
             if home is not None and now != layout:
                 found.data = home
