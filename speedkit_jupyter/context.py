@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from speedkit_jupyter import flags, interrupts
 from speedkit_jupyter.config import SpeedConfig
@@ -20,14 +20,11 @@ from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Optimization, Target
 from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 
-# Where a model keeps the contexts that lie on it. They live and die with the model.
-SLOT = "_speedkit_contexts"
-# Every context that is in force or waiting, for `restore_all`; holds none of them alive.
-_LIVE: WeakSet[SpeedContext] = WeakSet()
 # Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
 CHANGES = Listeners()
 
@@ -51,8 +48,7 @@ def apply_speedups(
     if config is not None and not isinstance(config, SpeedConfig):
         raise TypeError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
     context = SpeedContext(model, SpeedConfig() if config is None else config, _listed(optimizer))
-    context._start()
-    return model, context
+    return context._start()
 
 
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
@@ -90,17 +86,22 @@ def hidden(model: torch.nn.Module) -> Iterator[None]:
     Not so where it was restored or replaced meanwhile.
     """
     top = in_force(model)
+
+    def take_away() -> None:
+        if top is not None:
+            top.target.remember = True
+            hide(top)
+
+    def bring_back() -> None:
+        if top is not None:
+            show(top)
+            top.target.forget()
+
     try:  # around the first part too: an interrupt that was held back there arrives here
-        with interrupts.held_back():
-            if top is not None:
-                top.target.remember = True
-                hide(top)
+        interrupts.finished(take_away)
         yield
     finally:
-        with interrupts.held_back():
-            if top is not None:
-                show(top)
-                top.target.forget()
+        interrupts.finished(bring_back)
 
 
 def in_force(model: torch.nn.Module) -> SpeedContext | None:
@@ -111,13 +112,15 @@ def in_force(model: torch.nn.Module) -> SpeedContext | None:
 
 def hide(context: SpeedContext) -> None:
     """Take its plan away for a while."""
-    context._deactivate()
+    with interrupts.undisturbed():
+        context._deactivate()
 
 
 def show(context: SpeedContext) -> None:
     """Its plan returns, unless it was restored or another one lies on its model by now."""
-    if not context.active and in_force(context.model) is context:
-        context._activate()
+    with interrupts.undisturbed():
+        if not context.active and in_force(context.model) is context:
+            context._activate()
 
 
 def plan_in_force(model: torch.nn.Module) -> Plan | None:
@@ -129,7 +132,7 @@ def plan_in_force(model: torch.nn.Module) -> Plan | None:
 def restore_all() -> int:
     """Restore every context in this process; returns how many there were."""
     contexts = [context for context in _LIVE if not context.restored]
-    for context in contexts:
+    for context in contexts[::-1]:
         context.restore()
     return len(contexts)
 
@@ -138,6 +141,34 @@ def _restore_all_at_exit() -> None:
     """Before Python shuts down: what is undone while it does can import nothing any more."""
     atexit.unregister(restore_all)
     atexit.register(restore_all)
+
+
+def _leave(context: SpeedContext, *exception: object) -> None:
+    context.restore()
+
+
+class _Exit(partial[None]):
+    """What a `with` statement calls at its end, and drops after it.
+
+    An interrupt on the way into the call ends it before its first line. Then this restores.
+    """
+
+    awaited = False  # whether a `with` statement holds it
+
+    def __del__(self) -> None:
+        if self.awaited and not self.args[0].restored:
+            _leave(self.args[0])
+
+
+class _ExitMethod:
+    """`__exit__`, which a `with` statement looks up before it enters."""
+
+    def __get__(self, context: SpeedContext | None, owner: type) -> Callable[..., None]:
+        if context is None:
+            return _leave
+        found = _Exit(_leave, context)
+        context._leaving = weakref.ref(found)
+        return found
 
 
 class SpeedContext:
@@ -149,6 +180,9 @@ class SpeedContext:
 
     plan: Plan
     facts: Facts
+    # Who holds a context holds its model. What lies on the model, for as long as that lives, is
+    # the context's __dict__, which holds no model: `_contexts` makes a context of it again.
+    __slots__ = ("__dict__", "__weakref__", "_model")
 
     def __init__(
         self,
@@ -156,10 +190,13 @@ class SpeedContext:
         config: SpeedConfig,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
+        self._model = model
+        self._self = weakref.ref(self)
         self.config = config
         self.target = Target(model, optimizers)
         self.restored = False
         self._entered = False
+        self._leaving: Callable[[], _Exit | None] | None = None
         self._stack: ExitStack | None = None
         self._before: dict[str, Any] = {}
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
@@ -167,7 +204,7 @@ class SpeedContext:
     @property
     def model(self) -> torch.nn.Module:
         """The user's own model object."""
-        return self.target.model
+        return self._model
 
     @property
     def active(self) -> bool:
@@ -233,65 +270,70 @@ class SpeedContext:
         """
         if self.restored:
             return
-        with interrupts.held_back():
-            contexts = _contexts(self.model)
-            on_top = contexts[-1] is self
-            try:
-                self._deactivate()
-            finally:  # a part that can't be undone must not keep the rest from it
-                self._finish()
-                if on_top and not self._entered:
-                    _finish_plain(contexts)
-                if on_top and contexts:
-                    contexts[-1]._activate()
+        interrupts.finished(self._restore)
         CHANGES.tell(self.model)
+
+    def _restore(self) -> None:
+        if self.restored:
+            return
+        contexts = _contexts(self.model)
+        on_top = bool(contexts) and contexts[-1] is self
+        try:
+            self._deactivate()
+        finally:  # a part that can't be undone must not keep the rest from it
+            self._finish()
+            if on_top and not self._entered:
+                _finish_plain(contexts[:-1])
+            left = _contexts(self.model)
+            if on_top and left:
+                left[-1]._activate()
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """A prepared context, applied for the block; it keeps no record of what it changed."""
         try:
-            with interrupts.held_back():
+            with interrupts.undisturbed():
                 self._activate(observe=False)
             yield
         finally:
-            with interrupts.held_back():
-                self._deactivate()
+            interrupts.finished(self._deactivate)
 
     def __enter__(self) -> SpeedContext:
         if self.restored:
             raise SpeedKitError("this context was restored: apply_speedups() makes a new one")
         self._entered = True
+        leaving = self._leaving and self._leaving()
+        if leaving:
+            leaving.awaited = True
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.restore()
+    __exit__ = _ExitMethod()
 
     def __repr__(self) -> str:
         state = "restored" if self.restored else "applied" if self.active else "waiting"
         on = [f"{d.name}={d.value}" for d in self.plan if d.active] or ["nothing to change"]
         return f"<SpeedContext {state}: {', '.join(on)}>"
 
-    def _start(self) -> None:
+    def _start(self) -> tuple[torch.nn.Module, SpeedContext]:
         """Hide the plan that is in force, plan from the original state, and apply."""
-        contexts = _contexts(self.model)
-        hidden = contexts[-1] if contexts else None
+        hidden: list[SpeedContext] = []
         try:
-            with interrupts.held_back():
-                if hidden is not None:
-                    hidden._deactivate()
+            with interrupts.undisturbed():
+                hidden += _contexts(self.model)
+                if hidden:
+                    hidden[-1]._deactivate()
                 self._plan()
                 self._activate()
-                contexts.append(self)
-                object.__setattr__(self.model, SLOT, contexts)
-                _LIVE.add(self)
+                _ON.put(self.model, self.__dict__)
                 _restore_all_at_exit()
+            CHANGES.tell(self.model)
         except BaseException:  # also an interrupt that was held back until all was applied
-            with interrupts.held_back():
-                self._withdraw(hidden)
+            interrupts.finished(partial(self._withdraw, hidden[-1] if hidden else None))
+            CHANGES.tell(self.model)
             raise
-        if hidden is not None and not hidden._entered:
-            _finish_plain(contexts[:-2])  # they can't come back: `hidden` does not return to them
-        CHANGES.tell(self.model)
+        if hidden and not hidden[-1]._entered:
+            _finish_plain(hidden[:-1])  # they can't come back: it does not return to them
+        return self.model, self
 
     def _withdraw(self, hidden: SpeedContext | None) -> None:
         """As if it had never been applied."""
@@ -301,7 +343,8 @@ class SpeedContext:
             hidden._activate()
 
     def _plan(self) -> None:
-        self.facts = Facts.read(self.model, self.target.optimizers)
+        facts = Facts.read(self.model, self.target.optimizers)
+        self.facts = replace(facts, optimizers_later=self.target.search)
         self.plan = plan(self.config, Hardware.detect(), self.facts)
 
     def _activate(self, observe: bool = True) -> None:
@@ -325,12 +368,8 @@ class SpeedContext:
     def _finish(self) -> None:
         """Take this context off its model for good."""
         self.restored = True
-        contexts = _contexts(self.model)
-        if self in contexts:
-            contexts.remove(self)
+        _ON.take(self.model, self.__dict__)
         self.target.memo.pop("compiled_call", None)
-        if not contexts:
-            self.model.__dict__.pop(SLOT, None)
 
 
 def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
@@ -341,16 +380,45 @@ def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
         context._finish()
 
 
-class _Slot(list["SpeedContext"]):
-    """The contexts on one model, the one in force last. Copies of the model carry none."""
-
-    def __reduce__(self) -> tuple[Any, ...]:  # type: ignore[override]
-        return (type(None), ())
+def _contexts(model: torch.nn.Module) -> list[SpeedContext]:
+    """The contexts on one model, the one in force last."""
+    return [_context(model, state) for state in _ON.on(model)]
 
 
-def _contexts(model: torch.nn.Module) -> _Slot:
-    slot = model.__dict__.get(SLOT)
-    return _Slot() if slot is None else slot
+def _context(model: torch.nn.Module, state: dict[str, Any]) -> SpeedContext:
+    """The context that is still held somewhere, or a new one of the same state."""
+    found: SpeedContext | None = state["_self"]()
+    if found is None:
+        found = SpeedContext.__new__(SpeedContext)
+        found._model, found.__dict__ = model, state
+        state["_self"] = weakref.ref(found)
+    return found
+
+
+def _end(states: list[dict[str, Any]]) -> None:
+    """The model is gone: what its plans set elsewhere goes back."""
+
+    def close() -> None:
+        for state in states[::-1]:
+            stack, state["_stack"], state["restored"] = state["_stack"], None, True
+            if stack is not None:
+                stack.close()
+
+    interrupts.soon(close)
+
+
+# State at module level, on purpose: a plan lies on its model wherever that is used.
+_ON: Registry[dict[str, Any]] = Registry(_end)
+
+
+class _Live:
+    """Every context that is in force or waiting; holds none of them alive."""
+
+    def __iter__(self) -> Iterator[SpeedContext]:
+        return (_context(model, state) for model, state in _ON)
+
+
+_LIVE = _Live()
 
 
 def _optimization(name: str) -> Optimization:

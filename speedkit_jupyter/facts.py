@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.flattening import flattens
+
 if TYPE_CHECKING:
     import torch
 
@@ -14,7 +16,9 @@ Compiled = Literal["no", "in place", "wrapper", "script"]
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """One optimizer. `fused` and `foreach` hold the distinct values of its groups."""
+    """One optimizer. `fused` and `foreach` hold the distinct values of its groups; `flattens`
+    says that its step needs gradients that are contiguous in memory.
+    """
 
     name: str = "AdamW"
     has_fused: bool = True
@@ -24,6 +28,25 @@ class OptimizerFacts:
     capturable: bool = False
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)
+    flattens: bool = False
+
+    @classmethod
+    def read(cls, optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+        """Read the facts of one."""
+        groups = optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        own_step = type(optimizer).step.__module__.startswith("torch.optim")
+        return cls(
+            name=type(optimizer).__name__,
+            has_fused=own_step and all("fused" in group for group in groups),
+            fused=_distinct(group.get("fused") for group in groups),
+            foreach=_distinct(group.get("foreach") for group in groups),
+            differentiable=any(group.get("differentiable") for group in groups),
+            capturable=any(group.get("capturable") for group in groups),
+            devices=_distinct(str(p.device) for p in parameters),
+            dtypes=_distinct(_dtype(p) for p in parameters),
+            flattens=flattens(optimizer),
+        )
 
 
 @dataclass(frozen=True)
@@ -33,7 +56,8 @@ class Facts:
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
     `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
-    `flags` is the `flags.snapshot()` of that moment. `precision` is filled in while planning.
+    `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that
+    optimizers may be made after planning, as they mostly are. `precision` is filled in while planning.
     """
 
     device: str = "cpu"
@@ -50,6 +74,7 @@ class Facts:
     sparse_gradients: bool = False
     compiled: Compiled = "no"
     optimizers: tuple[OptimizerFacts, ...] = ()
+    optimizers_later: bool = False
     precision: str = "fp32"
     flags: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,7 +114,7 @@ class Facts:
             lstms=_count(modules, "LSTM"),
             sparse_gradients=any(getattr(module, "sparse", False) is True for module in modules),
             compiled=_compiled(model),
-            optimizers=tuple(_optimizer_facts(one) for one in optimizers),
+            optimizers=tuple(map(OptimizerFacts.read, optimizers)),
             flags=flags.snapshot(),
         )
 
@@ -153,22 +178,6 @@ def _compiled(model: torch.nn.Module) -> Compiled:
     if hasattr(model, "_orig_mod"):
         return "wrapper"
     return "in place" if getattr(model, "_compiled_call_impl", None) is not None else "no"
-
-
-def _optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
-    groups = optimizer.param_groups
-    parameters = [p for group in groups for p in group["params"]]
-    own_step = type(optimizer).step.__module__.startswith("torch.optim")
-    return OptimizerFacts(
-        name=type(optimizer).__name__,
-        has_fused=own_step and all("fused" in group for group in groups),
-        fused=_distinct(group.get("fused") for group in groups),
-        foreach=_distinct(group.get("foreach") for group in groups),
-        differentiable=any(group.get("differentiable") for group in groups),
-        capturable=any(group.get("capturable") for group in groups),
-        devices=_distinct(str(p.device) for p in parameters),
-        dtypes=_distinct(_dtype(p) for p in parameters),
-    )
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -87,7 +87,7 @@ class OverrideStack:
         """
         layer = Layer()
         try:
-            with interrupts.held_back():
+            with interrupts.undisturbed():
                 self._push(layer, tuple(names), change)
         except BaseException:
             if layer in self._layers:  # an interrupt that was held back: nobody could pop it
@@ -110,7 +110,7 @@ class OverrideStack:
 
     def pop(self, layer: Layer) -> tuple[str, ...]:
         """Take one layer back; returns the names that the user changed meanwhile (they stay)."""
-        with interrupts.held_back():
+        with interrupts.undisturbed():
             current = _read(layer.values)
             on_top = [name for name in layer.values if self._top(name) is layer]
             kept = tuple(name for name in on_top if current[name] != layer.values[name])

@@ -56,7 +56,7 @@ def preview(
     target = Target(model, optimizers)
     now = observed(target if applied is None else _with_memo(target, applied))
     before = dict(now) if applied is None else now | applied.before
-    facts = Facts.read(model, optimizers)
+    facts = replace(Facts.read(model, optimizers), optimizers_later=True)
     if applied is not None:
         facts = _original(facts, optimizers, applied)
     hardware = Hardware.detect()

@@ -26,15 +26,13 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.properties import MISSING, put_back_entries
 from speedkit_jupyter.optimizations.snippet import Form, Snippet, call, source
 
 if TYPE_CHECKING:
     import torch
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-
-
-MISSING = object()
 
 
 class Compile(Optimization):
@@ -107,10 +105,8 @@ class Compile(Optimization):
             try:
                 yield
             finally:
-                if found is MISSING:
-                    attributes.pop("_compiled_call_impl", None)
-                else:
-                    attributes["_compiled_call_impl"] = found
+                if attributes.get("_compiled_call_impl") is call:  # else the user's own by now
+                    put_back_entries(attributes, {"_compiled_call_impl": found})
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`torch.compile(model)`: unlike `model.compile()` it takes torch.nn's own classes too."""
@@ -168,18 +164,18 @@ class CompiledCall:
     """What `model(...)` calls: the compiled forward, or the plain one once compiling failed."""
 
     def __init__(self, target: Target, details: Mapping[str, Any]) -> None:
-        self._model, self._notes = target.model, target.notes
-        self._compiled: Callable[..., Any] | None = _compile(target.model, details)
+        self._target, self._notes = target, target.notes  # which doesn't keep the model alive
+        self._compiled: Callable[..., Any] | None = _compile(details)
         self._checked = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward pass. A failing compiler never stops it; the user's own errors do."""
         if self._compiled is None:
-            return self._model._call_impl(*args, **kwargs)
+            return self._target.model._call_impl(*args, **kwargs)
         start = time.time()
         try:
             if self._checked:
-                return self._compiled(*args, **kwargs)
+                return self._compiled(self._target.model, args, kwargs)
             return self._first_call(*args, **kwargs)
         except KeyboardInterrupt:
             _forget_broken_builds(start)
@@ -198,7 +194,7 @@ class CompiledCall:
         from torch._dynamo.utils import counters
 
         before = counters["frames"]["ok"]
-        result = self._compiled(*args, **kwargs)  # type: ignore[misc]
+        result = self._compiled(self._target.model, args, kwargs)  # type: ignore[misc]
         self._checked = True
         if counters["frames"]["ok"] == before:
             self._notes["compile"] = "torch.compile found nothing to compile in this model"
@@ -206,7 +202,7 @@ class CompiledCall:
 
     def _run_plainly(self, error: Exception, args: Any, kwargs: Any) -> Any:
         # Where the plain model fails too, the mistake is the user's: the plain error goes up.
-        result = self._model._call_impl(*args, **kwargs)
+        result = self._target.model._call_impl(*args, **kwargs)
         self._compiled = None
         note = f"torch.compile failed, so the model runs as before: {_first_line(error)}"
         self._notes["compile"] = note
@@ -240,11 +236,14 @@ def _for_trainer(options: Mapping[str, Any]) -> Snippet:
     return Snippet(imports=imports, setup=lines, arguments=arguments)
 
 
-def _compile(model: torch.nn.Module, details: Mapping[str, Any]) -> Callable[..., Any]:
-    """Through a function of ours: `nn.Module.compile()` skips torch.nn's own classes."""
+def _compile(details: Mapping[str, Any]) -> Callable[..., Any]:
+    """Through a function of ours: `nn.Module.compile()` skips torch.nn's own classes.
+
+    The model is an argument: what is kept of the compiled code must not keep the model.
+    """
     import torch
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)
 
     options = _options(details)
