@@ -147,6 +147,16 @@ def _leave(context: SpeedContext, *exception: object) -> None:
     context.restore()
 
 
+@contextmanager
+def _or_restored(context: SpeedContext) -> Iterator[None]:
+    """A `with` statement that an interrupt keeps from being entered ends there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        context.restore()
+        raise
+
+
 class _Exit(partial[None]):
     """What a `with` statement calls at its end, and drops after it.
 
@@ -166,9 +176,10 @@ class _ExitMethod:
     def __get__(self, context: SpeedContext | None, owner: type) -> Callable[..., None]:
         if context is None:
             return _leave
-        found = _Exit(_leave, context)
-        context._leaving = weakref.ref(found)
-        return found
+        with _or_restored(context):
+            found = _Exit(_leave, context)
+            context._leaving = weakref.ref(found)
+            return found
 
 
 class SpeedContext:
@@ -301,11 +312,12 @@ class SpeedContext:
     def __enter__(self) -> SpeedContext:
         if self.restored:
             raise SpeedKitError("this context was restored: apply_speedups() makes a new one")
-        self._entered = True
-        leaving = self._leaving and self._leaving()
-        if leaving:
-            leaving.awaited = True
-        return self
+        with _or_restored(self):
+            self._entered = True
+            leaving = self._leaving and self._leaving()
+            if leaving:
+                leaving.awaited = True
+            return self
 
     __exit__ = _ExitMethod()
 
@@ -327,13 +339,13 @@ class SpeedContext:
                 _ON.put(self.model, self.__dict__)
                 _restore_all_at_exit()
             CHANGES.tell(self.model)
+            if hidden and not hidden[-1]._entered:
+                _finish_plain(hidden[:-1])  # they can't come back: it does not return to them
+            return self.model, self
         except BaseException:  # also an interrupt that was held back until all was applied
             interrupts.finished(partial(self._withdraw, hidden[-1] if hidden else None))
             CHANGES.tell(self.model)
             raise
-        if hidden and not hidden[-1]._entered:
-            _finish_plain(hidden[:-1])  # they can't come back: it does not return to them
-        return self.model, self
 
     def _withdraw(self, hidden: SpeedContext | None) -> None:
         """As if it had never been applied."""

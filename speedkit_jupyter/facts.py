@@ -56,8 +56,8 @@ class Facts:
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
     `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
-    `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that
-    optimizers may be made after planning, as they mostly are. `precision` is filled in while planning.
+    `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
+    be made after planning, as they mostly are. `precision` is filled in while planning.
     """
 
     device: str = "cpu"

@@ -55,7 +55,7 @@ def restore(values: Values) -> None:
     with interrupts.undisturbed():
         _write_plain(values)
         if values.keys() & set(fp32_precision.NAMES):
-            fp32_precision.restore(fp32_precision.read() | values)
+            fp32_precision.restore({**fp32_precision.read(), **values})
 
 
 def is_mixed() -> bool:

@@ -3,10 +3,10 @@
 torch has two APIs for one thing: the old one (`set_float32_matmul_precision`,
 `cudnn.allow_tf32`) and the new one (`fp32_precision` per backend and operation). Mixing them
 makes torch's own readers raise RuntimeError, and the new getters answer with *inherited* values:
-writing those back would cut the inheritance. So `own` finds each operation's own value by probing, and
-the old settings, where they can't be read, by trying what makes them readable again. Probing
-writes, for a moment that other threads may see: only what changes these settings anyway may ask
-for it. `read` is for everybody else: it writes nothing, and shows what is in force.
+writing those back would cut the inheritance. So `own` finds each operation's own value by
+probing, and the old settings, where they can't be read, by trying what makes them readable again.
+Probing writes, for a moment that other threads may see: only what changes these settings anyway
+may ask for it. `read` is for everybody else: it writes nothing, and shows what is in force.
 
 A fresh torch (since 2.13 at the latest) has one more value for CUDA's conv and rnn, which no
 setter can write: TF32 unless a parent says otherwise. So nothing is written that is so already.

@@ -1,4 +1,4 @@
-"""Ctrl-C (and the notebook's stop button) and other threads held back while state is half changed."""
+"""Ctrl-C, the notebook's stop button and other threads held back while state is half changed."""
 
 from __future__ import annotations
 

@@ -169,9 +169,7 @@ class Target:
         candidates += [one for one in objects if type(one) in kinds]
         parameters = self._parameters()
         return [
-            one
-            for one in {id(one): one for one in candidates}.values()
-            if _holds(one, parameters)
+            one for one in {id(one): one for one in candidates}.values() if _holds(one, parameters)
         ]
 
     def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:

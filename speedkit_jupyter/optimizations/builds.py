@@ -58,7 +58,6 @@ def _unfinished(cache: Path, since: float) -> Iterator[Path]:
     from torch._inductor import cpp_builder
     from torch._inductor.codecache import get_lock_dir
 
-
     scratch = getattr(cpp_builder, "_BUILD_TEMP_DIR", None)
     for folder in cache.rglob(f"*_{scratch}") if scratch else ():
         name = folder.name.removesuffix(f"_{scratch}")

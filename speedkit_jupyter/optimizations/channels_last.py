@@ -155,9 +155,7 @@ def _welcome(
     notes["channels_last"] = f"taken back before the first step of {name}, {FLAT}"
 
 
-def _follow_when_loaded(
-    layer: Layer, hooks: ExitStack, optimizer: torch.optim.Optimizer
-) -> None:
+def _follow_when_loaded(layer: Layer, hooks: ExitStack, optimizer: torch.optim.Optimizer) -> None:
     """A loaded state lies as it was saved: a fused optimizer would take it for other weights'."""
 
     def hook(optimizer: torch.optim.Optimizer) -> None:
@@ -197,6 +195,8 @@ class _Replaced:
             weight = None if module is None else module._parameters.get("weight")
             if weight is None or weight is weight_reference() or not is_convolution(module):
                 continue
-            if LAYOUT.original(weight) is MISSING:
-                wish = channels_last_stride(weight)
+            wish, known = channels_last_stride(weight), LAYOUT.original(weight)
+            if known is MISSING:
                 LAYOUT.put_back(weight, original, wish, target.live_optimizers())
+            elif known.stride == wish:  # another plan found it as it lay under this one
+                LAYOUT.comes_back_to(weight, original)

@@ -73,6 +73,10 @@ class Property(ABC):
         layers = self._all().get(thing)
         return MISSING if layers is None else layers.original
 
+    def comes_back_to(self, thing: Any, original: Any) -> None:
+        """Another original, for an object that took the place of one that was overridden."""
+        self._all()[thing].original = original
+
     def _all(self) -> MutableMapping[Any, _Layers]:
         if self._layers is None:
             from torch.utils.weak import WeakIdKeyDictionary
@@ -124,8 +128,8 @@ class Layer:
                 self.withdraw(thing)
             except Exception as failure:
                 failures.append(failure)
-        for failure in failures[:1]:
-            raise failure
+        if failures:
+            raise failures[0]
 
     def withdraw(self, thing: Any) -> None:
         """Take the wish for one object back."""

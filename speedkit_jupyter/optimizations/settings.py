@@ -131,7 +131,7 @@ def _steps(optimizer: torch.optim.Optimizer) -> MutableMapping[torch.Tensor, Ste
     found: MutableMapping[torch.Tensor, Step] = WeakIdKeyDictionary()
     for parameter, state in optimizer.state.items():
         step = state.get("step") if isinstance(state, dict) else None
-        if hasattr(step, "dtype"):
+        if step is not None and hasattr(step, "dtype"):
             found[parameter] = Step(step.device, step.dtype)
     return found
 
