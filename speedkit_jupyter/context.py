@@ -97,11 +97,9 @@ def hidden(model: torch.nn.Module) -> Iterator[None]:
             show(top)
             top.target.forget()
 
-    try:  # around the first part too: an interrupt that was held back there arrives here
+    with _surely(bring_back):  # also where an interrupt was held back while it was taken away
         interrupts.finished(take_away)
         yield
-    finally:
-        interrupts.finished(bring_back)
 
 
 def in_force(model: torch.nn.Module) -> SpeedContext | None:
@@ -145,6 +143,19 @@ def _restore_all_at_exit() -> None:
 
 def _leave(context: SpeedContext, *exception: object) -> None:
     context.restore()
+
+
+@contextmanager
+def _surely(action: Callable[[], None]) -> Iterator[None]:
+    """`action` at the end of the block, also where interrupts come in a row; it may run twice."""
+    try:
+        try:
+            yield
+        finally:
+            interrupts.finished(action)
+    except KeyboardInterrupt:
+        interrupts.finished(action)
+        raise
 
 
 @contextmanager
@@ -302,12 +313,10 @@ class SpeedContext:
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """A prepared context, applied for the block; it keeps no record of what it changed."""
-        try:
+        with _surely(self._deactivate):
             with interrupts.undisturbed():
                 self._activate(observe=False)
             yield
-        finally:
-            interrupts.finished(self._deactivate)
 
     def __enter__(self) -> SpeedContext:
         if self.restored:

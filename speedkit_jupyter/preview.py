@@ -63,7 +63,9 @@ def preview(
     planned = plan(config, hardware, facts)
     after = dict(now)
     found = Preview(planned, before, now, after, {}, applied)
-    if applied is None or found.pending:
+    known = () if applied is None else applied.target.optimizers
+    later = any(all(one is not other for other in known) for one in optimizers)
+    if applied is None or found.pending or later:
         after = before | _expected(planned, target, replace(facts, flags=before))
     return replace(found, after=after, words=_words(config, hardware, facts))
 

@@ -63,7 +63,8 @@ class World:
         self.x = self.integers((2, 2, 4, 4))
         groups = [part, whole, other, *draw.choices([part, whole, other], k=draw.randint(0, 1))]
         kinds = draw.choices(sorted(OPTIMIZERS), k=len(groups))
-        self.optimizers = [OPTIMIZERS[k](one.parameters()) for k, one in zip(kinds, groups)]
+        made = zip(kinds, groups, strict=True)
+        self.optimizers = [OPTIMIZERS[kind](one.parameters()) for kind, one in made]
         if draw.random() < 0.5:  # one for two models
             both = {id(p): p for p in (*whole.parameters(), *other.parameters())}
             self.optimizers.append(OPTIMIZERS["momentum"](list(both.values())))
