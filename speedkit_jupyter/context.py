@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from speedkit_jupyter import flags, interrupts
 from speedkit_jupyter.config import SpeedConfig, nothing
@@ -19,15 +20,12 @@ from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Optimization, Target
 from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.registry import Registry
 from speedkit_jupyter.wrappers import each_once, is_optimizer, unwrapped
 
 if TYPE_CHECKING:
     import torch
 
-# Where a model keeps the contexts that lie on it or on a wrapper of it. They live and die with it.
-SLOT = "_speedkit_contexts"
-# Every context that is in force or waiting, for `restore_all`; holds none of them alive.
-_LIVE: WeakSet[SpeedContext] = WeakSet()
 # The prepared context that is in force on a model, by the model's id: what it is measured under.
 _STANDING_IN: dict[int, SpeedContext] = {}
 # Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
@@ -53,8 +51,7 @@ def apply_speedups(
     if config is not None and not isinstance(config, SpeedConfig):
         raise TypeError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
     context = SpeedContext(model, SpeedConfig() if config is None else config, _listed(optimizer))
-    context._start()
-    return model, context
+    return context._start()
 
 
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
@@ -89,17 +86,20 @@ def hidden(model: torch.nn.Module) -> Iterator[None]:
     Not so where it was restored or replaced meanwhile.
     """
     top = in_force(model)
-    try:  # around the first part too: an interrupt that was held back there arrives here
-        with interrupts.held_back():
-            if top is not None:
-                top.target.remember = True
-                hide(top)
+
+    def take_away() -> None:
+        if top is not None:
+            top.target.remember = True
+            hide(top)
+
+    def bring_back() -> None:
+        if top is not None:
+            show(top)
+            top.target.forget()
+
+    with _surely(bring_back):  # also where an interrupt was held back while it was taken away
+        interrupts.finished(take_away)
         yield
-    finally:
-        with interrupts.held_back():
-            if top is not None:
-                show(top)
-                top.target.forget()
 
 
 def in_force(model: torch.nn.Module) -> SpeedContext | None:
@@ -110,13 +110,15 @@ def in_force(model: torch.nn.Module) -> SpeedContext | None:
 
 def hide(context: SpeedContext) -> None:
     """Take its plan away for a while."""
-    context._deactivate()
+    with interrupts.undisturbed():
+        context._deactivate()
 
 
 def show(context: SpeedContext) -> None:
     """Its plan returns, unless it was restored or another one lies on its model by now."""
-    if not context.active and in_force(context.model) is context:
-        context._activate()
+    with interrupts.undisturbed():
+        if not context.active and in_force(context.model) is context:
+            context._activate()
 
 
 def plan_in_force(model: torch.nn.Module) -> Plan | None:
@@ -128,7 +130,7 @@ def plan_in_force(model: torch.nn.Module) -> Plan | None:
 def restore_all() -> int:
     """Restore every context in this process; returns how many there were."""
     contexts = [context for context in _LIVE if not context.restored]
-    for context in contexts:
+    for context in contexts[::-1]:
         context.restore()
     return len(contexts)
 
@@ -137,6 +139,58 @@ def _restore_all_at_exit() -> None:
     """Before Python shuts down: what is undone while it does can import nothing any more."""
     atexit.unregister(restore_all)
     atexit.register(restore_all)
+
+
+def _leave(context: SpeedContext, *exception: object) -> None:
+    context.restore()
+
+
+@contextmanager
+def _surely(action: Callable[[], None]) -> Iterator[None]:
+    """`action` at the end of the block, also where interrupts come in a row; it may run twice."""
+    try:
+        try:
+            yield
+        finally:
+            interrupts.finished(action)
+    except KeyboardInterrupt:
+        interrupts.finished(action)
+        raise
+
+
+@contextmanager
+def _or_restored(context: SpeedContext) -> Iterator[None]:
+    """A `with` statement that an interrupt keeps from being entered ends there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        context.restore()
+        raise
+
+
+class _Exit(partial[None]):
+    """What a `with` statement calls at its end, and drops after it.
+
+    An interrupt on the way into the call ends it before its first line. Then this restores.
+    """
+
+    awaited = False  # whether a `with` statement holds it
+
+    def __del__(self) -> None:
+        if self.awaited and not self.args[0].restored:
+            _leave(self.args[0])
+
+
+class _ExitMethod:
+    """`__exit__`, which a `with` statement looks up before it enters."""
+
+    def __get__(self, context: SpeedContext | None, owner: type) -> Callable[..., None]:
+        if context is None:
+            return _leave
+        with _or_restored(context):
+            found = _Exit(_leave, context)
+            context._leaving = weakref.ref(found)
+            return found
 
 
 class SpeedContext:
@@ -149,6 +203,9 @@ class SpeedContext:
 
     plan: Plan
     facts: Facts
+    # Who holds a context holds its model. What lies on the model, for as long as that lives, is
+    # the context's __dict__, which holds no model: `_contexts` makes a context of it again.
+    __slots__ = ("__dict__", "__weakref__", "_model")
 
     def __init__(
         self,
@@ -156,11 +213,15 @@ class SpeedContext:
         config: SpeedConfig,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
+        self._model = model
+        self._self = weakref.ref(self)
+        self._key = id(unwrapped(model))  # a plan on a model is one with that of its wrapper
         self.config = config
         self.target = Target(model, optimizers)
         self.restored = False
         self.asked: set[str] = set()
         self._entered = False
+        self._leaving: Callable[[], _Exit | None] | None = None
         self._stack: ExitStack | None = None
         self._before: dict[str, Any] = {}
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
@@ -168,7 +229,7 @@ class SpeedContext:
     @property
     def model(self) -> torch.nn.Module:
         """The user's own model object."""
-        return self.target.model
+        return self._model
 
     @property
     def active(self) -> bool:
@@ -222,7 +283,7 @@ class SpeedContext:
     @property
     def _acting(self) -> SpeedContext:
         """The context that its model is measured under at present, whichever the code knows."""
-        return _STANDING_IN.get(id(self.model), self)
+        return _STANDING_IN.get(self._key, self)
 
     @cached_property
     def _scaler(self) -> torch.amp.GradScaler:
@@ -246,18 +307,23 @@ class SpeedContext:
         """
         if self.restored:
             return
-        with interrupts.held_back():
-            contexts = _contexts(self.model)
-            on_top = contexts[-1] is self
-            try:
-                self._deactivate()
-            finally:  # a part that can't be undone must not keep the rest from it
-                self._finish()
-                if on_top and not self._entered:
-                    _finish_plain(contexts)
-                if on_top and contexts:
-                    contexts[-1]._activate()
+        interrupts.finished(self._restore)
         CHANGES.tell(self.model)
+
+    def _restore(self) -> None:
+        if self.restored:
+            return
+        contexts = _contexts(self.model)
+        on_top = bool(contexts) and contexts[-1] is self
+        try:
+            self._deactivate()
+        finally:  # a part that can't be undone must not keep the rest from it
+            self._finish()
+            if on_top and not self._entered:
+                _finish_plain(contexts[:-1])
+            left = _contexts(self.model)
+            if on_top and left:
+                left[-1]._activate()
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -266,56 +332,56 @@ class SpeedContext:
         Every other context of the model stands for it meanwhile: a step that calls the one which
         `apply` made runs under the plan that is measured, and in a baseline under none.
         """
-        key = id(self.model)
-        around = _STANDING_IN.get(key)
-        try:
-            with interrupts.held_back():
+        around = {k: one for k, one in _STANDING_IN.items() if k == self._key}
+
+        def leave() -> None:
+            _STANDING_IN.pop(self._key, None)
+            _STANDING_IN.update(around)
+            self._deactivate()
+
+        with _surely(leave):
+            with interrupts.undisturbed():
                 self._activate(observe=False)
-                _STANDING_IN[key] = self
+                _STANDING_IN[self._key] = self
             yield
-        finally:
-            with interrupts.held_back():
-                if around is None:
-                    _STANDING_IN.pop(key, None)
-                else:
-                    _STANDING_IN[key] = around
-                self._deactivate()
 
     def __enter__(self) -> SpeedContext:
         if self.restored:
             raise SpeedKitError("this context was restored: apply_speedups() makes a new one")
-        self._entered = True
-        return self
+        with _or_restored(self):
+            self._entered = True
+            leaving = self._leaving and self._leaving()
+            if leaving:
+                leaving.awaited = True
+            return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.restore()
+    __exit__ = _ExitMethod()
 
     def __repr__(self) -> str:
         state = "restored" if self.restored else "applied" if self.active else "waiting"
         on = [f"{d.name}={d.value}" for d in self.plan if d.active] or ["nothing to change"]
         return f"<SpeedContext {state}: {', '.join(on)}>"
 
-    def _start(self) -> None:
+    def _start(self) -> tuple[torch.nn.Module, SpeedContext]:
         """Hide the plan that is in force, plan from the original state, and apply."""
-        contexts = _contexts(self.model)
-        hidden = contexts[-1] if contexts else None
+        hidden: list[SpeedContext] = []
         try:
-            with interrupts.held_back():
-                if hidden is not None:
-                    hidden._deactivate()
+            with interrupts.undisturbed():
+                hidden += _contexts(self.model)
+                if hidden:
+                    hidden[-1]._deactivate()
                 self._plan()
                 self._activate()
-                contexts.append(self)
-                object.__setattr__(unwrapped(self.model), SLOT, contexts)
-                _LIVE.add(self)
+                _ON.put(unwrapped(self.model), self.__dict__)
                 _restore_all_at_exit()
+            CHANGES.tell(self.model)
+            if hidden and not hidden[-1]._entered:
+                _finish_plain(hidden[:-1])  # they can't come back: it does not return to them
+            return self.model, self
         except BaseException:  # also an interrupt that was held back until all was applied
-            with interrupts.held_back():
-                self._withdraw(hidden)
+            interrupts.finished(partial(self._withdraw, hidden[-1] if hidden else None))
+            CHANGES.tell(self.model)
             raise
-        if hidden is not None and not hidden._entered:
-            _finish_plain(contexts[:-2])  # they can't come back: `hidden` does not return to them
-        CHANGES.tell(self.model)
 
     def _withdraw(self, hidden: SpeedContext | None) -> None:
         """As if it had never been applied."""
@@ -325,7 +391,8 @@ class SpeedContext:
             hidden._activate()
 
     def _plan(self) -> None:
-        self.facts = Facts.read(self.model, self.target.optimizers)
+        facts = Facts.read(self.model, self.target.optimizers)
+        self.facts = replace(facts, optimizers_later=self.target.search)
         self.plan = plan(self.config, Hardware.current(), self.facts)
 
     def _activate(self, observe: bool = True) -> None:
@@ -349,13 +416,9 @@ class SpeedContext:
     def _finish(self) -> None:
         """Take this context off its model for good."""
         self.restored = True
-        contexts = _contexts(self.model)
-        if self in contexts:
-            contexts.remove(self)
+        _ON.take(unwrapped(self.model), self.__dict__)
         self.target.memo.pop("compiled_call", None)
         self.target.let_go()
-        if not contexts:
-            unwrapped(self.model).__dict__.pop(SLOT, None)
 
 
 def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
@@ -366,16 +429,45 @@ def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
         context._finish()
 
 
-class _Slot(list["SpeedContext"]):
-    """The contexts on one model, the one in force last. Copies of the model carry none."""
-
-    def __reduce__(self) -> tuple[Any, ...]:  # type: ignore[override]
-        return (type(None), ())
+def _contexts(model: torch.nn.Module) -> list[SpeedContext]:
+    """The contexts on one model, the one in force last."""
+    return [_context(model, state) for state in _ON.on(unwrapped(model))]
 
 
-def _contexts(model: torch.nn.Module) -> _Slot:
-    slot = unwrapped(model).__dict__.get(SLOT)
-    return _Slot() if slot is None else slot
+def _context(model: torch.nn.Module, state: dict[str, Any]) -> SpeedContext:
+    """The context that is still held somewhere, or a new one of the same state."""
+    found: SpeedContext | None = state["_self"]()
+    if found is None:
+        found = SpeedContext.__new__(SpeedContext)
+        found._model, found.__dict__ = model, state
+        state["_self"] = weakref.ref(found)
+    return found
+
+
+def _end(states: list[dict[str, Any]]) -> None:
+    """The model is gone: what its plans set elsewhere goes back."""
+
+    def close() -> None:
+        for state in states[::-1]:
+            stack, state["_stack"], state["restored"] = state["_stack"], None, True
+            if stack is not None:
+                stack.close()
+
+    interrupts.soon(close)
+
+
+# State at module level, on purpose: a plan lies on its model wherever that is used.
+_ON: Registry[dict[str, Any]] = Registry(_end)
+
+
+class _Live:
+    """Every context that is in force or waiting; holds none of them alive."""
+
+    def __iter__(self) -> Iterator[SpeedContext]:
+        return (_context(model, state) for model, state in _ON)
+
+
+_LIVE = _Live()
 
 
 def _optimization(name: str) -> Optimization:

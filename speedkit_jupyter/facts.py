@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.flattening import flattens
 from speedkit_jupyter.wrappers import each_once, layers
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ Compiled = Literal["no", "in place", "wrapper", "script"]
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """One optimizer. `fused` and `foreach` hold the distinct values of its groups."""
+    """One optimizer. `fused` and `foreach` hold the distinct values of its groups; `flattens`
+    says that its step needs gradients that are contiguous in memory.
+    """
 
     name: str = "AdamW"
     has_fused: bool = True
@@ -26,6 +29,25 @@ class OptimizerFacts:
     capturable: bool = False
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)
+    flattens: bool = False
+
+    @classmethod
+    def read(cls, optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+        """Read the facts of one."""
+        groups = optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        own_step = type(optimizer).step.__module__.startswith("torch.optim")
+        return cls(
+            name=type(optimizer).__name__,
+            has_fused=own_step and all("fused" in group for group in groups),
+            fused=_distinct(group.get("fused") for group in groups),
+            foreach=_distinct(group.get("foreach") for group in groups),
+            differentiable=any(group.get("differentiable") for group in groups),
+            capturable=any(group.get("capturable") for group in groups),
+            devices=_distinct(str(p.device) for p in parameters),
+            dtypes=_distinct(_dtype(p) for p in parameters),
+            flattens=flattens(optimizer),
+        )
 
 
 @dataclass(frozen=True)
@@ -35,7 +57,8 @@ class Facts:
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
     `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
-    `flags` is the `flags.snapshot()` of that moment. `precision` is filled in while planning.
+    `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
+    be made after planning, as they mostly are. `precision` is filled in while planning.
     """
 
     device: str = "cpu"
@@ -52,6 +75,7 @@ class Facts:
     sparse_gradients: bool = False
     compiled: Compiled = "no"
     optimizers: tuple[OptimizerFacts, ...] = ()
+    optimizers_later: bool = False
     precision: str = "fp32"
     flags: Mapping[str, Any] = field(default_factory=dict)
 
@@ -91,7 +115,7 @@ class Facts:
             lstms=_count(modules, "LSTM"),
             sparse_gradients=any(getattr(module, "sparse", False) is True for module in modules),
             compiled=_compiled(model),
-            optimizers=tuple(map(_optimizer_facts, each_once(optimizers))),
+            optimizers=tuple(map(OptimizerFacts.read, each_once(optimizers))),
             flags=flags.snapshot(),
         )
 
@@ -157,22 +181,6 @@ def _compiled(model: torch.nn.Module) -> Compiled:
         return "wrapper"
     in_place = any(getattr(one, "_compiled_call_impl", None) is not None for one in layered)
     return "in place" if in_place else "no"
-
-
-def _optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
-    groups = optimizer.param_groups
-    parameters = [p for group in groups for p in group["params"]]
-    own_step = type(optimizer).step.__module__.startswith("torch.optim")
-    return OptimizerFacts(
-        name=type(optimizer).__name__,
-        has_fused=own_step and all("fused" in group for group in groups),
-        fused=_distinct(group.get("fused") for group in groups),
-        foreach=_distinct(group.get("foreach") for group in groups),
-        differentiable=any(group.get("differentiable") for group in groups),
-        capturable=any(group.get("capturable") for group in groups),
-        devices=_distinct(str(p.device) for p in parameters),
-        dtypes=_distinct(_dtype(p) for p in parameters),
-    )
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -35,7 +36,7 @@ class Change(NamedTuple):
 
 
 def snapshot() -> Values:
-    """The value of every switch, by name. Reading changes nothing."""
+    """The value in force of every switch, by name. Reading writes nothing, not for a moment."""
     values = {name: switch.read() for name, switch in _switches().items()}
     return MappingProxyType(fp32_precision.read() | values)
 
@@ -51,8 +52,10 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 def restore(values: Values) -> None:
     """Make every switch what the snapshot says. An interrupt waits until that is done."""
-    with interrupts.held_back():
-        _write(values)
+    with interrupts.undisturbed():
+        _write_plain(values)
+        if values.keys() & set(fp32_precision.NAMES):
+            fp32_precision.restore({**fp32_precision.read(), **values})
 
 
 def is_mixed() -> bool:
@@ -87,7 +90,7 @@ class OverrideStack:
         """
         layer = Layer()
         try:
-            with interrupts.held_back():
+            with interrupts.undisturbed():
                 self._push(layer, tuple(names), change)
         except BaseException:
             if layer in self._layers:  # an interrupt that was held back: nobody could pop it
@@ -110,7 +113,7 @@ class OverrideStack:
 
     def pop(self, layer: Layer) -> tuple[str, ...]:
         """Take one layer back; returns the names that the user changed meanwhile (they stay)."""
-        with interrupts.held_back():
+        with interrupts.undisturbed():
             current = _read(layer.values)
             on_top = [name for name in layer.values if self._top(name) is layer]
             kept = tuple(name for name in on_top if current[name] != layer.values[name])
@@ -146,18 +149,23 @@ OVERRIDES = OverrideStack()
 
 
 def _read(names: Iterable[str]) -> Values:
+    """Exactly, for what is put back later: the fp32 switches' own values, not inherited ones."""
     names = tuple(names)
     switches = _switches()
-    fp32 = fp32_precision.read() if set(names) & set(fp32_precision.NAMES) else {}
+    fp32 = fp32_precision.own() if set(names) & set(fp32_precision.NAMES) else {}
     return {name: fp32[name] if name in fp32 else switches[name].read() for name in names}
 
 
 def _write(values: Values) -> None:
     fp32 = {name: value for name, value in values.items() if name in fp32_precision.NAMES}
     if fp32:
-        current = fp32_precision.read()
+        current = fp32_precision.own()
         if any(current[name] != value for name, value in fp32.items()):
             fp32_precision.write(current | fp32)
+    _write_plain(values)
+
+
+def _write_plain(values: Values) -> None:
     for name, switch in _switches().items():
         if name in values and switch.read() != values[name]:
             switch.write(values[name])
@@ -221,7 +229,7 @@ def _autocast_switches() -> dict[str, Switch]:
             torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
         )
     }
-    for device in ("cpu", "cuda"):
+    for device in _devices_with_autocast():
         switches[f"autocast.{device}.enabled"] = Switch(
             partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
         )
@@ -229,6 +237,19 @@ def _autocast_switches() -> dict[str, Switch]:
             partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
         )
     return switches
+
+
+def _devices_with_autocast() -> list[str]:
+    """The kinds of device that this torch has autocast for: cpu, cuda, and one more if any."""
+    import torch
+
+    kinds = ["cpu", "cuda"]
+    for kind in ("xpu", "mps", "hpu", "mtia", "xla", "privateuseone"):
+        with suppress(RuntimeError):
+            torch.is_autocast_enabled(kind)
+            torch.get_autocast_dtype(kind)
+            kinds.append(kind)
+    return kinds
 
 
 def _compile_switches() -> dict[str, Switch]:

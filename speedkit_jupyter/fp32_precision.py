@@ -3,8 +3,10 @@
 torch has two APIs for one thing: the old one (`set_float32_matmul_precision`,
 `cudnn.allow_tf32`) and the new one (`fp32_precision` per backend and operation). Mixing them
 makes torch's own readers raise RuntimeError, and the new getters answer with *inherited* values:
-writing those back would cut the inheritance. So each operation's own value is found by probing,
-and the old settings, where they can't be read, by trying what makes them readable again.
+writing those back would cut the inheritance. So `own` finds each operation's own value by
+probing, and the old settings, where they can't be read, by trying what makes them readable again.
+Probing writes, for a moment that other threads may see: only what changes these settings anyway
+may ask for it. `read` is for everybody else: it writes nothing, and shows what is in force.
 
 A fresh torch (since 2.13 at the latest) has one more value for CUDA's conv and rnn, which no
 setter can write: TF32 unless a parent says otherwise. So nothing is written that is so already.
@@ -42,9 +44,45 @@ NAMES = (*LEGACY, *(name_of(*key) for key in KEYS))
 
 
 def read() -> dict[str, Any]:
-    """Every fp32 switch's own value, by name; leaves torch as it was."""
+    """Every fp32 switch as it is in force, by name; writes nothing.
+
+    The old settings, where torch can't read them, follow from which of its readers raise; None
+    for cuDNN's where its operations disagree, since then nothing tells.
+    """
+    said = {key: _get(key) for key in KEYS}
+    legacy = {
+        MATMUL_PRECISION: _told_matmul_precision(said),
+        CUDNN_TF32: _told_cudnn_tf32(said),
+        MKLDNN_TF32: _mkldnn_tf32(),
+    }
+    return legacy | {name_of(*key): value for key, value in said.items()}
+
+
+def restore(values: Mapping[str, Any]) -> None:
+    """Bring in force what `read` gave; `values` holds all of NAMES.
+
+    What differs follows its parent wherever that is enough.
+    """
+    import torch
+
     with interrupts.held_back():
-        own = _own_values()
+        now = read()
+        if now[MATMUL_PRECISION] != values[MATMUL_PRECISION]:
+            torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
+        if values[CUDNN_TF32] is not None and now[CUDNN_TF32] != values[CUDNN_TF32]:
+            torch._C._set_cudnn_allow_tf32(values[CUDNN_TF32])
+        if values[MKLDNN_TF32] is not None and now[MKLDNN_TF32] != values[MKLDNN_TF32]:
+            torch._C._set_onednn_allow_tf32(values[MKLDNN_TF32])
+        for key in KEYS:
+            for value in ("none", values[name_of(*key)]):
+                if _get(key) != values[name_of(*key)]:
+                    _set(key, value)
+
+
+def own() -> dict[str, Any]:
+    """Every fp32 switch's own value, by name, found by probing; leaves torch as it was."""
+    with interrupts.held_back():
+        found = _own_values()
         try:
             legacy = {
                 MATMUL_PRECISION: _readable_matmul_precision(),
@@ -52,16 +90,16 @@ def read() -> dict[str, Any]:
                 MKLDNN_TF32: _mkldnn_tf32(),
             }
         finally:
-            _write_own(own)
-    return legacy | {name_of(*key): value for key, value in own.items()}
+            _write_own(found)
+    return legacy | {name_of(*key): value for key, value in found.items()}
 
 
 def write(values: Mapping[str, Any]) -> None:
-    """Make every switch what `read` gave; `values` holds all of NAMES."""
+    """Make every switch what `own` gave; `values` holds all of NAMES."""
     import torch
 
     with interrupts.held_back():
-        now = read()
+        now = own()
         # The old setters write the new settings too, so they come first, and only where needed.
         if now[MATMUL_PRECISION] != values[MATMUL_PRECISION]:
             torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
@@ -70,6 +108,25 @@ def write(values: Mapping[str, Any]) -> None:
         if values[MKLDNN_TF32] is not None and now[MKLDNN_TF32] != values[MKLDNN_TF32]:
             torch._C._set_onednn_allow_tf32(values[MKLDNN_TF32])
         _write_own({key: values[name_of(*key)] for key in KEYS})
+
+
+def _told_matmul_precision(said: Mapping[tuple[str, str], str]) -> str:
+    """torch compares it with the new settings, so that what raises tells what it must be."""
+    import torch
+
+    with suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    lower = (said["cuda", "matmul"] == "tf32") is not _raises(torch._C._get_cublas_allow_tf32)
+    if not lower:
+        return "highest"
+    return "high" if said["mkldnn", "matmul"] == "bf16" else "medium"
+
+
+def _told_cudnn_tf32(said: Mapping[tuple[str, str], str]) -> bool | None:
+    with suppress(RuntimeError):
+        return _cudnn_tf32()
+    conv, rnn = (said["cuda", one] == "tf32" for one in ("conv", "rnn"))
+    return not conv if conv is rnn else None
 
 
 def is_mixed() -> bool:

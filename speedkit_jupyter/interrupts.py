@@ -1,12 +1,20 @@
-"""Ctrl-C (and the notebook's stop button) held back while state is half changed."""
+"""Ctrl-C, the notebook's stop button and other threads held back while state is half changed."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+# State at module level, on purpose: one process, one thread at a time that applies or restores.
+_LOCK = threading.RLock()
+_DEPTH = [0]
+_LATER: deque[Callable[[], object]] = deque()
+# More interrupts in a row than anybody sends; then what raises them is not a person.
+MOST_IN_A_ROW = 100
 
 
 @contextmanager
@@ -29,6 +37,62 @@ def held_back() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if held.caught:
             handler(*held.caught[0])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Neither an interrupt nor another thread of ours in between: both wait for the end."""
+    with held_back():
+        try:
+            with _LOCK:
+                _DEPTH[0] += 1
+                try:
+                    yield
+                finally:
+                    _DEPTH[0] -= 1
+        finally:
+            _run_what_waits()
+
+
+def finished(action: Callable[[], object]) -> None:
+    """Run `action` undisturbed to its end, whatever interrupts come; one of them goes on after it.
+
+    One that comes before it can be held back has `action` start anew, which it must bear.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    for _ in range(MOST_IN_A_ROW):
+        try:
+            with undisturbed():
+                action()
+            break
+        except KeyboardInterrupt as one:
+            interrupt = one
+    if interrupt is not None:
+        raise interrupt
+
+
+def soon(action: Callable[[], object]) -> None:
+    """Run `action` now or, where state is half changed just now, once it is whole.
+
+    For what the garbage collector sets off, which may be anywhere.
+    """
+    _LATER.append(action)
+    _run_what_waits()
+
+
+def _run_what_waits() -> None:
+    while _LATER and _LOCK.acquire(blocking=False):  # who has it comes here when done
+        try:
+            if _DEPTH[0]:  # this very thread is in the middle of it
+                return
+            with held_back():
+                _DEPTH[0] += 1
+                try:
+                    _LATER.popleft()()
+                finally:
+                    _DEPTH[0] -= 1
+        finally:
+            _LOCK.release()
 
 
 class _Held:

@@ -57,14 +57,16 @@ def preview(
     target = Target(model, optimizers)
     now = observed(target if applied is None else _with_memo(target, applied))
     before = dict(now) if applied is None else now | applied.before
-    facts = Facts.read(model, optimizers)
+    facts = replace(Facts.read(model, optimizers), optimizers_later=True)
     if applied is not None:
         facts = _original(facts, optimizers, applied)
     hardware = Hardware.current()
     planned = plan(config, hardware, facts)
     after = dict(now)
     found = Preview(planned, before, now, after, {}, applied)
-    if applied is None or found.pending:
+    known = () if applied is None else applied.target.optimizers
+    later = any(all(one is not other for other in known) for one in optimizers)
+    if applied is None or found.pending or later:
         after = before | _expected(planned, target, replace(facts, flags=before))
     return replace(found, after=after, words=_words(config, hardware, facts))
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ REDUCTIONS = (
     if isinstance(torch._C._get_cublas_allow_fp16_reduced_precision_reduction(), tuple)
     else (False,)
 )
+# The kinds of device beside the usual two that this torch has autocast for.
+OTHER_KINDS = [kind for kind in flags._devices_with_autocast() if kind not in ("cpu", "cuda")]
 # For each switch other values than torch's own, set in the way that a user would.
 OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
     "num_threads": (torch.set_num_threads, (1, 3, 5)),
@@ -45,6 +48,14 @@ OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
     "autocast.cpu.dtype": (lambda v: torch.set_autocast_dtype("cpu", v), (torch.float16,)),
     "autocast.cuda.enabled": (lambda v: torch.set_autocast_enabled("cuda", v), (True,)),
     "autocast.cuda.dtype": (lambda v: torch.set_autocast_dtype("cuda", v), (torch.bfloat16,)),
+    **{
+        f"autocast.{kind}.enabled": (partial(torch.set_autocast_enabled, kind), (True,))
+        for kind in OTHER_KINDS
+    },
+    **{
+        f"autocast.{kind}.dtype": (partial(torch.set_autocast_dtype, kind), (torch.float64,))
+        for kind in OTHER_KINDS
+    },
     "float32_matmul_precision": (torch.set_float32_matmul_precision, ("high", "medium")),
     "cuda.matmul.fp32_precision": (
         lambda v: setattr(torch.backends.cuda.matmul, "fp32_precision", v),

@@ -98,9 +98,9 @@ def test_reading_changes_nothing_visible(sequence: Any) -> None:
     fresh()
     run(sequence)
     before = visible()
-    first = fp32_precision.read()
+    first = fp32_precision.own()
     assert visible() == before
-    assert fp32_precision.read() == first
+    assert fp32_precision.own() == first
 
 
 @settings(max_examples=100, deadline=None)
@@ -110,14 +110,14 @@ def test_a_written_state_reads_and_behaves_like_the_one_that_was_read(
 ) -> None:
     fresh()
     run(wanted)
-    values, seen = fp32_precision.read(), visible()
+    values, seen = fp32_precision.own(), visible()
     run(later)
     seen_later = visible()
 
     fresh()
     run(meanwhile)
     fp32_precision.write(values)
-    assert fp32_precision.read() == values
+    assert fp32_precision.own() == values
     assert visible() == seen
     run(later)  # an inheritance that was cut would show now
     assert visible() == seen_later
@@ -126,7 +126,7 @@ def test_a_written_state_reads_and_behaves_like_the_one_that_was_read(
 def test_a_state_that_torch_cannot_read_is_written_back_as_unreadable() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     assert outcome(torch.get_float32_matmul_precision) == "raises"
-    values, seen = fp32_precision.read(), visible()
+    values, seen = fp32_precision.own(), visible()
     torch.set_float32_matmul_precision("highest")
     fp32_precision.write(values)
     assert visible() == seen
@@ -134,7 +134,7 @@ def test_a_state_that_torch_cannot_read_is_written_back_as_unreadable() -> None:
 
 def test_an_inherited_value_is_read_as_none_and_goes_on_following() -> None:
     torch.backends.fp32_precision = "tf32"
-    values = fp32_precision.read()
+    values = fp32_precision.own()
     assert values["fp32_precision"] == "tf32"
     assert values["cuda.matmul.fp32_precision"] == "none"
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -144,7 +144,7 @@ def test_an_inherited_value_is_read_as_none_and_goes_on_following() -> None:
 
 
 def test_every_name_is_read() -> None:
-    assert set(fp32_precision.read()) == set(fp32_precision.NAMES)
+    assert set(fp32_precision.own()) == set(fp32_precision.NAMES)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
@@ -152,7 +152,7 @@ def test_the_old_setting_is_recovered_where_torch_cannot_read_it(precision: str)
     torch.set_float32_matmul_precision(precision)
     torch.backends.cuda.matmul.fp32_precision = "ieee" if precision != "highest" else "tf32"
     assert fp32_precision.is_mixed()
-    assert fp32_precision.read()["float32_matmul_precision"] == precision
+    assert fp32_precision.own()["float32_matmul_precision"] == precision
 
 
 @settings(max_examples=100, deadline=None)
@@ -208,7 +208,7 @@ before = flags.snapshot()
 assert conv.fp32_precision == untouched, "reading switched TF32 in convolutions off"
 torch.backends.fp32_precision = "ieee"
 follows = conv.fp32_precision
-fp32_precision.read()
+fp32_precision.own()
 flags.restore(before)
 assert conv.fp32_precision == untouched
 torch.backends.fp32_precision = "ieee"

@@ -64,7 +64,7 @@ def test_an_optimizer_made_after_applying_is_planned_for(model):
     optimizer = torch.optim.AdamW(model.parameters())
     found = preview(model, SpeedConfig(), [optimizer])
     assert found.plan["fused_optimizer"].active
-    assert found.pending
+    assert not found.pending  # it gets its fused kernel by itself
     assert found.after["AdamW.fused"] is True
     assert found.now["AdamW.fused"] is None
     context.restore()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Copies of the state stay on the device only while they leave this share of it free.
 LEAST_FREE = 0.5
+# What a device's module must have to tell the peak: torch.cuda and torch.xpu do, torch.mps doesn't.
+PEAK = ("reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved")
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 STDERR = 2  # what C++ writes to
 
@@ -23,10 +25,11 @@ class Memory:
     """Bytes: `state_bytes` lie there before the step, `peak_bytes` at its fullest moment.
 
     State is parameters, buffers, gradients and optimizer state. `reserved_bytes` is what torch's
-    CUDA allocator held from the driver; None on other devices.
+    allocator held from the driver. None is what a kind of device can't tell: no peak on MPS,
+    nothing reserved on a CPU.
     """
 
-    peak_bytes: int
+    peak_bytes: int | None
     state_bytes: int
     reserved_bytes: int | None = None
 
@@ -36,25 +39,29 @@ def needed(
 ) -> Memory:
     """Run one step, untimed, and watch the allocator."""
     held = size(state)
-    if device.type == "cuda":
-        return _on_cuda(step, device, held)
     if device.type == "cpu":
         return Memory(held + _allocated(step), held)
-    return Memory(held, held)
-
-
-def _on_cuda(step: Callable[[], object], device: torch.device, held: int) -> Memory:
-    """Without what else lies there, such as the copies of the state that a benchmark keeps."""
     import torch
 
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    allocator = torch.get_device_module(device)
+    if not all(hasattr(allocator, name) for name in PEAK):
+        step()
+        return Memory(None, held)
+    return _by_allocator(step, allocator, device, held)
+
+
+def _by_allocator(
+    step: Callable[[], object], allocator: Any, device: torch.device, held: int
+) -> Memory:
+    """Without what else lies there, such as the copies of the state that a benchmark keeps."""
+    allocator.synchronize(device)
+    allocator.empty_cache()
+    allocator.reset_peak_memory_stats(device)
+    before = allocator.memory_allocated(device)
     step()
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before + held
-    reserved = torch.cuda.max_memory_reserved(device) - before + held
+    allocator.synchronize(device)
+    peak = allocator.max_memory_allocated(device) - before + held
+    reserved = allocator.max_memory_reserved(device) - before + held
     return Memory(peak, held, max(reserved, peak))
 
 
@@ -133,9 +140,15 @@ def state_tensors(
 
 def fits(copies_bytes: int, device: torch.device) -> bool:
     """Whether so many bytes of copies may lie on the device beside the user's work."""
+    if device.type == "cpu":
+        return True
     import torch
 
-    if device.type != "cuda":
+    allocator = torch.get_device_module(device)
+    if not hasattr(allocator, "mem_get_info"):  # memory that the processor shares, as on MPS
         return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return copies_bytes <= (1 - LEAST_FREE) * free
+    try:
+        free, _ = allocator.mem_get_info(device)
+    except RuntimeError:  # some XPU drivers don't say what is free
+        return True
+    return bool(copies_bytes <= (1 - LEAST_FREE) * free)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -16,7 +17,7 @@ from speedkit_jupyter.alive import Alive
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
-from speedkit_jupyter.wrappers import each_once
+from speedkit_jupyter.wrappers import each_once, layers
 
 if TYPE_CHECKING:
     import torch
@@ -109,9 +110,27 @@ class Request:
         return Decision(self.name, value, reason, source=self.source, **more)
 
 
+class _Weakly:
+    """A field that doesn't keep its value alive, nor what that wraps; None once all are gone."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __set__(self, holder: Any, value: Any) -> None:
+        holder.__dict__[self._name] = [weakref.ref(one) for one in layers(value)]
+
+    def __get__(self, holder: Any, owner: type) -> Any:
+        if holder is None:  # asked by dataclass for a default
+            raise AttributeError
+        alive = (reference() for reference in holder.__dict__[self._name])
+        return next((one for one in alive if one is not None), None)
+
+
 @dataclass(eq=False)
 class Target:
     """What a plan is applied to: the model, and the optimizers behind their wrappers.
+
+    It doesn't keep the model alive, whose plan ends with it.
 
     `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
     user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
@@ -119,7 +138,7 @@ class Target:
     `forget()`: for as long as no optimizer can be new.
     """
 
-    model: torch.nn.Module
+    model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
     optimizers: Sequence[torch.optim.Optimizer] = ()
     memo: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -156,7 +175,6 @@ class Target:
 
         import torch
 
-        parameters = {id(p) for p in self.model.parameters()}
         candidates = [*self.optimizers]
         if not self.search:
             return candidates
@@ -166,11 +184,19 @@ class Target:
             kind for kind in set(map(type, objects)) if issubclass(kind, torch.optim.Optimizer)
         }
         candidates += [one for one in objects if type(one) in kinds]
-        return [
-            one
-            for one in each_once(candidates)
-            if any(id(p) in parameters for g in one.param_groups for p in g["params"])
-        ]
+        parameters = self._parameters()
+        return [one for one in each_once(candidates) if _holds(one, parameters)]
+
+    def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it holds a parameter of the model."""
+        return _holds(optimizer, self._parameters())
+
+    def _parameters(self) -> set[int]:
+        return set() if self.model is None else {id(p) for p in self.model.parameters()}
+
+
+def _holds(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    return any(id(p) in parameters for g in optimizer.param_groups for p in g["params"])
 
 
 @contextmanager

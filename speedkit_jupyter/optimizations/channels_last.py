@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from speedkit_jupyter.facts import Facts, channels_last_stride, is_channels_last, is_convolution
+from speedkit_jupyter.facts import (
+    Facts,
+    channels_last_stride,
+    is_channels_last,
+    is_convolution,
+)
+from speedkit_jupyter.flattening import flattens
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
@@ -19,11 +27,15 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.layout import followers, owns_its_storage, restride
+from speedkit_jupyter.optimizations.layout import LAYOUT, Found, owns_its_storage
+from speedkit_jupyter.optimizations.newcomers import newcomers
+from speedkit_jupyter.optimizations.properties import MISSING, Layer
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
     import torch
+
+FLAT = "whose step flattens gradients with .view(-1), which works in the usual layout only"
 
 
 class ChannelsLast(Optimization):
@@ -43,6 +55,9 @@ class ChannelsLast(Optimization):
             return request.decline(False, "the model has no 2-D or 3-D convolution")
         if now:
             return request.leave(True, "the convolutions lie channels-last already")
+        flat = [one.name for one in facts.optimizers if one.flattens]
+        if flat:
+            return request.decline(False, f"{', '.join(flat)}: {FLAT}")
         if request.value is True:
             return request.apply(True, f"as asked, for {facts.convolutions} convolutions")
         if facts.device_type == "cpu":
@@ -67,29 +82,20 @@ class ChannelsLast(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Lay the weights out anew, and whatever must lie like them."""
-        weights = _weights(target.model)
-        found: list[tuple[torch.Tensor, tuple[int, ...]]] = []
         optimizers = target.live_optimizers()
-
-        def lay_out(tensor: torch.Tensor) -> None:
-            found.append((tensor, tensor.stride()))
-            restride(tensor, channels_last_stride(tensor))
-
-        try:
-            for weight in weights:
-                for tensor in (weight, *followers(weight, optimizers)):
-                    lay_out(tensor)
-            with _following_when_loaded(weights, optimizers):
-                yield
-        finally:
-            for tensor, stride in found:
-                restride(tensor, stride)
-            known = {id(tensor) for tensor, _ in found}
-            optimizers = target.live_optimizers()
-            for weight in weights:
-                for tensor in followers(weight, optimizers):
-                    if id(tensor) not in known:  # made meanwhile: like its parameter
-                        restride(tensor, weight.stride())
+        flat = {id(p) for one in optimizers if flattens(one) for p in _parameters(one)}
+        weights = [one for one in _weights(target.model) if id(one) not in flat]
+        wishes = [(weight, channels_last_stride(weight)) for weight in weights]
+        replaced = _Replaced(target.model, weights)
+        with ExitStack() as stack:
+            stack.callback(replaced.lay_back, target)
+            layer = stack.enter_context(LAYOUT.wished(wishes, target.live_optimizers))
+            replaced.remember()
+            for optimizer in optimizers:
+                _follow_when_loaded(layer, stack, optimizer)
+            welcome = partial(_welcome, layer, target.notes, stack)
+            stack.enter_context(newcomers(target, optimizers, welcome))
+            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """The whole model where that moves nothing but convolutions, else each of them."""
@@ -128,18 +134,67 @@ def _weights(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     ]
 
 
-@contextmanager
-def _following_when_loaded(
-    weights: Sequence[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
-) -> Iterator[None]:
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _welcome(
+    layer: Layer, notes: dict[str, str], hooks: ExitStack, optimizer: torch.optim.Optimizer
+) -> None:
+    """An optimizer that was made meanwhile: its state follows, or the weights go back for it."""
+    if not flattens(optimizer):
+        for weight in _parameters(optimizer):
+            layer.renew(weight, [optimizer])
+        _follow_when_loaded(layer, hooks, optimizer)
+        return
+    for weight in _parameters(optimizer):
+        layer.withdraw(weight)
+    name = type(optimizer).__name__
+    notes["channels_last"] = f"taken back before the first step of {name}, {FLAT}"
+
+
+def _follow_when_loaded(layer: Layer, hooks: ExitStack, optimizer: torch.optim.Optimizer) -> None:
     """A loaded state lies as it was saved: a fused optimizer would take it for other weights'."""
 
     def hook(optimizer: torch.optim.Optimizer) -> None:
-        for weight in weights:
-            for tensor in followers(weight, [optimizer]):
-                restride(tensor, weight.stride())
+        for weight in _parameters(optimizer):
+            layer.renew(weight, [optimizer])
 
-    with ExitStack() as stack:
-        for optimizer in optimizers:
-            stack.callback(optimizer.register_load_state_dict_post_hook(hook).remove)
-        yield
+    hooks.callback(optimizer.register_load_state_dict_post_hook(hook).remove)
+
+
+class _Replaced:
+    """Where the weights were, for those that are other tensors by the end.
+
+    A copy of a weight that was laid out (a cast, an exponential average, a clone) lies like it,
+    which is our doing and not the user's.
+    """
+
+    def __init__(self, model: torch.nn.Module, weights: Sequence[torch.nn.Parameter]) -> None:
+        ids = {id(weight) for weight in weights}
+        self._found = [
+            (weakref.ref(module), weakref.ref(weight))
+            for module in model.modules()
+            if is_convolution(module) and id(weight := module._parameters["weight"]) in ids
+        ]
+        self._originals: list[tuple[Any, Any, Found]] = []
+
+    def remember(self) -> None:
+        """Once the weights are laid out: what each of them comes back to."""
+        for module, weight in self._found:
+            original = LAYOUT.original(weight())
+            if original is not MISSING:
+                self._originals.append((module, weight, original))
+
+    def lay_back(self, target: Target) -> None:
+        """Those that took a weight's place, and lie as it did."""
+        for module_reference, weight_reference, original in self._originals:
+            module = module_reference()
+            weight = None if module is None else module._parameters.get("weight")
+            if weight is None or weight is weight_reference() or not is_convolution(module):
+                continue
+            wish, known = channels_last_stride(weight), LAYOUT.original(weight)
+            if known is MISSING:
+                LAYOUT.put_back(weight, original, wish, target.live_optimizers())
+            elif known.stride == wish:  # another plan found it as it lay under this one
+                LAYOUT.comes_back_to(weight, original)

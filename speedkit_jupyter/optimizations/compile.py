@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -26,15 +24,19 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.builds import (
+    forget_broken_builds,
+    is_compiler_error,
+    removed_half_written_build,
+    was_interrupted,
+)
+from speedkit_jupyter.optimizations.properties import MISSING, put_back_entries
 from speedkit_jupyter.optimizations.snippet import Form, Snippet, call, source
 
 if TYPE_CHECKING:
     import torch
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-
-
-MISSING = object()
 
 
 class Compile(Optimization):
@@ -107,10 +109,8 @@ class Compile(Optimization):
             try:
                 yield
             finally:
-                if found is MISSING:
-                    attributes.pop("_compiled_call_impl", None)
-                else:
-                    attributes["_compiled_call_impl"] = found
+                if attributes.get("_compiled_call_impl") is call:  # else the user's own by now
+                    put_back_entries(attributes, {"_compiled_call_impl": found})
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`torch.compile(model)`: unlike `model.compile()` it takes torch.nn's own classes too."""
@@ -168,29 +168,29 @@ class CompiledCall:
     """What `model(...)` calls: the compiled forward, or the plain one once compiling failed."""
 
     def __init__(self, target: Target, details: Mapping[str, Any]) -> None:
-        self._model, self._notes = target.model, target.notes
-        self._compiled: Callable[..., Any] | None = _compile(target.model, details)
+        self._target, self._notes = target, target.notes  # which doesn't keep the model alive
+        self._compiled: Callable[..., Any] | None = _compile(details)
         self._checked = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward pass. A failing compiler never stops it; the user's own errors do."""
         if self._compiled is None:
-            return self._model._call_impl(*args, **kwargs)
+            return self._target.model._call_impl(*args, **kwargs)
         start = time.time()
         try:
             if self._checked:
-                return self._compiled(*args, **kwargs)
+                return self._compiled(self._target.model, args, kwargs)
             return self._first_call(*args, **kwargs)
         except KeyboardInterrupt:
-            _forget_broken_builds(start)
+            forget_broken_builds(start)
             raise
         except Exception as error:
-            if not _is_compiler_error(error):
+            if not is_compiler_error(error):
                 raise
-            if _was_interrupted(error):
-                _forget_broken_builds(start)
+            if was_interrupted(error):
+                forget_broken_builds(start)
                 raise KeyboardInterrupt from error
-            if _removed_half_written_build(error):
+            if removed_half_written_build(error):
                 return self(*args, **kwargs)
             return self._run_plainly(error, args, kwargs)
 
@@ -198,7 +198,7 @@ class CompiledCall:
         from torch._dynamo.utils import counters
 
         before = counters["frames"]["ok"]
-        result = self._compiled(*args, **kwargs)  # type: ignore[misc]
+        result = self._compiled(self._target.model, args, kwargs)  # type: ignore[misc]
         self._checked = True
         if counters["frames"]["ok"] == before:
             self._notes["compile"] = "torch.compile found nothing to compile in this model"
@@ -206,7 +206,7 @@ class CompiledCall:
 
     def _run_plainly(self, error: Exception, args: Any, kwargs: Any) -> Any:
         # Where the plain model fails too, the mistake is the user's: the plain error goes up.
-        result = self._model._call_impl(*args, **kwargs)
+        result = self._target.model._call_impl(*args, **kwargs)
         self._compiled = None
         note = f"torch.compile failed, so the model runs as before: {_first_line(error)}"
         self._notes["compile"] = note
@@ -240,11 +240,14 @@ def _for_trainer(options: Mapping[str, Any]) -> Snippet:
     return Snippet(imports=imports, setup=lines, arguments=arguments)
 
 
-def _compile(model: torch.nn.Module, details: Mapping[str, Any]) -> Callable[..., Any]:
-    """Through a function of ours: `nn.Module.compile()` skips torch.nn's own classes."""
+def _compile(details: Mapping[str, Any]) -> Callable[..., Any]:
+    """Through a function of ours: `nn.Module.compile()` skips torch.nn's own classes.
+
+    The model is an argument: what is kept of the compiled code must not keep the model.
+    """
     import torch
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)
 
     options = _options(details)
@@ -255,63 +258,6 @@ def _compile(model: torch.nn.Module, details: Mapping[str, Any]) -> Callable[...
             forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
         )
     return torch.compile(forward, **options)
-
-
-def _is_compiler_error(error: BaseException) -> bool:
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import CppCompileError
-
-    return isinstance(error, TorchDynamoException | CppCompileError)
-
-
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        if getattr(error, "returncode", 0) in (-2, 130):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _forget_broken_builds(since: float | None = None) -> None:
-    """Inductor remembers a build that was killed as failed for the life of the process.
-
-    What was written `since` then (seconds of the epoch) may be half a library, and is deleted:
-    Inductor takes any file of that name for a finished one, also in later processes.
-    """
-    from torch._inductor import cpu_vec_isa
-    from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    for cache in (CppCodeCache, CppPythonBindingsCodeCache):
-        cache.cache_clear()
-    # A killed probe of the vector instructions is remembered as "there are none".
-    for holder in (cpu_vec_isa, cpu_vec_isa.VecISA):
-        for remembered in list(vars(holder).values()):
-            if hasattr(remembered, "cache_clear"):
-                remembered.cache_clear()
-    if since is not None:
-        for library in Path(cache_dir()).rglob("*.so"):
-            with suppress(OSError):
-                if library.stat().st_mtime >= since - 1:
-                    library.unlink()
-
-
-def _removed_half_written_build(error: BaseException) -> bool:
-    """Delete the library that a killed linker left half written, so that it is built anew.
-
-    Inductor takes any file of that name for a finished one, also in later processes.
-    """
-    found = re.search(
-        r"(\S+\.so): (file too short|invalid ELF header|file is truncated)", str(error)
-    )
-    if found is None or not Path(found[1]).is_file():
-        return False
-    Path(found[1]).unlink()
-    _forget_broken_builds()
-    return True
 
 
 def _first_line(error: BaseException) -> str:

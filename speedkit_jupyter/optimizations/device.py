@@ -13,6 +13,7 @@ from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import Decision, Effect, Optimization, Request, Target
+from speedkit_jupyter.optimizations.place import PLACE
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
@@ -80,21 +81,16 @@ class Device(Optimization):
         device.
         """
         _check_that_it_is_here(decision.value)
-        where = _places(target)
-        objects = _buffers(target.model)
-        try:
-            target.model.to(decision.value)
-            _move_followers(target, {}, decision.value)
+        tensors = _tensors(target.model)
+        wishes = [(tensor, decision.value) for tensor in tensors]
+        with PLACE.wished(wishes, target.live_optimizers):
+            origins = {PLACE.original(tensor).device for tensor in tensors}
+            del tensors, wishes
+            _to(target.model, decision.value)
             yield
-        finally:
-            origin = next(iter(where.values()), "cpu")
-            target.model.to(origin)
-            for module, name, buffer in objects:  # the user's own buffer objects, with new values
-                moved = module._buffers.get(name)
-                if moved is not None:  # not taken away meanwhile
-                    buffer.data = moved.data
-                    module._buffers[name] = buffer
-            _move_followers(target, where, origin)
+        if target.model is not None and {str(t.device) for t in _tensors(target.model)} == origins:
+            for origin in list(origins)[:1]:
+                _to(target.model, origin)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """A move of model and batch, or the framework's own choice of a device."""
@@ -141,38 +137,14 @@ def _of_fabric(kind: str, index: str) -> dict[str, str]:
     return {"accelerator": f'"{kind}"', "devices": f"[{index}]" if index.strip("0") else "1"}
 
 
-def _places(target: Target) -> dict[int, str]:
-    tensors = [*target.model.parameters(), *target.model.buffers(), *_followers(target)]
-    return {id(tensor): str(tensor.device) for tensor in tensors}
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
-def _buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
-    return [
-        (module, name, buffer)
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-
-
-def _followers(target: Target) -> Iterator[torch.Tensor]:
-    """Optimizer state that lies with its parameter: all but `step`, whose place has rules.
-
-    (Where `step` lies is fused_optimizer's business.)
-    """
-    import torch
-
-    parameters = set(target.model.parameters())
-    for optimizer in target.live_optimizers():
-        for parameter, state in optimizer.state.items():
-            if parameter in parameters and isinstance(state, dict):
-                yield from (
-                    value
-                    for key, value in state.items()
-                    if key != "step" and isinstance(value, torch.Tensor)
-                )
-
-
-def _move_followers(target: Target, where: Mapping[int, str], otherwise: str) -> None:
-    for tensor in _followers(target):
-        tensor.data = tensor.data.to(where.get(id(tensor), otherwise))
+def _to(model: torch.nn.Module, device: str) -> None:
+    """What a module moves beside its tensors; the user's own buffer objects keep their places."""
+    buffers = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    model.to(device)
+    for module, name, buffer in buffers:
+        if buffer is not None:
+            module._buffers[name] = buffer

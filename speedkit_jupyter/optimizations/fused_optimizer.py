@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
+from speedkit_jupyter.optimizations.newcomers import newcomers
+from speedkit_jupyter.optimizations.settings import FUSED
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 # Devices of torch's fused kernels (`torch.utils._foreach_utils`), of those that we plan for.
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-MISSING = object()
+LATER = "no optimizer yet: one that is made later gets its fused kernel at its first step"
 
 
 class FusedOptimizer(Optimization):
@@ -55,6 +58,11 @@ class FusedOptimizer(Optimization):
         options = request.value
         if options.enabled is False:
             return request.leave(False, "as asked: optimizers stay as they are")
+        if not facts.optimizers and facts.optimizers_later and facts.device_type in DEVICES:
+            if facts.sparse_gradients:
+                return request.decline(False, "fused kernels take no sparse gradients")
+            details = {"name": options.name} if options.name else {}
+            return request.apply(True, LATER, details=details)
         if not facts.optimizers:
             return request.decline(False, "no optimizer was given: add optimizer=… to apply")
         obstacles = [(o.name, _obstacle(o, options, facts)) for o in facts.optimizers]
@@ -80,11 +88,33 @@ class FusedOptimizer(Optimization):
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Switch every optimizer that can be."""
         options = self.Options(enabled=True, name=decision.details.get("name"))
-        facts = Facts.read(target.model, target.optimizers)
+        facts = Facts.read(target.model)
+        notes = target.notes
+
+        def can(optimizer: torch.optim.Optimizer) -> bool:
+            return _obstacle(OptimizerFacts.read(optimizer), options, facts) is None
+
+        def welcome(optimizer: torch.optim.Optimizer) -> None:
+            if can(optimizer):
+                layer.add(optimizer, True)
+                layer_of_loads(optimizer)
+                notes[self.name] = f"{type(optimizer).__name__}, made after the plan: fused too"
+
         with ExitStack() as stack:
-            for optimizer, its_facts in zip(target.optimizers, facts.optimizers, strict=True):
-                if _obstacle(its_facts, options, facts) is None:
-                    stack.enter_context(_switched(optimizer))
+
+            def layer_of_loads(optimizer: torch.optim.Optimizer) -> None:
+                loaded = optimizer.register_load_state_dict_post_hook(layer.renew)
+                stack.callback(loaded.remove)
+
+            layer = stack.enter_context(FUSED.wished(()))
+            for optimizer in filter(can, target.optimizers):
+                layer.add(optimizer, True)
+                layer_of_loads(optimizer)
+            known = _known(target)
+            for optimizer in target.live_optimizers():
+                if optimizer not in known:
+                    welcome(optimizer)
+            stack.enter_context(newcomers(target, known, welcome))
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -110,6 +140,14 @@ class FusedOptimizer(Optimization):
 
 def _shown(values: set[Any]) -> Any:
     return next(iter(values)) if len(values) == 1 else "mixed"
+
+
+def _known(target: Target) -> Iterable[torch.optim.Optimizer]:
+    """Those that were handed over, and those that were there but were not."""
+    strangers = target.memo.get("strangers")
+    if strangers is None:
+        strangers = target.memo["strangers"] = weakref.WeakSet(target.live_optimizers())
+    return weakref.WeakSet([*strangers, *target.optimizers])
 
 
 def _obstacle(optimizer: OptimizerFacts, options: Any, facts: Facts) -> str | None:
@@ -147,77 +185,3 @@ def _obstacle(optimizer: OptimizerFacts, options: Any, facts: Facts) -> str | No
         (options.enabled == "auto" and True in optimizer.foreach, "you set foreach=True"),
     )
     return next((reason for holds, reason in rules if holds), None)
-
-
-@contextmanager
-def _switched(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """One optimizer with fused=True: settings, the flag for GradScaler, and where `step` lies."""
-    import torch
-
-    holders: list[Any] = [optimizer.defaults, *optimizer.param_groups]
-    settings = [(h, {k: h.get(k, MISSING) for k in ("fused", "foreach")}) for h in holders]
-    attributes = {
-        name: optimizer.__dict__.get(name, MISSING)
-        for name in ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
-    }
-    steps = _steps(optimizer)
-
-    def switch(optimizer: Any) -> None:
-        for holder in (optimizer.defaults, *optimizer.param_groups):
-            holder["fused"] = True
-            if holder.get("foreach"):
-                holder["foreach"] = False
-        optimizer._step_supports_amp_scaling = True
-        for parameter in _steps(optimizer):
-            _move_step(optimizer, parameter, parameter.device, torch.float32)
-
-    # `load_state_dict` brings the saved groups with it, which are not fused.
-    loaded = optimizer.register_load_state_dict_post_hook(switch)
-    try:
-        switch(optimizer)
-        yield
-    finally:
-        loaded.remove()
-        for holder, values in settings:
-            _put_back(holder, values)
-        for group in optimizer.param_groups:
-            if not any(group is holder for holder in holders):  # added or loaded meanwhile
-                _put_back(group, settings[0][1])
-        _put_back(optimizer.__dict__, attributes)
-        for parameter in _steps(optimizer):
-            found = steps.get(parameter)
-            capturable = any(group.get("capturable") for group in optimizer.param_groups)
-            device = found.device if found else (parameter.device if capturable else "cpu")
-            _move_step(optimizer, parameter, device, found.dtype if found else None)
-
-
-class _Step:
-    """Where a parameter's `step` lay and what it was made of."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.device, self.dtype = tensor.device, tensor.dtype
-
-
-def _steps(optimizer: torch.optim.Optimizer) -> dict[Any, _Step]:
-    import torch
-
-    return {
-        parameter: _Step(state["step"])
-        for parameter, state in optimizer.state.items()
-        if isinstance(state, dict) and isinstance(state.get("step"), torch.Tensor)
-    }
-
-
-def _move_step(optimizer: Any, parameter: Any, device: Any, dtype: Any) -> None:
-    state = optimizer.state[parameter]
-    step = state["step"]
-    if step.device != device or (dtype is not None and step.dtype != dtype):
-        step.data = step.to(device=device, dtype=dtype or step.dtype)
-
-
-def _put_back(holder: Any, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if value is MISSING:
-            holder.pop(name, None)
-        else:
-            holder[name] = value

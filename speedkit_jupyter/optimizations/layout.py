@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from speedkit_jupyter.optimizations.properties import Optimizers, Property
 
 if TYPE_CHECKING:
     import torch
+
+Stride = tuple[int, ...]
+
+
+class Found(NamedTuple):
+    """How a weight lay, and those of its followers that lay otherwise."""
+
+    shape: tuple[int, ...]
+    stride: Stride
+    odd: MutableMapping[torch.Tensor, Stride]
+
+
+class Layout(Property):
+    """The strides of a weight, with its gradient and its optimizers' state after it."""
+
+    def found(self, thing: torch.Tensor, optimizers: Optimizers) -> Found:
+        """Its strides, and the odd ones' of what should lie like it."""
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        odd: MutableMapping[torch.Tensor, Stride] = WeakIdKeyDictionary()
+        for tensor in followers(thing, optimizers):
+            if tensor.stride() != thing.stride():
+                odd[tensor] = tensor.stride()
+        return Found(tuple(thing.shape), thing.stride(), odd)
+
+    def put(self, thing: torch.Tensor, wish: Stride, optimizers: Optimizers) -> None:
+        """Lay it out, and whatever must lie like it."""
+        for tensor in (thing, *followers(thing, optimizers)):
+            restride(tensor, wish)
+
+    def holds(self, thing: torch.Tensor, wish: Stride) -> bool:
+        """Whether it lies so still."""
+        return thing.dim() == len(wish) and thing.stride() == wish
+
+    def put_back(
+        self, thing: torch.Tensor, original: Found, wish: Stride, optimizers: Optimizers
+    ) -> None:
+        """As it lay; what was made meanwhile lies like its weight."""
+        if tuple(thing.shape) != original.shape or not self.holds(thing, wish):
+            return  # other values in another shape, or laid out by the user
+        restride(thing, original.stride)
+        for tensor in followers(thing, optimizers):
+            restride(tensor, original.odd.get(tensor, original.stride))
+
+
+# State at module level, on purpose: what lies on a tensor is known for the whole process.
+LAYOUT = Layout()
 
 
 def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
@@ -29,7 +78,7 @@ def owns_its_storage(tensor: torch.Tensor) -> bool:
 
 
 def followers(
-    parameter: torch.nn.Parameter, optimizers: Iterable[torch.optim.Optimizer]
+    parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[torch.Tensor]:
     """The tensors that must lie like their parameter: its gradient and its optimizer state.
 
@@ -41,7 +90,7 @@ def followers(
     if parameter.grad is not None and parameter.grad.layout == torch.strided:
         yield parameter.grad
     for optimizer in optimizers:
-        state = optimizer.state.get(parameter)
+        state: Any = optimizer.state.get(parameter)
         for value in state.values() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 yield value

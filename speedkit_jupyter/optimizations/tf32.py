@@ -81,7 +81,7 @@ class Tf32(Optimization):
         }
         on = decision.value != "highest"
         if facts.flags.get("cudnn.allow_tf32") is not on:
-            inner = "tf32" if on else "none"
+            inner = "tf32" if on else facts.flags.get("cuda.fp32_precision", "none")
             found |= {f"cuda.{one}.fp32_precision": inner for one in ("conv", "rnn")}
             found["cudnn.allow_tf32"] = on
         return found

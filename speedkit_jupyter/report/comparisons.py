@@ -107,13 +107,19 @@ def _row(comparison: Comparison, record: Record) -> Row:
             "–" if found is None else ratio(found.median),
             low_high,
             "–" if record.first_call_s is None else seconds(record.first_call_s),
-            "–" if record.memory is None else size(record.memory.peak_bytes),
+            _peak(record),
             "–" if limit is None else share(limit),
             _accuracy(record),
             _with_seconds(comparison, record, verdict),
         ),
         tone,
     )
+
+
+def _peak(record: Record) -> str:
+    """A dash where it was not asked, or where the device can't tell."""
+    peak = None if record.memory is None else record.memory.peak_bytes
+    return "–" if peak is None else size(peak)
 
 
 def _accuracy(record: Record) -> str:
@@ -152,7 +158,7 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     lines += [f"{name}: {note}" for name, note in record.notes.items()]
     lines += _compilations(comparison, record)
     if record.memory is not None and record.memory.reserved_bytes:
-        lines.append(f"the CUDA allocator reserved {size(record.memory.reserved_bytes)}")
+        lines.append(f"torch's allocator reserved {size(record.memory.reserved_bytes)}")
     return [f"{record.name}: {line}" for line in lines]
 
 

@@ -85,7 +85,7 @@ def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
     """What was aimed at, and what it brings."""
     speed = f"is {describe_verdict(comparison, record)}"
     before, now = comparison.baseline.memory, record.memory
-    if tuning.objective == "memory" and before is not None and now is not None:
+    if tuning.objective == "memory" and before and now and before.peak_bytes and now.peak_bytes:
         return f"needs {size(now.peak_bytes)} in place of {size(before.peak_bytes)} and {speed}"
     if tuning.steps is None or tuning.ratio is None:
         return speed
@@ -108,7 +108,7 @@ def _proof(tuning: Tuning) -> list[Section]:
         sections.append(Section(Table(columns, tuple(rows), columns[1:])))
     if comparison is not None and record is not None:
         before, after = comparison.baseline.memory, record.memory
-        if before is not None and after is not None:
+        if before and after and before.peak_bytes and after.peak_bytes:
             memory = f"{size(before.peak_bytes)} before, {size(after.peak_bytes)} with the plan"
             sections.append(Section(f"Peak memory of a step: {memory}."))
         if rows and comparison.baseline.times_s:

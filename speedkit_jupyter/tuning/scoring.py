@@ -45,7 +45,7 @@ def may_help(comparison: Comparison, record: Record) -> bool:
 
 def _memory_score(comparison: Comparison, record: Record) -> float:
     before, now = comparison.baseline.memory, record.memory
-    if before is None or now is None or not now.peak_bytes:
+    if not (before and now and before.peak_bytes and now.peak_bytes):
         return 0.0
     saved = before.peak_bytes / now.peak_bytes
     return saved if saved > 1 + LEAST_SAVED else 0.0

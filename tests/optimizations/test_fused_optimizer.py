@@ -54,10 +54,12 @@ def test_an_optimizer_that_was_fused_stays_so():
     assert optimizer.param_groups[0]["fused"] is True
 
 
-def test_without_an_optimizer_it_says_how_to_give_one():
-    with applied(nn.Linear(2, 2), None, fused_optimizer=True) as context:
-        assert context.plan["fused_optimizer"].declined
-        assert "optimizer=" in context.plan["fused_optimizer"].reason
+def test_without_an_optimizer_it_waits_for_one_that_is_made_later():
+    request = SpeedConfig(fused_optimizer=True)
+    with apply_speedups(nn.Linear(2, 2), request)[1] as context:
+        assert context.plan["fused_optimizer"].active
+        assert "made later" in context.plan["fused_optimizer"].reason
+    assert "add optimizer=" in plan(request)["fused_optimizer"].reason
 
 
 @pytest.mark.parametrize(

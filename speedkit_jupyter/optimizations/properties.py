@@ -1,0 +1,170 @@
+"""What several plans may wish of one object, put into force in layers and taken back in any order.
+
+As with flags: what is still applied stays in force, the last plan to go leaves what was found,
+and what the user changed meanwhile is the user's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Optimizers = Sequence["torch.optim.Optimizer"]
+MISSING = object()
+
+
+class Property(ABC):
+    """One property of one kind of object: how a weight lies, where it is, an optimizer's settings.
+
+    What is known of an object is kept beside it and dies with it; nothing here keeps an object
+    alive. So an `original` must not hold its object. `optimizers` are those whose state goes with
+    the object.
+    """
+
+    def __init__(self) -> None:
+        self._layers: MutableMapping[Any, _Layers] | None = None
+
+    @abstractmethod
+    def found(self, thing: Any, optimizers: Optimizers) -> Any:
+        """Its original: all that `put_back` needs."""
+
+    @abstractmethod
+    def put(self, thing: Any, wish: Any, optimizers: Optimizers) -> None:
+        """Make it what a plan wishes."""
+
+    @abstractmethod
+    def holds(self, thing: Any, wish: Any) -> bool:
+        """Whether it is as `put` made it, rather than changed by the user since."""
+
+    @abstractmethod
+    def put_back(self, thing: Any, original: Any, wish: Any, optimizers: Optimizers) -> None:
+        """Make it what was found, around the values, wherever it is still as wished.
+
+        What is new takes after the rest.
+        """
+
+    def adopted(self, thing: Any, original: Any, wish: Any, optimizers: Optimizers) -> Any:
+        """The original once the user changed something since it was found."""
+        return self.found(thing, optimizers)
+
+    @contextmanager
+    def wished(
+        self, wishes: Iterable[tuple[Any, Any]], search: Callable[[], Optimizers] = tuple
+    ) -> Iterator[Layer]:
+        """Every (object, wish) in force for the block; all are taken back, whatever fails.
+
+        `search` finds the optimizers, now and at the end.
+        """
+        layer = Layer(self, search)
+        try:
+            for thing, wish in wishes:
+                layer.add(thing, wish)
+            yield layer
+        finally:
+            layer.close()
+
+    def original(self, thing: Any) -> Any:
+        """What was found before the first of the plans that are in force; MISSING without one."""
+        layers = self._all().get(thing)
+        return MISSING if layers is None else layers.original
+
+    def comes_back_to(self, thing: Any, original: Any) -> None:
+        """Another original, for an object that took the place of one that was overridden."""
+        self._all()[thing].original = original
+
+    def _all(self) -> MutableMapping[Any, _Layers]:
+        if self._layers is None:
+            from torch.utils.weak import WeakIdKeyDictionary
+
+            self._layers = WeakIdKeyDictionary()
+        return self._layers
+
+
+class Layer:
+    """What one plan wishes of its objects."""
+
+    def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        self._property, self._search = owner, search
+        self._optimizers = search()
+        self._things: MutableMapping[Any, None] = WeakIdKeyDictionary()
+
+    def add(self, thing: Any, wish: Any) -> None:
+        """Put a wish into force, over those of other plans."""
+        every = self._property._all()
+        layers = every.get(thing)
+        if layers is None:
+            layers = every[thing] = _Layers(self._property.found(thing, self._optimizers))
+        elif not self._property.holds(thing, layers.top):
+            layers = every[thing] = _Layers(self._adopted(thing, layers, self._optimizers))
+        self._things[thing] = None
+        layers.wishes[self] = wish
+        self._property.put(thing, wish, self._optimizers)
+
+    def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
+        """Once more, where parts of the object are new: a loaded state, another optimizer."""
+        layers = self._property._all().get(thing)
+        if layers is not None and self in layers.wishes:
+            if not self._property.holds(thing, layers.top):
+                layers.original = self._adopted(thing, layers, optimizers)
+            self._property.put(thing, layers.top, optimizers)
+
+    def _adopted(self, thing: Any, layers: _Layers, optimizers: Optimizers) -> Any:
+        return self._property.adopted(thing, layers.original, layers.top, optimizers)
+
+    def close(self) -> None:
+        """Take every wish back. The first failure goes on once all the others are done."""
+        things = list(self._things)
+        self._optimizers = self._search() if things else ()
+        failures = []
+        for thing in reversed(things):
+            try:
+                self.withdraw(thing)
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def withdraw(self, thing: Any) -> None:
+        """Take the wish for one object back."""
+        self._things.pop(thing, None)
+        every = self._property._all()
+        layers = every.get(thing)
+        if layers is None or self not in layers.wishes:
+            return  # the user took it over, and a later plan noticed
+        top = layers.top
+        del layers.wishes[self]
+        if not layers.wishes:
+            with suppress(KeyError):
+                del every[thing]
+        if not layers.wishes:
+            self._property.put_back(thing, layers.original, top, self._optimizers)
+        elif self._property.holds(thing, top):
+            self._property.put(thing, layers.top, self._optimizers)
+
+
+class _Layers:
+    """The wishes for one object, the one in force last."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.wishes: dict[Layer, Any] = {}
+
+    @property
+    def top(self) -> Any:
+        return next(reversed(self.wishes.values()))
+
+
+def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
+    """The entries of a dict, MISSING standing for none."""
+    for name, value in values.items():
+        if value is MISSING:
+            holder.pop(name, None)
+        else:
+            holder[name] = value

@@ -1,0 +1,378 @@
+"""Plans on overlapping models and shared optimizers, restored in any order; copies of models."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle  # noqa: TID251
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, flags, fp32_precision
+from speedkit_jupyter.context import in_force
+from speedkit_jupyter.optimizations.properties import Property
+from speedkit_jupyter.preview import preview
+
+ALL = {"threads": 1, "tf32": "medium", "channels_last": True, "sdpa": "math", "precision": "bf16"}
+CONTIGUOUS = (8, 4, 2, 1)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(27, 2))
+
+
+def applied(model: nn.Module, optimizer=None, **config):
+    """A plan of just these."""
+    config = SpeedConfig.from_dict({**config, "alone": True})
+    return apply_speedups(model, config, optimizer=optimizer)[1]
+
+
+def train(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 2, 4, 4)).pow(2).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+# --- random sequences ---
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(20_000, 2**32))
+def test_no_sequence_of_plans_on_overlapping_models_leaves_a_bit(seed):
+    sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+    try:
+        import undo_sequences
+    finally:
+        sys.path.pop(0)
+    assert undo_sequences.play(seed)[0] == []
+
+
+class Number:
+    """Something with one property."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class Value(Property):
+    """The simplest property."""
+
+    def found(self, thing, optimizers):
+        return thing.value
+
+    def put(self, thing, wish, optimizers):
+        thing.value = wish
+
+    def holds(self, thing, wish):
+        return thing.value == wish
+
+    def put_back(self, thing, original, wish, optimizers):
+        if thing.value == wish:
+            thing.value = original
+
+
+@given(moves=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)) | st.integers(0, 9)))
+def test_the_latest_wish_that_is_still_applied_is_in_force(moves):
+    numbers, values, blocks = [Number() for _ in range(3)], Value(), []
+    for move in moves:
+        if isinstance(move, tuple):
+            things = [number for index, number in enumerate(numbers) if move[1] >> index & 1]
+            block = values.wished([(one, move[0]) for one in things])
+            block.__enter__()
+            blocks.append((block, things, move[0]))
+        elif blocks:
+            blocks.pop(move % len(blocks))[0].__exit__(None, None, None)
+        for number in numbers:
+            wishes = [wish for _, things, wish in blocks if number in things]
+            assert number.value == (wishes[-1] if wishes else 0)
+    for block, _, _ in blocks:
+        block.__exit__(None, None, None)
+    assert [number.value for number in numbers] == [0, 0, 0]
+
+
+def test_what_the_user_set_meanwhile_is_the_users():
+    number, values = Number(), Value()
+    with values.wished([(number, 1)]):
+        number.value = 7
+        with values.wished([(number, 2)]):
+            assert number.value == 2
+        assert number.value == 7
+    assert number.value == 7
+
+
+# --- what is new or replaced while a plan is in force ---
+
+
+def test_a_layout_that_the_user_chose_meanwhile_stays():
+    model = network()
+    context = applied(model, channels_last=True)
+    model.to(memory_format=torch.contiguous_format)
+    context.restore()
+    assert model[0].weight.stride() == CONTIGUOUS
+    model.to(memory_format=torch.channels_last)
+    with applied(model, channels_last=True):
+        pass
+    assert model[0].weight.stride() != CONTIGUOUS
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight.detach().clone())),
+        lambda m: m.half().float(),
+        lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True),
+        lambda m: m.load_state_dict(copy.deepcopy(m.state_dict())),
+    ],
+    ids=["clone", "cast", "assign", "load"],
+)
+def test_weights_that_were_replaced_come_back_too(replace):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with applied(model, optimizer, channels_last=True, fused_optimizer=True):
+        train(model, optimizer)
+        replace(model)
+        train(model, optimizer)
+    assert model[0].weight.stride() == model[0].weight.grad.stride() == CONTIGUOUS
+
+
+def test_groups_that_were_added_or_loaded_come_back_to_what_they_would_be():
+    model, late = network(), nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept = copy.deepcopy(optimizer.state_dict())
+    outer = applied(model, optimizer, fused_optimizer=True)
+    optimizer.add_param_group({"params": [late.weight]})
+    optimizer.add_param_group({"params": [late.bias], "fused": False, "lr": 1.0})
+    inner = applied(nn.Sequential(model), optimizer, fused_optimizer=True)
+    outer.restore()
+    inner.restore()
+    assert [group["fused"] for group in optimizer.param_groups] == [None, None, False]
+    plain = torch.optim.AdamW(model.parameters())
+    with applied(model, plain, fused_optimizer=True):
+        plain.load_state_dict(kept)
+        assert plain.param_groups[0]["fused"] is True
+    assert plain.param_groups[0]["fused"] is None
+
+
+# --- optimizers that are made after apply ---
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_an_optimizer_that_is_made_after_apply_is_fused_from_its_first_step_on(make):
+    model = network()
+    _, context = apply_speedups(model)
+    assert "made later" in context.plan["fused_optimizer"].reason
+    optimizer = make(model.parameters(), lr=0.1)
+    other = make(nn.Linear(2, 2).parameters(), lr=0.1)
+    before = [set(optimizer.__dict__), dict(optimizer.defaults)]
+    fused = optimizer.param_groups[0]["fused"]
+    train(model, optimizer, other)
+    assert optimizer.param_groups[0]["fused"] is True
+    assert other.param_groups[0]["fused"] is not True
+    assert make.__name__ in context.notes["fused_optimizer"]
+    context.restore()
+    assert optimizer.param_groups[0]["fused"] is fused
+    assert [set(optimizer.__dict__), dict(optimizer.defaults)] == before
+
+
+def test_an_optimizer_that_was_there_and_was_not_handed_over_is_left_alone():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with apply_speedups(model)[1]:
+        train(model, optimizer)
+        assert optimizer.param_groups[0]["fused"] is None
+
+
+# --- optimizers that flatten ---
+
+
+class Flattening(torch.optim.SGD):
+    """A stranger's optimizer that makes one vector of all gradients."""
+
+    def step(self, closure=None):
+        vector = self._vector()
+        assert vector.isfinite().all()
+        return super().step(closure)
+
+    def _vector(self):
+        return nn.utils.parameters_to_vector(p.grad for g in self.param_groups for p in g["params"])
+
+
+@pytest.mark.parametrize("make", [torch.optim.LBFGS, Flattening])
+@pytest.mark.parametrize("when", ["handed over", "alive", "made later"])
+def test_an_optimizer_that_flattens_gradients_goes_on_working(make, when):
+    model = network()
+    optimizer = make(model.parameters(), 0.01)
+    given = optimizer if when == "handed over" else None
+    if when == "made later":
+        del optimizer
+    with applied(model, given, channels_last=True) as context:
+        if when == "handed over":
+            assert "flattens gradients" in context.plan["channels_last"].reason
+        if when == "made later":
+            optimizer = make(model.parameters(), 0.01)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 2, 4, 4)).pow(2).sum()
+            loss.backward()
+            return loss
+
+        closure()
+        if when == "made later" and make is Flattening:
+            optimizer.zero_grad()  # gradients of before the first step lie as the weights did
+            closure()
+        optimizer.step(closure)
+    assert model[0].weight.stride() == CONTIGUOUS
+
+
+# --- copies, files, lifetimes ---
+
+
+def saved(model: nn.Module) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    return buffer.getvalue()
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": lambda model: torch.load(io.BytesIO(saved(model)), weights_only=False),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
+    model = network()
+    keys = [sorted(part.__dict__) for part in model.modules()]
+    with applied(model, **ALL, compile=True):
+        twin = COPIES[how](model)
+        assert in_force(twin) is None
+        assert b"speedkit" not in saved(model)
+    assert [sorted(part.__dict__) for part in twin.modules()] == keys
+    assert [sorted(part.__dict__) for part in model.modules()] == keys
+
+
+def test_a_file_of_an_applied_model_loads_with_weights_only_and_without_speedkit(tmp_path):
+    model = network()
+    with applied(model, **ALL):
+        torch.save(model, tmp_path / "model.pt")
+    kinds = [nn.Sequential, nn.Conv2d, nn.BatchNorm2d, nn.Flatten, nn.Linear, set]
+    with torch.serialization.safe_globals(kinds):
+        twin = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert torch.equal(twin[0].weight, model[0].weight)
+
+
+def test_a_context_that_nobody_holds_is_found_on_its_model_with_all_that_it_knew():
+    model = network()
+    context = applied(model, threads=1)
+    known, plan = id(context.target), context.plan
+    del context
+    gc.collect()
+    again = in_force(model)
+    assert again.model is model
+    assert (id(again.target), again.plan) == (known, plan)
+    assert in_force(model) is again
+    again.restore()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_that_is_dropped_is_freed_at_once_and_its_flags_come_back(compiled):
+    import torch._dynamo
+
+    before = {**flags.snapshot(), **fp32_precision.own()}
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    weight = model[0].weight
+    apply_speedups(model, SpeedConfig(**ALL, compile=compiled), optimizer=optimizer)
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        if compiled:  # the compiled call lies in the model's own __dict__
+            gc.collect()
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert {**flags.snapshot(), **fp32_precision.own()} == before
+    assert weight.stride() == CONTIGUOUS
+    assert optimizer.param_groups[0]["fused"] is None
+
+
+# --- threads ---
+
+
+def test_two_threads_that_apply_and_restore_on_one_model_leave_it_as_it_was():
+    model, failures = network(), []
+    before = flags.snapshot()
+
+    def work() -> None:
+        try:
+            for _ in range(3):
+                applied(model, threads=1, channels_last=True, sdpa="math").restore()
+        except Exception as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    left = in_force(model)
+    if left is not None:
+        left.restore()
+    assert not failures
+    assert in_force(model) is None
+    assert model[0].weight.stride() == CONTIGUOUS
+    assert flags.diff(before, flags.snapshot()) == ()
+
+
+READER = """
+import sys, threading, torch
+from speedkit_jupyter import SpeedConfig, flags
+from speedkit_jupyter.preview import preview
+sys.setswitchinterval(1e-6)
+keys = [(b, o) for b in ("cuda", "mkldnn") for o in ("all", "matmul", "conv", "rnn")]
+get = torch._C._get_fp32_precision_getter
+expected, seen, ended = [get(*key) for key in keys], set(), []
+
+def read():
+    while not ended:
+        seen.add(tuple(get(*key) for key in keys))
+
+thread = threading.Thread(target=read)
+thread.start()
+model = torch.nn.Linear(2, 2)
+for number in range(1000):
+    flags.snapshot()
+    if number % 20 == 0:
+        preview(model, SpeedConfig())
+ended.append(True)
+thread.join()
+assert seen == {tuple(expected)}, seen
+"""
+
+
+def test_reading_flags_is_never_seen_by_another_thread():
+    done = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_preview_shows_flags_as_they_are_in_force():
+    torch.backends.fp32_precision = "tf32"
+    try:
+        assert preview(network(), SpeedConfig()).now["cuda.matmul.fp32_precision"] == "tf32"
+    finally:
+        torch.backends.fp32_precision = "none"
