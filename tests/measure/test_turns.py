@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import copy
 import itertools
 import random
+import re
 import time
 from typing import Any
 
