@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -210,8 +211,12 @@ def test_it_is_a_known_variable(monkeypatch, recwarn, word):
 
 @pytest.mark.slow
 def test_the_machines_come_with_the_installed_package(tmp_path):
+    source = tmp_path / "source"  # builds leave traces beside what they build
+    shutil.copytree(ROOT / "speedkit_jupyter", source / "speedkit_jupyter")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([*command, "--wheel-dir", tmp_path, ROOT], check=True, timeout=120)
+    subprocess.run([*command, "--wheel-dir", tmp_path, source], check=True, timeout=120)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         listed = wheel.namelist()
     shipped = {f"speedkit_jupyter/machines/{name}.json" for name in SHIPPED}

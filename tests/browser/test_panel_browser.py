@@ -26,9 +26,9 @@ def train_step():
     optimizer.step()
     optimizer.zero_grad()
 
-def slow_step():  # no verdict is clear before some ten seconds
-    import time
-    time.sleep(0.2)
+def slow_step():  # so noisy that no verdict is clear before the click, however late that comes
+    import os, time
+    time.sleep(0.05 + os.urandom(1)[0] / 500)
     train_step()
 
 def state():
@@ -41,6 +41,7 @@ before = state()
 """
 PANEL = "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
 LONG_MS = 90_000  # the machine may be busy
+SECOND_ROUND = re.compile(r"round ([2-9]|\d\d)")
 
 
 class Page:
@@ -64,7 +65,7 @@ class Page:
         )
         return row.get_by_role("button", name=word, exact=True)
 
-    def shows(self, text: str, timeout: int = 45_000) -> None:
+    def shows(self, text: str | re.Pattern[str], timeout: int = 45_000) -> None:
         """Wait until the panel has it."""
         self.expect(self.panel).to_contain_text(text, timeout=timeout)
 
@@ -138,7 +139,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
 def test_stop_ends_a_long_measurement_and_cells_run_meanwhile(opened):
     page = opened(long=True)
     page.button("Measure").click()
-    page.shows("round ", LONG_MS)
+    page.shows(SECOND_ROUND, LONG_MS)
     page.ask("panel.result", "None")
     page.expect(page.button("Apply")).to_be_disabled()
     page.button("Stop").click()
@@ -149,7 +150,7 @@ def test_stop_ends_a_long_measurement_and_cells_run_meanwhile(opened):
 def test_a_cell_that_trains_meanwhile_ends_the_measurement_and_its_step_stays(opened):
     page = opened(long=True)
     page.button("Measure").click()
-    page.shows("round ", LONG_MS)
+    page.shows(SECOND_ROUND, LONG_MS)
     page.ask("train_step(), state() != before", "None True")
     page.shows("a cell changed", LONG_MS)
     page.ask("state() != before, len(optimizer.state)", "True 4")

@@ -115,7 +115,8 @@ def test_code_of_an_applied_plan_is_that_plan_in_the_users_names(shell):
 
 
 @pytest.mark.parametrize("form", ["torch", "yaml", "accelerate", "fabric", "transformers"])
-def test_code_has_every_form_without_leading_blanks(shell, form):
+def test_code_has_every_form_without_leading_blanks(shell, machine, form):
+    machine("cpu")
     shown = shell.run(f"%speedkit code model --as {form} --optimizer optimizer")
     assert "\n# Planned " in shown
 
