@@ -216,13 +216,19 @@ def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     ):  # into its own memory, which `values()` gives out
         tensor._indices().copy_(saved._indices())
         tensor._values().copy_(saved._values())
-    elif tensor.is_sparse:
-        tensor.data = saved.to(tensor.device, copy=True)
-    elif [one.shape for one in _parts(tensor)] == [one.shape for one in _parts(saved)]:
+    elif tensor.layout in _compressed() and [one.shape for one in _parts(tensor)] == [
+        one.shape for one in _parts(saved)
+    ]:
         for one, other in zip(_parts(tensor), _parts(saved), strict=True):
             one.copy_(other)
     else:
         tensor.data = saved.to(tensor.device, copy=True)
+
+
+def _compressed() -> tuple[Any, ...]:
+    import torch
+
+    return torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
