@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from speedkit_jupyter.measure import visit
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.kinds import base
 from speedkit_jupyter.measure.step import StateWarning
@@ -85,6 +86,18 @@ def test_each_thing_is_said_once():
             with measured.isolated():
                 pass
     assert len(caught) == 1
+
+
+def test_a_warning_that_is_an_error_leaves_everything_in_place():
+    generator = (i for i in range(9))
+    found = generator
+    measured = step_of(lambda: next(generator))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StateWarning)
+        with pytest.raises(StateWarning, match="generator"), measured.isolated():
+            pass
+    assert generator is found
+    assert visit.in_progress() is None
 
 
 def loader(workers: int = 0) -> Any:
