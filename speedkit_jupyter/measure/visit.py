@@ -63,12 +63,13 @@ class Visit:
                 self._iterators.take()
                 self._surroundings = Settings(process.surroundings())
                 self.state = self.step.state()
-        except BaseException:
+            self.step.begin(self.state, self._iterators.rewind)
+            self.step.tell(beyond.before(self.state, self._iterators))
+        except BaseException:  # also a warning that the user has made an error
+            self.step.end()
             self._iterators.hand_back()
             _IN_PROGRESS.remove(self)
             raise
-        self.step.begin(self.state, self._iterators.rewind)
-        self.step.tell(beyond.before(self.state, self._iterators))
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -83,7 +83,11 @@ class Walk:
 
     def _look_into(self, one: Any) -> None:
         for kind in self.kinds(one):
-            children = list(kind.children(one))
+            try:
+                children = list(kind.children(one))
+            except Exception:  # an object of a class with tricks of its own
+                self.running.append(f"{self.name(one)} ({type(one).__name__})")
+                continue
             changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
             if not changing:
                 continue
@@ -126,7 +130,8 @@ class Walk:
 
 def _has_a_thread(attributes: dict[str, Any]) -> bool:
     """Such an object can't go back alone."""
-    return any(isinstance(one, threading.Thread | BaseProcess) for one in attributes.values())
+    kinds = (threading.Thread, BaseProcess)
+    return any(issubclass(type(one), kinds) for one in list(attributes.values()))
 
 
 def _length(one: Any) -> int:

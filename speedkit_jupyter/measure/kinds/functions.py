@@ -9,7 +9,10 @@ from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
 from speedkit_jupyter.measure.kinds.names import Names, global_names
-from speedkit_jupyter.measure.kinds.origin import is_the_users_function
+from speedkit_jupyter.measure.kinds.origin import (
+    is_machinerys_function,
+    is_the_users_function,
+)
 
 LruCache = type(functools.lru_cache(None)(len))
 
@@ -25,6 +28,8 @@ class Functions(Kind):
 
     def children(self, found: FunctionType) -> Iterable[Any]:
         """Attributes, among them what it wraps, are another kind."""
+        if is_machinerys_function(found):
+            return
         yield from found.__closure__ or ()
         yield from found.__defaults__ or ()
         if found.__kwdefaults__:

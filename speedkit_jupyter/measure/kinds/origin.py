@@ -20,6 +20,13 @@ MACHINERY = frozenset(
     ]
 ) | {PACKAGE}  # fmt: skip
 
+# Of torch: what compiles, records and communicates, whose parts fit one another.
+INNER_MODULES = (
+    "torch._dynamo", "torch._inductor", "torch._functorch", "torch._subclasses", "torch._ops",
+    "torch._higher_order_ops", "torch._library", "torch.fx", "torch.cuda.graphs",
+    "torch.cuda.streams", "torch.distributed", "torch.profiler", "torch.multiprocessing",
+)  # fmt: skip
+
 
 @cache
 def is_installed(package: str) -> bool:
@@ -57,5 +64,19 @@ def is_the_users_module(module: ModuleType) -> bool:
 
 def is_machinery(cls: type) -> bool:
     """Whether instances of a class are left alone, and not looked into."""
+    import torch
+
     home = cls.__dict__.get("__module__", "builtins")
-    return isinstance(home, str) and home.partition(".")[0] in MACHINERY
+    if not isinstance(home, str):
+        return False
+    if home.startswith(INNER_MODULES):
+        return not issubclass(cls, torch.nn.Module | torch.Tensor | torch.optim.Optimizer)
+    return home.partition(".")[0] in MACHINERY
+
+
+def is_machinerys_function(function: FunctionType) -> bool:
+    """Whether a function's closure holds parts of a compiler, say."""
+    home = function.__globals__.get("__name__")
+    if not isinstance(home, str):
+        return False
+    return home.startswith(INNER_MODULES) or home.partition(".")[0] in MACHINERY

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.kinds.bits import checksum, equal, flat, laid_out, write
 
 if TYPE_CHECKING:
     import torch
@@ -51,17 +52,17 @@ class Tensors(Kind):
 
         plain = found.detach()
         size = plain.numel() * plain.element_size()
-        saved = checksum = home = None
+        saved = summed = home = None
         if copies.fits(found, size):
-            flat = _flat(plain)
-            saved = flat.to("cpu", copy=True) if copies.off_device else flat.clone()
+            once = flat(plain)
+            saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
         else:
-            checksum = _checksum(plain)
+            summed = checksum(plain)
         if saved is not None and not copies.off_device and not found.is_inference():
             home = found.data  # else it would stay on the device as well
         return Memory(
             saved,
-            checksum,
+            summed,
             home,
             _layout(found),
             found.untyped_storage().nbytes() if found.layout == torch.strided else 0,
@@ -89,7 +90,7 @@ class Tensors(Kind):
             return False
         if memory.size and found.untyped_storage().nbytes() < memory.size:  # given back
             return False
-        return _equal(_flat(found.detach()), memory.saved)
+        return equal(flat(found.detach()), memory.saved)
 
     def is_too_large(self, memory: Memory) -> bool:
         """Data of the user's, never the model's."""
@@ -97,7 +98,7 @@ class Tensors(Kind):
 
     def same_checksum(self, found: torch.Tensor, memory: Memory) -> bool:
         """Of what was too large to copy."""
-        return bool(_checksum(found.detach()) == memory.checksum)
+        return bool(checksum(found.detach()) == memory.checksum)
 
     def put_back(self, found: torch.Tensor, memory: Memory) -> None:
         """Memory, values, and whether it wants a gradient."""
@@ -110,9 +111,9 @@ class Tensors(Kind):
             if home is not None and now != layout:
                 found.data = home
             elif now[:4] != layout[:4] and saved is not None:
-                found.data = _like(layout, saved)
+                found.data = laid_out(layout, saved)
             if saved is not None:
-                _write(found, saved)
+                write(found, saved)
         if memory.is_leaf and not found.is_leaf:  # a graph was written into it
             found.detach_()
         if found.requires_grad != memory.requires_grad:
@@ -175,107 +176,3 @@ def _grow(tensor: torch.Tensor, memory: Memory) -> None:
 
     if tensor.layout == torch.strided and tensor.untyped_storage().nbytes() < memory.size:
         tensor.untyped_storage().resize_(memory.size)
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """How many elements of memory lie between its first and its last, both included."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((length - 1) * abs(stride) for length, stride in pairs)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Each element of memory once: where several indices mean one, it can't be written whole."""
-    import torch
-
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() < 2:
-        return tensor
-    if tensor.numel() <= (span := _span(tensor)):
-        return tensor
-    return tensor.as_strided((span,), (1,), tensor.storage_offset())
-
-
-def _like(layout: tuple[Any, ...], saved: torch.Tensor) -> torch.Tensor:
-    """New memory for it, as it lay, with the values of the copy."""
-    import torch
-
-    device = layout[2]
-    if saved.layout != torch.strided or saved.is_quantized or saved.shape == layout[0]:
-        return saved.to(device, copy=True)  # strides and all
-    return saved.to(device, copy=True).as_strided(layout[0], layout[3])
-
-
-def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
-    import torch
-
-    if tensor.layout == torch.strided:
-        _flat(tensor).copy_(saved)
-    elif (
-        tensor.is_sparse
-        and tensor._nnz() == saved._nnz()
-        and tensor.is_coalesced() == (saved.is_coalesced())
-    ):  # into its own memory, which `values()` gives out
-        tensor._indices().copy_(saved._indices())
-        tensor._values().copy_(saved._values())
-    elif tensor.is_sparse:
-        tensor.data = saved.to(tensor.device, copy=True)
-    elif [one.shape for one in _parts(tensor)] == [one.shape for one in _parts(saved)]:
-        for one, other in zip(_parts(tensor), _parts(saved), strict=True):
-            one.copy_(other)
-    else:
-        tensor.data = saved.to(tensor.device, copy=True)
-
-
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that a sparse one consists of."""
-    import torch
-
-    if tensor.layout == torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor.to_dense()]
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit by bit: what is not a number equals itself, and 0 differs from -0."""
-    import torch
-
-    with torch.inference_mode():
-        other = other.to(one.device)
-        if one.layout != other.layout or one.shape != other.shape:
-            return False
-        if one.layout != torch.strided:
-            if one.is_sparse and one.is_coalesced() != other.is_coalesced():
-                return False
-            pairs = list(zip(_parts(one), _parts(other), strict=True))
-            return all(a.shape == b.shape and _equal(a, b) for a, b in pairs)
-        if one.is_quantized:
-            return torch.equal(one, other)
-        return torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers."""
-    import torch
-
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if not (tensor.is_floating_point() or tensor.dtype == torch.bool):
-        return tensor
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.resolve_neg().view(whole[tensor.element_size()])
-
-
-def _checksum(tensor: torch.Tensor) -> Any:
-    """Sums of the memory as integers, in eight strands, so that most exchanges show."""
-    import torch
-
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        return None
-    with torch.inference_mode():
-        bits = _bits(_flat(tensor)).reshape(-1)
-        whole = len(bits) // 8 * 8
-        strands = bits[:whole].view(-1, 8).sum(0, dtype=torch.int64).tolist()
-        return [*strands, int(bits[whole:].sum(dtype=torch.int64))]
