@@ -182,18 +182,19 @@ def _drain(
     title = f"{len(work.variants)} variants" if isinstance(work, Benchmark) else "timing"
     title = "tuning" if isinstance(work, Search) else title
     quiet = arguments.q or arguments.o  # with -o the cell's own output shows it
-    with ProgressLine(title) as progress:
+    tried = [one.name for one in work.variants] if isinstance(work, Benchmark) else []
+    with ProgressLine(title, tried) as progress:
         steps: Generator[Progress, None, None] = work.run()
         try:
             for one in steps:
-                progress.show(one.done, one.text)
+                progress.show(one)
         except KeyboardInterrupt:
             steps.close()
             if work.has_results():
                 result = work.result()
                 if arguments.v:
                     names[arguments.v] = result
-                progress.replace(result.report())
+                progress.replace(result)
                 raise KeyboardInterrupt("stopped; all is put back") from None
             stopped = "stopped before anything was measured; all is put back"
             raise KeyboardInterrupt(stopped) from None
@@ -201,7 +202,7 @@ def _drain(
         if arguments.v:
             names[arguments.v] = result
         if not quiet:
-            progress.replace(result.report())
+            progress.replace(result)
     for kept in earlier if not arguments.q else ():
         print("\n".join(since(kept, result.to_dict())))
     return result

@@ -32,13 +32,13 @@ def run(names: MutableMapping[str, Any], session: Session, arguments: Any) -> No
         steps = verifier.run()
         try:
             for one in steps:
-                progress.show(one.done, one.text)
+                progress.show(one)
         except KeyboardInterrupt:
             steps.close()
             if verifier.has_results():
-                progress.replace(verifier.result().report())
+                progress.replace(verifier.result())
             raise
-        progress.replace(verifier.result().report())
+        progress.replace(verifier.result())
     if arguments.v:
         names[arguments.v] = verifier.result()
 
