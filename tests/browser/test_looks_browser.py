@@ -28,7 +28,8 @@ LOOKS = """() => {
   const tables = [...panel.querySelectorAll('table')];
   const why = tables.length && tables[tables.length - 1].querySelector('th:last-child');
   if (!why || panel.clientWidth < 100) return null;
-  const shown = [...panel.querySelectorAll('.widget-toggle-buttons')].filter(one => one.clientWidth);
+  const every = [...panel.querySelectorAll('.widget-toggle-buttons')];
+  const shown = every.filter(one => one.clientWidth);
   const wrapped = shown.filter(one => new Set([...one.querySelectorAll('button')].map(
     button => Math.round(button.getBoundingClientRect().top))).size > 1);
   const edge = panel.getBoundingClientRect().right + 1;
