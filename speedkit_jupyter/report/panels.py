@@ -170,7 +170,7 @@ def _shortened(document: Document, comparison: Comparison) -> Document:
             kept = [number for number, name in enumerate(body.columns) if name in SHORT]
             rows = tuple(replace(r, cells=tuple(r.cells[i] for i in kept)) for r in body.rows)
             columns = tuple(body.columns[i] for i in kept)
-            table = Table(columns, rows, body.numbers, body.wraps)
+            table = Table(columns, rows, body.numbers, columns[:1])
             sections += [*_picture(comparison), Section(table)]
         elif isinstance(body, str | Folded):
             text = body if isinstance(body, str) else body.text
