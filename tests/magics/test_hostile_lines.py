@@ -58,7 +58,7 @@ def check(message: str) -> None:
     assert len(message) < 3000
 
 
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(mutated(LINES))
 def test_any_line_is_an_answer_or_one_usage_error(shell, monkeypatch, tmp_path, line):
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ BENCHES = (
 )  # fmt: skip
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(mutated(BENCHES))
 def test_any_line_of_a_benchmark_is_an_answer_or_one_error_about_it(shell, line):
     try:
