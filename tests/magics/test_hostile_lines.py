@@ -104,11 +104,13 @@ def test_an_option_that_stands_behind_set_up_code_is_named(shell):
     assert isinstance(shell.fails("%%speedbench 1 +\npass"), SyntaxError)
 
 
-@pytest.mark.parametrize(("digits", "shown"), [(0, 1), (1, 1), (5, 5)])
-def test_p_takes_what_timeit_takes(shell, digits, shown):
-    text = shell.run(f"%%speedbench -p{digits} -n 200 -r 3\nsum(range(3000))")
-    first = text.split()[0]
-    assert len(first.replace(".", "").lstrip("0")) >= shown
+@pytest.mark.parametrize("digits", [0, 1, 5, 15])
+def test_p_takes_what_timeit_takes(shell, digits):
+    text = shell.run(f"%%speedbench -p{digits} -n 200 -r 3 -v timing\nsum(range(3000))")
+    first = text.split()[0].replace(".", "").lstrip("0")
+    assert shell.names["timing"].precision == digits
+    assert first.isdigit()
+    assert len(first.rstrip("0")) <= max(digits, 1)
     assert "0 to 15" in str(shell.fails("%%speedbench -p 99 -n1 -r1\n1"))
 
 
