@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from speedkit_jupyter import stored_rows
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.exceptions import SpeedKitError, is_text
 from speedkit_jupyter.stored_rows import Learned as Learned
 from speedkit_jupyter.stored_rows import Saved as Saved
 
@@ -59,7 +59,7 @@ def folder() -> Path:
 
 def save(name: str, result: Mapping[str, Any]) -> None:
     """Keep a result under a name; earlier ones of that name stay. Raises SpeedKitError."""
-    if len(name) > LONGEST_NAME or not _is_text(name):
+    if len(name) > LONGEST_NAME or not is_text(name):
         raise SpeedKitError(
             f"no result can be saved as {name[:20]!r}: give it a shorter, plain name"
         )
@@ -75,7 +75,7 @@ def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Sav
 
     A row that can't be read is left out; a line about it is added to `skipped`.
     """
-    if not _exists() or not _is_text(name):
+    if not _exists() or not is_text(name or ""):
         return []
     where, values = ("", ()) if name is None else ("WHERE name = ?", (name,))
     with _database(READ) as database:
@@ -86,7 +86,7 @@ def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Sav
 
 def forget(name: str) -> int:
     """Delete everything of that name; returns how many results there were."""
-    if not _is_text(name):
+    if not is_text(name):
         return 0
     with _database() as database:
         return database.execute("DELETE FROM results WHERE name = ?", (name,)).rowcount
@@ -140,15 +140,6 @@ def _readable(
             if skipped is not None:
                 skipped.append(f"{what} {row[0]} can't be read and is left out: {error}")
     return found
-
-
-def _is_text(name: str | None) -> bool:
-    """Whether it can be written at all: half a character, as `\\ud800`, can't."""
-    try:
-        (name or "").encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _now() -> str:

@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.exceptions import SpeedKitError, StepError, is_text
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
@@ -46,6 +46,8 @@ def run(
 ) -> Comparison | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
+    if not is_text(line + source):
+        raise UsageError("%%speedbench: half a character (as \\ud800) is no code")
     typed, setup = parsing.split_setup(parsing.speedbench_parser(), line)
     arguments = parsing.speedbench_parser().parse_line(typed)
     if arguments.v and (not arguments.v.isidentifier() or iskeyword(arguments.v)):

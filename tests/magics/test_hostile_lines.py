@@ -162,6 +162,12 @@ def test_completion_survives_a_store_that_can_not_be_read(shell):
         assert isinstance(shell.ip.complete(None, line, len(line))[1], list)
 
 
+def test_half_a_character_is_no_code(shell):
+    for line, cell in (("\ud800 -n1", "1"), ("-n1 -r1", "x = '\ud800'")):
+        with pytest.raises(UsageError, match="half a character"):
+            shell.ip.run_cell_magic("speedbench", line, cell)
+
+
 def test_long_and_unprintable_words_are_cut_and_escaped(shell):
     error = shell.fails(f"%speedkit apply {'a' * 9000}")
     assert len(str(error)) < 700
