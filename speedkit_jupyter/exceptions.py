@@ -27,6 +27,15 @@ class StepError(SpeedKitError):
     """A step that can't be measured as it is written."""
 
 
+def is_text(word: str) -> bool:
+    """Whether it can be written at all: half a character, as `\\ud800`, can't."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 # Words of other tools for what has another name here.
 SYNONYMS = {"gpu": "cuda", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp32"}
 

@@ -11,13 +11,14 @@ import datetime
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from speedkit_jupyter import stored_rows
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.exceptions import SpeedKitError, is_text
 from speedkit_jupyter.stored_rows import Learned as Learned
 from speedkit_jupyter.stored_rows import Saved as Saved
 
@@ -25,8 +26,10 @@ Kept = TypeVar("Kept")
 
 # A folder of the user's choice in place of the platform's own.
 FOLDER = "SPEEDKIT_DATA"
-# Another kernel's write takes milliseconds; longer than this means that something hangs.
-PATIENCE_S = 2.0
+# Another kernel's write takes milliseconds: whoever holds the lock for longer, and writes nothing
+# meanwhile, hangs. Where many write it may take this long until it is our turn.
+PATIENCE_S, LONGEST_S = 2.0, 30.0
+READ = "BEGIN"
 LONGEST_NAME = 200
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS results (
@@ -56,7 +59,7 @@ def folder() -> Path:
 
 def save(name: str, result: Mapping[str, Any]) -> None:
     """Keep a result under a name; earlier ones of that name stay. Raises SpeedKitError."""
-    if len(name) > LONGEST_NAME or not _is_text(name):
+    if len(name) > LONGEST_NAME or not is_text(name):
         raise SpeedKitError(
             f"no result can be saved as {name[:20]!r}: give it a shorter, plain name"
         )
@@ -72,10 +75,10 @@ def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Sav
 
     A row that can't be read is left out; a line about it is added to `skipped`.
     """
-    if not _exists() or not _is_text(name):
+    if not _exists() or not is_text(name or ""):
         return []
     where, values = ("", ()) if name is None else ("WHERE name = ?", (name,))
-    with _database() as database:
+    with _database(READ) as database:
         query = f"SELECT id, name, saved_at, result FROM results {where} ORDER BY id"
         rows = database.execute(query, values).fetchall()
     return _readable(rows, stored_rows.saved, "result", skipped)
@@ -83,7 +86,7 @@ def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Sav
 
 def forget(name: str) -> int:
     """Delete everything of that name; returns how many results there were."""
-    if not _is_text(name):
+    if not is_text(name):
         return 0
     with _database() as database:
         return database.execute("DELETE FROM results WHERE name = ?", (name,)).rowcount
@@ -106,7 +109,7 @@ def learned(setting: str | None = None, skipped: list[str] | None = None) -> lis
     if not _exists():
         return []
     where, values = ("", ()) if setting is None else ("WHERE setting = ?", (setting,))
-    with _database() as database:
+    with _database(READ) as database:
         query = f"SELECT id, setting, task, learned_at, plan FROM plans {where} ORDER BY id"
         rows = database.execute(query, values).fetchall()
     return _readable(rows, stored_rows.learned, "learned plan", skipped)
@@ -139,15 +142,6 @@ def _readable(
     return found
 
 
-def _is_text(name: str | None) -> bool:
-    """Whether it can be written at all: half a character, as `\\ud800`, can't."""
-    try:
-        (name or "").encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
@@ -164,22 +158,44 @@ def _exists() -> bool:
 
 
 @contextmanager
-def _database() -> Iterator[sqlite3.Connection]:
+def _database(begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
     """A connection and its transaction: all of the block is written, or nothing."""
     file: Path | str = "speedkit.sqlite"
     try:
         file = folder() / "speedkit.sqlite"
         file.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(file, timeout=PATIENCE_S)
+        connection = sqlite3.connect(file, timeout=PATIENCE_S, isolation_level=None)
         connection.text_factory = bytes  # one row that is no text must not hide the others
         try:
             with connection:
+                _begin(connection, file, begin)
                 _create_tables(connection)
                 yield connection
         finally:
             connection.close()
     except (sqlite3.Error, OSError, RuntimeError) as error:  # the last: `~nobody` has no home
         raise SpeedKitError(f"the history in {file} can't be used: {_why(error)}") from None
+
+
+def _begin(connection: sqlite3.Connection, file: Path, begin: str) -> None:
+    """Take the lock. Others may write all the time; who writes nothing for so long hangs."""
+    end, seen = time.monotonic() + LONGEST_S, _written(file)
+    while True:
+        try:
+            connection.execute(begin)
+            connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            return
+        except sqlite3.OperationalError:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            before, seen = seen, _written(file)
+            if seen == before or time.monotonic() > end:
+                raise
+
+
+def _written(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _why(error: Exception) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError, store
@@ -222,6 +222,7 @@ NEARLY_PLAN = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(st.lists(JSON | NEARLY_RESULT, max_size=3), st.lists(JSON | NEARLY_PLAN, max_size=3))
 def test_whatever_lies_in_the_store_is_listed_or_left_out(
     tmp_path_factory, results: list[object], plans: list[object]

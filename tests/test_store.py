@@ -51,6 +51,14 @@ def test_two_processes_may_write_at_once():
         assert [one.result["number"] for one in store.saved(name)] == list(range(20))
 
 
+def test_many_that_write_all_the_time_get_their_turns():
+    writers = [writer(name, 25) for name in ("a", "b", "c", "d")]
+    for one in writers:
+        one.communicate(timeout=120)
+        assert one.returncode == 0
+    assert len(store.saved()) == 100
+
+
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is for POSIX")
 def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
     store.save("kept", {"variants": [], "number": 1})

@@ -107,9 +107,11 @@ def _learned() -> list[str]:
 
 
 def _models(shell: Any) -> list[str]:
-    from speedkit_jupyter.magics.namespace import models
+    from speedkit_jupyter.magics.namespace import inside_others, models
 
-    return list(models(shell.user_ns)) if _torch_is_loaded() else []
+    if not _torch_is_loaded():
+        return []
+    return list(models(shell.user_ns)) or list(inside_others(shell.user_ns))
 
 
 def _optimizers(shell: Any) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -87,6 +88,21 @@ def named_optimizers(
             )
         found[lookup.canonical(name)] = unwrapped(value)
     return found
+
+
+def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
+    """The function or method of that name (`train`, `trainer.step`); raises UsageError."""
+    functions = {n: one for n, one in names.items() if isinstance(one, FunctionType)}
+    own = {n: one for n, one in functions.items() if not one.__module__.startswith("IPython")}
+    public = [n for n in own if n[:1] != "_"]
+    try:
+        value = lookup.value_of(names, name, public, "function")
+    except SpeedKitError as error:
+        raise UsageError(f"{command}: {error}") from None
+    if not isinstance(value, FunctionType | MethodType | partial):
+        kind = type(value).__name__
+        raise UsageError(f"{command}: {name} is no function but of class {kind}")
+    return value
 
 
 def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:

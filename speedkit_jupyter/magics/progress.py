@@ -1,55 +1,58 @@
-"""A line of progress that leaves no trace in a saved notebook."""
+"""Progress that ends as the result, in its place, and leaves no trace in a saved notebook."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 from IPython.display import display
 
-WIDTH = 24
+from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.live import live_line, live_report, waiting
+
 # Front ends draw each update; more than this many a second only cost time.
 INTERVAL_S = 0.2
 
 
 class ProgressLine:
-    """Shows `show(done, text)` while its block runs; `replace` puts the result in its place.
+    """Shows each `show(progress)` while its block runs; `replace` puts the result in its place.
 
-    Uses display updates, which every front end has, never a widget; in a terminal it rewrites one
-    line of stderr. Without a result it ends empty.
+    `names` are the variants, which stand in the table from the start. Uses display updates, which
+    every front end has, never a widget; in a terminal it rewrites one line of stderr. Without a
+    result it ends empty.
     """
 
-    def __init__(self, title: str) -> None:
-        self._title, self._last, self._on_terminal = title, 0.0, False
+    def __init__(self, title: str, names: Sequence[str] = ()) -> None:
+        self._title, self._names, self._last, self._on_terminal = title, names, 0.0, False
         self._handle: Any = None
 
     def __enter__(self) -> ProgressLine:
-        self._handle = display(_Line(self._title), display_id=True) if _has_updates() else None
+        begin = Document(self._title)
+        self._handle = display(begin, display_id=True) if _has_updates() else None
         self._on_terminal = self._handle is None and sys.stderr.isatty()
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._handle is not None:
-            self._handle.update(_Line(""))
+            self._handle.update(_Nothing())
         self._rewrite("")
 
-    def show(self, done: float, text: str) -> None:
-        """`done` from 0 to 1."""
+    def show(self, progress: Progress) -> None:
+        """Where it is now; drawn at most some times a second."""
         now = time.monotonic()
         if now - self._last < INTERVAL_S:
             return
         self._last = now
-        filled = round(done * WIDTH)
-        line = f"{'█' * filled}{'░' * (WIDTH - filled)} {self._title}: {text}"
         if self._handle is not None:
-            self._handle.update(_Line(line))
-        self._rewrite(line)
+            self._handle.update(live_report(waiting(progress, self._names), self._title))
+        self._rewrite(live_line(progress, self._title))
 
     def replace(self, result: Any) -> None:
-        """Show the result where the line was; in a terminal, simply show it."""
+        """Show the result where the progress was; in a terminal, simply show it."""
         if self._handle is None:
             self._rewrite("")
             display(result)
@@ -64,13 +67,9 @@ class ProgressLine:
             sys.stderr.flush()
 
 
-class _Line:
-    def __init__(self, text: str) -> None:
-        self._text = text
-
+class _Nothing:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        html = f'<span style="opacity:.8;font-family:monospace">{escape(self._text)}</span>'
-        return {"text/plain": self._text, "text/html": html if self._text else ""}
+        return {"text/plain": "", "text/html": ""}
 
 
 def _has_updates() -> bool:

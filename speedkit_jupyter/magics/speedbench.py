@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.exceptions import SpeedKitError, StepError, is_text
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
@@ -48,6 +48,8 @@ def run(
 ) -> Comparison | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
+    if not is_text(line + source):
+        raise UsageError("%%speedbench: half a character (as \\ud800) is no code")
     typed, setup = parsing.split_setup(parsing.speedbench_parser(), line)
     arguments = parsing.speedbench_parser().parse_line(typed)
     if arguments.v and (not arguments.v.isidentifier() or iskeyword(arguments.v)):
@@ -184,18 +186,19 @@ def _drain(
     title = f"{len(work.variants)} variants" if isinstance(work, Benchmark) else "timing"
     title = "tuning" if isinstance(work, Search) else title
     quiet = arguments.q or arguments.o  # with -o the cell's own output shows it
-    with ProgressLine(title) as progress:
+    tried = [one.name for one in work.variants] if isinstance(work, Benchmark) else []
+    with ProgressLine(title, tried) as progress:
         steps: Generator[Progress, None, None] = work.run()
         try:
             for one in steps:
-                progress.show(one.done, one.text)
+                progress.show(one)
         except KeyboardInterrupt:
             steps.close()
             if work.has_results():
                 result = work.result()
                 if arguments.v:
                     names[arguments.v] = result
-                progress.replace(result.report())
+                progress.replace(result)
                 raise KeyboardInterrupt("stopped; all is put back") from None
             stopped = "stopped before anything was measured; all is put back"
             raise KeyboardInterrupt(stopped) from None
@@ -203,7 +206,7 @@ def _drain(
         if arguments.v:
             names[arguments.v] = result
         if not quiet:
-            progress.replace(result.report())
+            progress.replace(result)
     for kept in earlier if not arguments.q else ():
         print("\n".join(since(kept, result.to_dict())))
     return result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from keyword import iskeyword
-from types import FunctionType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -16,7 +15,7 @@ from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.code import code, named, planned
 from speedkit_jupyter.magics.help import help_page
-from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
+from speedkit_jupyter.magics.namespace import find_function, find_model, find_optimizers, models
 from speedkit_jupyter.magics.wishes import or_learned
 from speedkit_jupyter.report.document import Code, Document, Section
 from speedkit_jupyter.report.units import count
@@ -109,17 +108,13 @@ def panel(names: Names, session: Session, line: str) -> None:
     _, model = find_model(names, arguments.model)
     found = find_optimizers(names, arguments.optimizer, model)
     step = arguments.step
-    if step is not None and not callable(names.get(step)):
-        functions = {n: one for n, one in names.items() if isinstance(one, FunctionType)}
-        # Not IPython's own, as `open`.
-        known = [n for n, one in functions.items() if not one.__module__.startswith("IPython")]
-        raise UsageError(
-            f"%speedkit panel: there is no function {step!r}.{did_you_mean(step, known)}"
-        )
+    found_step = step and find_function(names, step, "%speedkit panel")
+    # A plain name stays one: it means the function that has it when Measure is pressed.
+    given_step = step if step in names else found_step
     assert session.open_panel is not None
     # Without names the panel looks for them itself: an optimizer may be made after it is shown.
     given = list(found.values()) if arguments.optimizer else None
-    display(session.open_panel(model, optimizer=given, step=step))
+    display(session.open_panel(model, optimizer=given, step=given_step))
 
 
 def restore(names: Names, session: Session, line: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from keyword import iskeyword
-from types import FunctionType
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.context import plan_in_force
-from speedkit_jupyter.exceptions import did_you_mean
+from speedkit_jupyter.magics.namespace import find_function
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
@@ -34,25 +33,20 @@ def run(names: MutableMapping[str, Any], session: Session, arguments: Any) -> No
         steps = verifier.run()
         try:
             for one in steps:
-                progress.show(one.done, one.text)
+                progress.show(one)
         except KeyboardInterrupt:
             steps.close()
             if verifier.has_results():
-                progress.replace(verifier.result().report())
+                progress.replace(verifier.result())
             raise
-        progress.replace(verifier.result().report())
+        progress.replace(verifier.result())
     if arguments.v:
         names[arguments.v] = verifier.result()
 
 
 def _step(names: Mapping[str, Any], session: Session, name: str | None) -> Step:
     if name is not None:
-        if not isinstance(names.get(name), FunctionType):
-            found = [one for one, value in names.items() if isinstance(value, FunctionType)]
-            functions = [one for one in found if one[:1] != "_"]
-            hint = did_you_mean(name, functions)
-            raise UsageError(f"%speedkit verify: {name} is no function in this notebook.{hint}")
-        return step_of(names[name])
+        return step_of(find_function(names, name, "%speedkit verify"))
     if session.measured is None:
         raise UsageError(
             "%speedkit verify: which step? Run a %%speedbench cell before, or name a function: "

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from speedkit_jupyter.context import hidden, prepare
@@ -19,6 +20,7 @@ from speedkit_jupyter.measure.examination import Examination
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress, Sampler
+from speedkit_jupyter.measure.standing import Standing, standings
 from speedkit_jupyter.measure.statistics import ERROR
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant, config_of
@@ -74,6 +76,7 @@ class Benchmark:
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
         self._clock: Callable[[], float] = time.perf_counter
+        self._standings: tuple[Standing, ...] = ()
 
     def result(self) -> Comparison:
         """What is known so far."""
@@ -191,7 +194,8 @@ class Benchmark:
         self._sampler = Sampler(runners, self.budget_s, self._throughput, patient, self._clock)
         if warning := self._sampler.too_few():
             yield Progress(0.0, warning)
-        yield from self._sampler.run(self._settled, self._known, self._is_hopeless)
+        for one in self._sampler.run(self._settled, self._known, self._is_hopeless):
+            yield replace(one, known=self._standings)
 
     def _settled(self) -> bool:
         """Every verdict is clear, and precise; to choose by, not to print, less is enough."""
@@ -216,11 +220,9 @@ class Benchmark:
         return dropping.cannot_win(self.result(), record, self._drop)
 
     def _known(self) -> str:
-        """The intervals so far, in words."""
-        result = self.result()
-        found = [(one.name, result.ratio(one)) for one in result.records]
-        words = [f"{n} {r.median:.2f}× [{r.low:.2f}, {r.high:.2f}]" for n, r in found if r]
-        return "; " + ", ".join(words)
+        """Notes the intervals at a look, which progress shows row by row and not in its text."""
+        self._standings = standings(self.result())
+        return ""
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.runner import Runner
+from speedkit_jupyter.measure.standing import Standing
 from speedkit_jupyter.measure.statistics import (
     ERROR,
     LAST_LOOK,
@@ -33,10 +34,13 @@ OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a benchmark is: `done` of the budget (0 to 1), and in words."""
+    """Where a benchmark is: `done` of the budget (0 to 1, less while anything is left), in words,
+    and where each variant stands.
+    """
 
     done: float
     text: str
+    known: tuple[Standing, ...] = ()
 
 
 class Sampler:

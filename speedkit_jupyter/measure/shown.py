@@ -25,7 +25,7 @@ class Shown:
         return json.dumps(self.to_dict(), indent=2)
 
     def report(self) -> Document:
-        """What a notebook shows of it."""
+        """What a notebook shows of it, and what it leaves folded there."""
         from speedkit_jupyter.report.results import report_of
 
         return report_of(self)
@@ -50,9 +50,9 @@ class Shown:
         return file
 
     def __repr__(self) -> str:
-        return self.report().to_text()
+        return self.report().brief().to_text()
 
     def _repr_mimebundle_(
         self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        return self.report()._repr_mimebundle_(include, exclude)
+        return self.report().brief()._repr_mimebundle_(include, exclude)

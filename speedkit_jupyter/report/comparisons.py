@@ -8,13 +8,22 @@ from speedkit_jupyter import machines
 from speedkit_jupyter.measure.accuracy import Accuracy
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import spread
-from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
+from speedkit_jupyter.report.document import Document, Folded, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, operations, ratio, seconds, share, size, word
 
 # An interval wider than this share of its median to both sides says where it begins, and no more.
 LOOSE = 0.5
 
+# So many lines stand under the table; what matters always does.
+SHOWN = 2
+
 TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
+
+
+class Urgent(str):
+    """A line that nobody may overlook."""
+
+    __slots__ = ()
 
 
 def comparison_report(comparison: Comparison) -> Document:
@@ -31,8 +40,9 @@ def comparison_report(comparison: Comparison) -> Document:
         "accuracy",
         "verdict",
     )
-    table = Table(columns, rows, numbers=columns[1:-2])
-    sections = [Section(table), *_plot(comparison), Section(_remarks(comparison))]
+    wraps = ("variant", "95 % interval", "accuracy")
+    table = Table(columns, rows, numbers=columns[1:-2], wraps=wraps)
+    sections = [Section(table), *_plot(comparison), *_remarks(comparison)]
     return Document(_headline(comparison), tuple(sections), comparison.to_dict())
 
 
@@ -141,13 +151,20 @@ def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
     return f"{verdict}: --budget {math.ceil(1.5 * needed)} may settle it"
 
 
-def _remarks(comparison: Comparison) -> str:
-    lines = [line for one in comparison.records for line in _about(comparison, one)]
-    return "\n".join([*_runner_up(comparison), *lines, *_legend(comparison)])
+def _remarks(comparison: Comparison) -> list[Section]:
+    """The two lines that matter most; the others folded."""
+    about = [line for one in comparison.records for line in _about(comparison, one)]
+    lines = [*_runner_up(comparison), *about, *_legend(comparison)]
+    first = [one for one in lines if isinstance(one, Urgent)]
+    ordered = [*first, *(one for one in lines if one not in first)]
+    shown = max(SHOWN, len(first))
+    if len(ordered) <= shown + 1:
+        return [Section("\n".join(ordered))]
+    return [Section("\n".join(ordered[:shown])), Section(Folded("\n".join(ordered[shown:])))]
 
 
 def _about(comparison: Comparison, record: Record) -> list[str]:
-    lines = []
+    lines: list[str] = []
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
@@ -159,13 +176,13 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     lines += _compilations(comparison, record)
     if record.memory is not None and record.memory.reserved_bytes:
         lines.append(f"torch's allocator reserved {size(record.memory.reserved_bytes)}")
-    return [f"{record.name}: {line}" for line in lines]
+    return [type(line)(f"{record.name}: {line}") for line in lines]
 
 
 def _errors(found: Accuracy) -> list[str]:
     """The reason of a verdict; of a rounding one the relative errors beside the baseline's own."""
     if found.reason:
-        return [f"{found.verdict}: {found.reason}"]
+        return [Urgent(f"{found.verdict}: {found.reason}")]
     if found.verdict != "rounding" or found.output_error is None:
         return []
     text = f"output off by {found.output_error:.1g} (baseline {found.baseline_output_error:.1g})"
@@ -194,8 +211,10 @@ def _compilations(comparison: Comparison, record: Record) -> list[str]:
         lines.append(text)
     if seen.limit_reached:
         lines.append(
-            "fell back to plain PyTorch at torch's recompile limit "
-            "(torch._dynamo.config.recompile_limit)"
+            Urgent(
+                "fell back to plain PyTorch at torch's recompile limit "
+                "(torch._dynamo.config.recompile_limit)"
+            )
         )
     return lines
 
@@ -226,8 +245,11 @@ def _legend(comparison: Comparison) -> list[str]:
         lines.append("Dropout was off in the accuracy check: each kernel draws other masks.")
     if comparison.skipped_rounds:
         rounds = count(comparison.skipped_rounds, "round")
-        lines.append(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
+        lines.append(
+            Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
+        )
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
-        lines.append(f"Too few rounds for an interval: --budget {math.ceil(2 * needed)} gives one.")
+        few = f"Too few rounds for an interval: --budget {math.ceil(2 * needed)} gives one."
+        lines.append(Urgent(few))
     return lines

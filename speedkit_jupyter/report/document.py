@@ -58,10 +58,23 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """Lines for those who want them: a brief report says only that they are there."""
+
+    text: str
+
+    @property
+    def summary(self) -> str:
+        """What stands in their place."""
+        number = len(self.text.splitlines())
+        return f"{number} more note{'s' if number > 1 else ''}"
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a report under an optional title."""
 
-    body: Table | Code | Picture | str
+    body: Table | Code | Picture | Folded | str
     title: str = ""
 
 
@@ -72,6 +85,11 @@ class Document:
     headline: str
     sections: tuple[Section, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+    is_brief: bool = False
+
+    def brief(self) -> Document:
+        """The same with what is folded left folded."""
+        return replace(self, is_brief=True)
 
     def and_lines(self, lines: Sequence[str]) -> Document:
         """The same with more lines below."""

@@ -5,6 +5,7 @@ Colours are chosen to be read on white and on near-black; text takes the theme's
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from html import escape
 
@@ -12,6 +13,7 @@ from speedkit_jupyter.report.document import (
     Changed,
     Code,
     Document,
+    Folded,
     Picture,
     Row,
     Section,
@@ -25,9 +27,14 @@ TONES = {
     "quiet": "opacity:.72;",
 }
 FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
-CELL = "padding:3px 12px 3px 0;vertical-align:top;border:0;"
+# Figures of one width, so that a table that is drawn anew each second stands still.
+FIGURES = "font-size:13px;color:inherit;font-variant-numeric:tabular-nums"
+CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
 RULE = "border-bottom:1px solid rgba(128,128,128,.45);"
+# An option is no place to break a line.
+OPTION = re.compile(r"--\w+( \d+)?")
 CHANGED = "background:rgba(56,139,253,.2);border-radius:3px;padding:0 5px;margin-left:-5px"
+FOLDED = 'style="margin:4px 0"'
 CODE = (
     "background:rgba(128,128,128,.12);border-left:3px solid rgba(128,128,128,.5);"
     "padding:6px 10px;margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;"
@@ -38,11 +45,11 @@ CODE = (
 def render(document: Document) -> str:
     """The whole report as one `<div>`."""
     parts = [f'<div style="font-weight:600;margin-bottom:6px">{_text(document.headline)}</div>']
-    parts += [_section(section) for section in document.sections]
+    parts += [_section(section, document.is_brief) for section in document.sections]
     return f'<div class="speedkit" style="{FRAME}">{"".join(parts)}</div>'
 
 
-def _section(section: Section) -> str:
+def _section(section: Section, is_brief: bool) -> str:
     title = (
         f'<div style="font-weight:600;margin:10px 0 2px">{_text(section.title)}</div>'
         if section.title
@@ -57,8 +64,16 @@ def _section(section: Section) -> str:
         source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
         alt = escape(body.text)
         return f'{title}<img alt="{alt}" style="max-width:100%;width:36em" src="{source}">'
-    lines = "".join(f"<div>{_text(line)}</div>" for line in body.splitlines())
-    return f'{title}<div style="margin:4px 0">{lines}</div>'
+    if isinstance(body, Folded):
+        summary = f'<summary style="cursor:pointer;opacity:.8">{_text(body.summary)}</summary>'
+        opened = "" if is_brief else " open"
+        return f"{title}<details{opened} {FOLDED}>{summary}{_lines(body.text)}</details>"
+    return title + _lines(body)
+
+
+def _lines(text: str) -> str:
+    lines = "".join(f"<div>{_text(line)}</div>" for line in text.splitlines())
+    return f'<div style="margin:4px 0">{lines}</div>'
 
 
 def _coloured(code: Code) -> str:
@@ -83,36 +98,42 @@ def _coloured(code: Code) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(
-        f'<th scope="col" style="{CELL}{RULE}{_align(table, name)}">{_text(name)}</th>'
+        f'<th scope="col" style="{CELL}{RULE}text-align:{_side(table, name)};'
+        f'vertical-align:bottom">{_text(name).replace("-", "&#8209;")}</th>'
         for name in table.columns
     )
     rows = "".join(_row(table, row) for row in table.rows)
     return (
         '<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:2px 0;'
-        f'font-size:13px;color:inherit"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        f'{FIGURES}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 
 def _row(table: Table, row: Row) -> str:
     cells = "".join(
-        f'<td style="{CELL}{_align(table, name)}">{_cell(cell)}</td>'
+        f'<td style="{CELL}{_align(table, name)}">{_cell(cell, name in table.wraps)}</td>'
         for name, cell in zip(table.columns, row.cells, strict=True)
     )
     return f'<tr style="{TONES[row.tone] or "background:transparent;"}">{cells}</tr>'
 
 
-def _cell(cell: str) -> str:
+def _cell(cell: str, wraps: bool) -> str:
+    """Where it wraps, names as `bf16+channels_last` break too."""
     if not isinstance(cell, Changed):
-        return _text(cell)
+        text = OPTION.sub(r'<span style="white-space:nowrap">\g<0></span>', _text(cell))
+        return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to ") if wraps else text
     return f'<strong class="speedkit-changed" style="{CHANGED}">{_text(cell)}</strong>'
 
 
 def _align(table: Table, name: str) -> str:
-    """Numbers to the right; the last column, which explains, breaks into lines."""
+    """The last column, which explains, breaks into lines."""
     wraps = "normal" if name == table.columns[-1] or name in table.wraps else "nowrap"
-    side = "right" if name in table.numbers else "left"
-    return f"text-align:{side};white-space:{wraps};"
+    return f"text-align:{_side(table, name)};white-space:{wraps};"
+
+
+def _side(table: Table, name: str) -> str:
+    """Numbers stand at the right."""
+    return "right" if name in table.numbers else "left"
 
 
 def _text(text: str) -> str:

@@ -17,6 +17,7 @@ from speedkit_jupyter.report.document import (
     Changed,
     Code,
     Document,
+    Folded,
     Picture,
     Row,
     Section,
@@ -108,7 +109,7 @@ def result_report(result: Any) -> Document:
     """A result for the panel: drawn now, since a search would keep its model alive."""
     from speedkit_jupyter.measure.comparison import Comparison
 
-    document: Document = result.report()
+    document: Document = result.report().brief()
     if isinstance(result, Comparison):
         document = _shortened(document, result)
     sections = tuple(replace(one, body=_drawn(one.body)) for one in document.sections)
@@ -173,11 +174,14 @@ def _shortened(document: Document, comparison: Comparison) -> Document:
         if isinstance(body, Table):
             kept = [number for number, name in enumerate(body.columns) if name in SHORT]
             rows = tuple(replace(r, cells=tuple(r.cells[i] for i in kept)) for r in body.rows)
-            table = Table(tuple(body.columns[i] for i in kept), rows, body.numbers)
+            columns = tuple(body.columns[i] for i in kept)
+            table = Table(columns, rows, body.numbers, columns[:1])
             sections += [*_picture(comparison), Section(table)]
-        elif isinstance(body, str):
-            lines = [line for line in body.splitlines() if line.startswith(about)]
-            sections += [Section("\n".join(lines))] if lines else []
+        elif isinstance(body, str | Folded):
+            text = body if isinstance(body, str) else body.text
+            lines = "\n".join(line for line in text.splitlines() if line.startswith(about))
+            kept_lines = lines if isinstance(body, str) else Folded(lines)
+            sections += [Section(kept_lines)] if lines else []
     return replace(document, sections=tuple(sections))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from speedkit_jupyter.report.document import Code, Document, Picture, Section, Table
+from speedkit_jupyter.report.document import Code, Document, Folded, Picture, Section, Table
 
 GAP = "  "
 # Without a terminal (a saved notebook, a pipe) this many columns.
@@ -17,19 +17,22 @@ def render(document: Document) -> str:
     width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
     parts = ["\n".join(textwrap.wrap(document.headline, width))]
     shown = [one for one in document.sections if not isinstance(one.body, Picture)]
-    parts += [_section(section, width) for section in shown]
+    parts += [_section(section, width, document.is_brief) for section in shown]
     return "\n\n".join(parts)
 
 
-def _section(section: Section, width: int) -> str:
+def _section(section: Section, width: int, is_brief: bool) -> str:
     body = section.body
     if isinstance(body, Table):
         text = _table(body, width)
     elif isinstance(body, Code):
         text = body.text if body.language else textwrap.indent(body.text, "    ")
+    elif isinstance(body, Folded) and is_brief:
+        text = f"… {body.summary}: the result's report() has all"
     else:
-        assert isinstance(body, str)
-        text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())
+        assert isinstance(body, str | Folded)
+        lines = body if isinstance(body, str) else body.text
+        text = "\n".join(textwrap.fill(line, width) for line in lines.splitlines())
     return f"{section.title}\n{text}" if section.title else text
 
 

@@ -56,7 +56,11 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
         ]
     }
     headline = count(len(plans), "learned plan")
-    return Document(headline, (Section(Table(columns, rows, columns[:1])), Section(note)), data)
+    return Document(
+        headline,
+        (Section(Table(columns, rows, columns[:1], wraps=columns[1:5])), Section(note)),
+        data,
+    )
 
 
 def _learned(one: Learned) -> Row:

@@ -186,7 +186,7 @@ class Search:
                 for one in run:
                     done = 1 - max(self._end - time.perf_counter(), 0.0) / self.budget_s
                     paused = time.perf_counter()
-                    yield Progress(min(done, 1.0), f"{title}: {one.text}")
+                    yield Progress(min(done, 1.0), f"{title}: {one.text}", one.known)
                     self._end += time.perf_counter() - paused  # the time of whoever drains this
         finally:
             comparison = benchmark.result()

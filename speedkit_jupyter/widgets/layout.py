@@ -87,7 +87,7 @@ class Parts:
         bar.layout.margin = "8px 0 0 0"
         below = [more, bar, self.progress, self.status]
         column = w.VBox([*(one.widget for one in main), *below])
-        column.layout = _column("1 1 330px", "430px")
+        column.layout = _column("1 1 380px", "430px")
         return column.add_class(COLUMN)
 
 

@@ -14,6 +14,7 @@ from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.preview import Preview
 from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.live import live_report
 from speedkit_jupyter.report.panels import as_code, panel_report, state_report
 from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import controls
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # Front ends draw each update; more than this many a second only cost time.
 INTERVAL_S = 0.2
+# While it runs something is left, also where the budget is spent.
+ALMOST = 0.97
 
 
 class Panel:
@@ -163,10 +166,11 @@ class Panel:
         choice = self._choice
         self.buttons["Stop"].disabled = not choice.busy
         self.progress.layout.display = None if choice.busy else "none"
-        text = choice.message
+        text, table = choice.message, ""
         if choice.busy and choice.run is not None:
-            self.progress.value = choice.run.progress.done
+            self.progress.value = min(choice.run.progress.done, ALMOST)
             text = choice.run.progress.text
+            table = live_report(choice.run.progress).to_html()
         elif not text and choice.run is not None and choice.run.state == "stopped":
             text = "Stopped; what was measured until then:" if choice.report else "Stopped."
         elif not text and choice.report is None and choice.measured:
@@ -174,6 +178,8 @@ class Panel:
             text = f"{takes}: {choice.measured}"
         self.status.value = (
             f'<div role="status" aria-live="polite" style="line-height:1.4">{escape(text)}</div>'
+            if not table
+            else f'<div role="status">{table}</div>'
         )
 
     def _show_gone(self, why: str) -> None:

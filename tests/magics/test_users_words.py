@@ -148,6 +148,24 @@ def test_verify_names_model_and_step(shell):
     assert "`model` in `train`: bf16: " in " ".join(shown.split())
 
 
+def test_a_method_is_a_step_and_what_is_none_is_one_line(shell):
+    shell.run(
+        "class Trainer:\n    def step(self):\n        loss = loss_fn(model(x), y)\n"
+        "        loss.backward()\n        optimizer.step()\n        optimizer.zero_grad()\n"
+        "trainer = Trainer()"
+    )
+    shown = shell.run("%speedkit verify --step trainer.step --plan bf16 --steps 2")
+    assert "`model` in `trainer.step`" in " ".join(shown.split())
+    for command in ("verify", "panel"):
+        for step, words in (
+            ("x", "no function but of class Tensor"),
+            ("trainer.stop", "has no attribute 'stop'"),
+        ):
+            error = shell.fails(f"%speedkit {command} --step {step}")
+            assert isinstance(error, UsageError)
+            assert words in str(error)
+
+
 @pytest.mark.parametrize("name", ["class", "1x", "a.b", "for"])
 def test_no_result_gets_a_name_that_python_keeps(shell, name):
     for line in (f"%speedkit verify -v {name}", f"%%speedbench -v {name}\n1"):

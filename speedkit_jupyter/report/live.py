@@ -1,0 +1,62 @@
+"""A measurement that runs: a line, and a table that keeps its place and its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.measure.standing import Standing
+from speedkit_jupyter.report.document import Document, Row, Section, Table, Tone
+from speedkit_jupyter.report.units import ratio
+
+WIDTH = 24
+COLUMNS = ("variant", "speed-up", "95 % interval", "state")
+TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
+BLANK = "–"
+
+
+def live_report(progress: Progress, title: str = "") -> Document:
+    """What notebooks and the panel show; without a title the bar is somebody else's."""
+    sections = [Section(table) for table in _tables(progress.known)]
+    if not title:
+        return Document(progress.text, tuple(sections))
+    line = Section(progress.text)
+    return Document(f"{bar(progress.done)} {title}", (line, *sections))
+
+
+def live_line(progress: Progress, title: str) -> str:
+    """The same in one line of a terminal: with the best so far."""
+    best = max(
+        (one for one in progress.known if one.state == "faster"),
+        key=lambda one: one.speedup or 0.0,
+        default=None,
+    )
+    ahead = "" if best is None or best.speedup is None else f"; {best.name} {ratio(best.speedup)}"
+    return f"{bar(progress.done)} {title}: {progress.text}{ahead}"
+
+
+def waiting(progress: Progress, names: Sequence[str]) -> Progress:
+    """With a row for each variant before anything is known, so that the table grows no more."""
+    if progress.known or len(names) < 2:
+        return progress
+    state = "measuring" if progress.done > 0 else "waiting"
+    rows = tuple(Standing(name, None, None, None, state) for name in names)
+    return replace(progress, known=rows)
+
+
+def bar(done: float) -> str:
+    """`██████░░░░`; never full, since something is left."""
+    filled = min(round(done * WIDTH), WIDTH - 1)
+    return f"{'█' * filled}{'░' * (WIDTH - filled)}"
+
+
+def _tables(known: Sequence[Standing]) -> list[Table]:
+    rows = tuple(_row(one) for one in known)
+    return [Table(COLUMNS, rows, numbers=COLUMNS[1:3], wraps=COLUMNS[:1])] if rows else []
+
+
+def _row(one: Standing) -> Row:
+    between = BLANK if one.low is None or one.high is None else f"{one.low:.2f}× to {one.high:.2f}×"
+    gain = BLANK if one.speedup is None else f"{one.speedup:.2f}×"
+    return Row((one.name, gain, between, one.state), TONES.get(one.state, "plain"))

@@ -1,0 +1,88 @@
+"""At the widths that JupyterLab gives: nothing is squeezed, wraps badly or is cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+%load_ext speedkit_jupyter
+import torch
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+x, y = torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
+
+def train_step():
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+PANEL = "%speedkit panel model --step train_step"
+# The reasons' column, and whether each control's buttons stand in one line; None until it is drawn.
+LOOKS = """() => {
+  const panel = document.querySelector('.speedkit-panel');
+  const tables = [...panel.querySelectorAll('table')];
+  const why = tables.length && tables[tables.length - 1].querySelector('th:last-child');
+  if (!why || panel.clientWidth < 100) return null;
+  const every = [...panel.querySelectorAll('.widget-toggle-buttons')];
+  const shown = every.filter(one => one.clientWidth);
+  const wrapped = shown.filter(one => new Set([...one.querySelectorAll('button')].map(
+    button => Math.round(button.getBoundingClientRect().top))).size > 1);
+  const edge = panel.getBoundingClientRect().right + 1;
+  const cut = [...panel.querySelectorAll('button, th, td')].filter(
+    one => one.clientWidth && one.getBoundingClientRect().right > edge);
+  return {panel: panel.clientWidth, why: why.clientWidth, wrapped: wrapped.length, cut: cut.length};
+}"""
+
+
+@pytest.mark.parametrize("width", [600, 790, 980, 1200])
+def test_reasons_have_room_and_toggles_do_not_wrap(open_notebook, width):
+    page = open_notebook(SETUP, PANEL, width=width)
+    page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")
+    page.locator(".speedkit-panel table").first.wait_for(timeout=90_000)
+    page.wait_for_function(f"() => ({LOOKS})() !== null")
+    page.wait_for_timeout(500)
+    looks = page.evaluate(LOOKS)
+    assert looks["why"] > 0.35 * min(looks["panel"], 600), looks
+    assert looks["wrapped"] == 0, looks
+    assert looks["cut"] == 0, looks
+
+
+LEARNED = """
+from speedkit_jupyter import Facts, plan
+from speedkit_jupyter.measure.statistics import Ratio
+from speedkit_jupyter.tuning import learning
+task = learning.Task("Sequential", ("16x3x224x224 float32", "16 int64"), trains=True)
+name = "bf16+channels_last+fused_optimizer+sdpa:math"
+learning.keep("setting", task, plan(facts=Facts.read(model)), {"precision": "bf16"}, name,
+              Ratio(1.25, 1.2, 1.31, 50))
+%speedkit tuned
+"""
+
+
+def test_the_learned_table_is_not_cut_off(open_notebook):
+    page = open_notebook(SETUP, LEARNED, width=790)
+    page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")
+    table = page.locator(".speedkit table").last
+    table.wait_for(timeout=90_000)
+    page.wait_for_timeout(500)
+    inside = "one => one.scrollWidth <= one.parentElement.clientWidth + 1"
+    assert table.evaluate(inside), table.evaluate("one => [one.scrollWidth, one.outerHTML]")
+
+
+def test_progress_is_a_table_that_ends_as_the_result_in_its_place(open_notebook):
+    bench = "%%speedbench --compare baseline,bf16,channels_last --budget 6\ntrain_step()"
+    page = open_notebook(SETUP, bench, width=790)
+    page.get_by_text("3 variants").wait_for(timeout=90_000)
+    shown = page.locator(".speedkit table")
+    shown.wait_for(timeout=90_000)
+    assert shown.locator("tbody tr").count() == 3
+    page.get_by_text("more notes").wait_for(timeout=90_000)
+    assert page.locator(".speedkit table").count() == 1
+    assert page.get_by_text("Median time of one step").is_hidden()
+    page.get_by_text("more notes").click()
+    page.get_by_text("Median time of one step").wait_for()

@@ -1,0 +1,153 @@
+"""Progress as rows that keep their place, and reports that leave open what matters."""
+
+from __future__ import annotations
+
+import pytest
+
+from speedkit_jupyter.measure.accuracy import Accuracy
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.measure.standing import Standing, standings
+from speedkit_jupyter.measure.variants import parse
+from speedkit_jupyter.report.comparisons import comparison_report
+from speedkit_jupyter.report.document import Document, Folded, Row, Section, Table
+from speedkit_jupyter.report.live import bar, live_line, live_report, waiting
+
+
+def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
+    times = [0.01 * factor * (1 + i % 5 / 100) for i in range(rounds)]
+    return Record(name, times, 0.5, **more)
+
+
+def test_every_variant_has_its_standing_in_a_word():
+    wrong = Accuracy("wrong", reason="its outputs are off")
+    found = standings(
+        Comparison(
+            (
+                record("baseline", 1),
+                record("fast", 0.7),
+                record("slow", 1.4),
+                record("close", 1.0),
+                record("wrong", 0.5, accuracy=wrong),
+                record("gone", 3.0, rounds=9),
+                Record("broken", failure="RuntimeError: no"),
+                Record("unseen"),
+                Record("same", same_as_baseline=True),
+            ),
+            {},
+            10,
+        )
+    )
+    assert {one.name: one.state for one in found} == {
+        "baseline": "baseline",
+        "fast": "faster",
+        "slow": "slower",
+        "close": "same",
+        "wrong": "wrong",
+        "gone": "left the rounds",
+        "broken": "failed",
+        "unseen": "waiting",
+        "same": "changes nothing",
+    }
+    fast = found[1]
+    assert fast.low is not None
+    assert fast.low <= fast.speedup <= fast.high
+
+
+def test_two_rounds_have_no_interval_yet():
+    few = Comparison((record("baseline", 1, rounds=2), record("auto", 0.5, rounds=2)), {}, 10)
+    assert standings(few)[1].state == "measuring"
+    assert standings(few)[1].low is None
+
+
+def test_a_benchmark_tells_its_standings_row_by_row_and_never_that_all_is_done():
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    x = torch.rand(2, 4)
+
+    def step():
+        model(x).sum().backward()
+
+    seen = list(Benchmark(step_of(step), parse("baseline,channels_last,bf16"), 1.0).run())
+    rows = [one.known for one in seen if one.known]
+    assert rows
+    assert [one.name for one in rows[-1]] == ["baseline", "channels_last", "bf16"]
+    assert all("[" not in one.text for one in seen), "intervals stand in rows, not in the text"
+
+
+KNOWN = (
+    Standing("baseline", None, None, None, "baseline"),
+    Standing("bf16", 1.5, 1.4, 1.6, "faster"),
+    Standing("auto", 1.234, 1.2, 1.3, "faster"),
+)
+
+
+def test_the_table_has_the_same_rows_from_the_first_second_on():
+    names = [one.name for one in KNOWN]
+    first = live_report(waiting(Progress(0.0, "warming up"), names), "3 variants").to_text()
+    last = live_report(waiting(Progress(0.5, "round 9", KNOWN), names), "3 variants").to_text()
+    for text in (first, last):
+        assert [one.split()[0] for one in text.splitlines()[-3:]] == names
+    assert len(first.splitlines()) == len(last.splitlines())
+    assert "1.40× to 1.60×" in last
+    assert "waiting" in first
+
+
+def test_in_a_terminal_it_is_one_line_with_the_best_so_far():
+    line = live_line(Progress(0.5, "round 9", KNOWN), "3 variants")
+    assert "\n" not in line
+    assert line.endswith("3 variants: round 9; bf16 1.50×")
+
+
+@pytest.mark.parametrize("done", [0.0, 0.3, 0.99, 1.0, 7.0])
+def test_the_bar_is_never_full_while_it_runs(done):
+    assert bar(done).endswith("░")
+    assert len(bar(done)) == len(bar(0.0))
+
+
+# --- two lines that matter ---
+
+
+def test_two_lines_stand_open_and_the_rest_is_folded():
+    records = [record("baseline", 1)]
+    for name in ("a", "b", "c"):
+        notes = {"sdpa": "declined: no", "compile": "declined: no"}
+        records.append(record(name, 0.8, notes=notes, applied={"precision": "bf16"}))
+    report = comparison_report(Comparison(tuple(records), {}, 10))
+    brief, whole = report.brief().to_text(), report.to_text()
+    assert "more notes: the result's report() has all" in brief
+    assert brief.count("declined") < whole.count("declined") == 6
+    assert "Median time of one step" in whole
+    assert "Median time of one step" not in brief
+    assert "<details style" in report.brief().to_html()
+    assert "<details open style" in report.to_html()
+    assert "<details open style" in report.to_page()
+
+
+def test_a_wrong_variant_is_never_folded_away():
+    records = [record("baseline", 1)]
+    for name in "abcdef":
+        wrong = Accuracy("wrong", reason=f"{name} is off")
+        records.append(record(name, 0.8, accuracy=wrong, applied={"precision": "bf16"}))
+    brief = comparison_report(Comparison(tuple(records), {}, 10)).brief().to_text()
+    for name in "abcdef":
+        assert f"{name} is off" in brief
+
+
+def test_a_result_prints_brief_and_its_report_whole():
+    notes = dict.fromkeys(("sdpa", "compile", "tf32"), "declined: no")
+    found = Comparison((record("baseline", 1), record("a", 0.8, notes=notes)), {}, 10)
+    assert "more notes" in repr(found)
+    assert "more notes" not in repr(found.report())
+    assert "<details style" in found._repr_mimebundle_()["text/html"]
+
+
+def test_wide_tables_break_where_a_reader_would():
+    table = Table(("plan", "why"), (Row(("bf16+compile", "with --budget 30 more")),), (), ("plan",))
+    html = Document("", (Section(table), Section(Folded("<b>")))).to_html()
+    assert "bf16+<wbr>compile" in html
+    assert '<span style="white-space:nowrap">--budget 30</span>' in html
+    assert "<b>" not in html
