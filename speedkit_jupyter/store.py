@@ -19,6 +19,9 @@ from typing import Any
 
 from speedkit_jupyter.exceptions import SpeedKitError
 
+# How results and plans are found, not the package's version: it is raised where what an earlier
+# engine found can't be trusted or compared. Before 2 it was not written down.
+ENGINE = 2
 # A folder of the user's choice in place of the platform's own.
 FOLDER = "SPEEDKIT_DATA"
 # Another kernel's write takes milliseconds; longer than this means that something hangs.
@@ -50,6 +53,11 @@ class Saved:
     saved_at: datetime.datetime
     result: Mapping[str, Any]
 
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier engine found it."""
+        return self.result.get("engine") != ENGINE
+
 
 @dataclass(frozen=True)
 class Learned:
@@ -65,6 +73,11 @@ class Learned:
     learned_at: datetime.datetime
     plan: Mapping[str, Any]
 
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier engine found it: it is listed, and not used."""
+        return self.plan.get("engine") != ENGINE
+
 
 def folder() -> Path:
     """Where the database lies."""
@@ -79,7 +92,7 @@ def save(name: str, result: Mapping[str, Any]) -> None:
     with _database() as database:
         database.execute(
             "INSERT INTO results (name, saved_at, result) VALUES (?, ?, ?)",
-            (name, _now(), json.dumps(result)),
+            (name, _now(), json.dumps({**result, "engine": ENGINE})),
         )
 
 
@@ -108,7 +121,7 @@ def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
     with _database() as database:
         database.execute(
             "INSERT OR REPLACE INTO plans (setting, task, learned_at, plan) VALUES (?, ?, ?, ?)",
-            (setting, task, _now(), json.dumps(plan)),
+            (setting, task, _now(), json.dumps({**plan, "engine": ENGINE})),
         )
 
 

@@ -222,7 +222,6 @@ def speedbench_parser() -> Parser:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--objective", choices=("time", "memory"))
     parser.add_argument("--steps", type=_whole_number, metavar="NUMBER")
-    parser.add_argument("--paranoid", action="store_true")
     parser.add_argument("--throughput", action="store_true")
     parser.add_argument("-n", type=int, metavar="LOOPS")
     for option, metavar in (("-r", "RUNS"), ("-p", "DIGITS")):

@@ -18,7 +18,7 @@ def test_it_says_what_to_do_and_applies_nothing(shell):
     assert all(map(torch.equal, before, shell.names["model"].parameters()))
     assert "loss" not in shell.names
     tried = {one.name for one in tuning.rejected} | {tuning.winner.name}
-    assert {"channels_last", "fused_optimizer", "compile"} & tried
+    assert any("channels_last" in name for name in tried)
     for context in tuning.apply():
         assert context.active
         context.restore()
@@ -58,7 +58,7 @@ def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(shell):
     tuning = shell.names["tuning"]
     if not tuning.helped:  # nothing pays on this machine today: then nothing is applied
         assert "ctx" not in shell.names
-        assert store.learned() == []
+        assert all(one.plan["values"] == {} for one in store.learned())
         return
     assert shell.names["ctx"].active
     assert {d.source for d in shell.names["ctx"].plan if d.active} == {"measured"}
