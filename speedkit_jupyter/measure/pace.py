@@ -91,7 +91,8 @@ class Pace:
         """Beside the rounds, which come first; where there is none, that is said."""
         steps_s = 2 * sum(one.fastest_s for one in runners) + 2 * runners[0].fastest_s
         left_s = self.budget.left_s - self._rounds_s(runners)
-        has = steps_s <= max(left_s, SHORT_CHECK_S)
+        anyway_s = LEAST_S if self.budget.seconds < LEAST_S else SHORT_CHECK_S
+        has = steps_s <= max(left_s, anyway_s)
         if not has:
             note = "memory and limits were left out, since the budget is short"
             runners[0].record.notes["limits"] = note

@@ -37,15 +37,14 @@ class Part:
     @property
     def is_clear(self) -> bool:
         """Whether more rounds could change nothing: proven, or known to be worth too little."""
-        least = max(self.least, 1 + SAME)
-        return self.is_proven or (self.ratio is not None and self.ratio.high < least)
+        return self.is_proven or (self.ratio is not None and self.ratio.high < self.least)
 
     @property
     def least(self) -> float:
         """What it has to bring: what lowers precision more than what does not."""
         if self.name == "compile":
             return WORTH_COMPILING
-        return WORTH_IT if self.name in LOWERING else 1.0
+        return WORTH_IT if self.name in LOWERING else 1 + SAME
 
 
 def plans(whole: Candidate) -> list[Candidate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 
 from speedkit_jupyter.measure.comparison import Comparison, Record
@@ -92,7 +93,10 @@ class Proof:
 
     def _why_unclear(self, comparison: Comparison, record: Record) -> str:
         """Why the rounds say neither yes nor no; empty where they say no."""
-        value = self.stages.value(comparison, record)
+        value, ratio = self.stages.value(comparison, record), comparison.ratio(record)
+        if ratio is None or math.isinf(ratio.high):
+            told = comparison.verdict(record) in ("failed", "wrong")
+            return "" if told else f"too few rounds for {record.name}; {self.stages.more()}"
         if scoring.is_clearly_no_gain(comparison, record) or 0 < value <= 1:
             return ""
         if comparison.verdict(record) in ("failed", "wrong"):

@@ -19,9 +19,11 @@ from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
 # Steps that a search needs for a clear answer.
 ENOUGH_STEPS = 120
 # So many candidates race at once; a candidate takes so long however short the step is.
-MOST_CANDIDATES, CANDIDATE_S = 16, 0.06
+MOST_CANDIDATES, CANDIDATE_S = 10, 0.06
+# The step that was looked at was the fastest of some; in a race it takes longer.
+SLOWER = 1.5
 # A race may take so many times its share; this part of what is left is always the proof's.
-OVERTIME, PROOF = 1.6, 0.25
+OVERTIME, PROOF = 1.5, 0.35
 BASELINE = Candidate({})
 
 
@@ -104,7 +106,7 @@ class Stages:
         """How many more candidates a race of this share of the budget can take."""
         seconds = min(share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
         again = 2 if self.step_s <= LONG_S else 1  # a short step has an untimed one before it
-        least_s = max(self.step_s * (APART + again * RACE_ROUNDS), CANDIDATE_S)
+        least_s = max(SLOWER * self.step_s * (APART + again * RACE_ROUNDS), CANDIDATE_S)
         others_s = REFERENCE * self.step_s + (1 + len(known)) * least_s
         return max(min(int((seconds - others_s) / least_s), MOST_CANDIDATES), 0)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, store, tune
 from speedkit_jupyter.context import in_force
+from speedkit_jupyter.measure.functions import step_of
 
 
 @pytest.fixture
@@ -96,6 +97,20 @@ def test_a_part_stays_only_where_leaving_it_out_costs_something(made_time, fused
     assert ("fused" in tuning.winner.name) is stays
     assert "channels_last" in tuning.winner.name
     assert all(ratio.low > 1 for _, ratio in tuning.parts())
+
+
+def test_too_few_rounds_for_the_proof_are_no_answer(made_time):
+    from speedkit_jupyter.measure.comparison import Comparison, Record
+    from speedkit_jupyter.tuning.proof import Proof
+    from speedkit_jupyter.tuning.search import Search
+
+    network = nn.Linear(8, 2)
+    x = torch.rand(4, 8)
+    search = Search(step_of(lambda: network(x)), 10.0)
+    for times in ([1.1], [0.9] * 3):
+        comparison = Comparison((Record("baseline", [1.0] * 3), Record("bf16", times)), {}, 1.0)
+        why = Proof(search._stages)._why_unclear(comparison, comparison.records[1])
+        assert why.startswith("too few rounds for bf16")
 
 
 def test_what_lowers_precision_stays_only_where_it_is_worth_it(made_time):
