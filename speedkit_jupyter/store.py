@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from speedkit_jupyter import stored_rows
 from speedkit_jupyter.exceptions import SpeedKitError, is_text
+from speedkit_jupyter.stored_rows import ENGINE as ENGINE
 from speedkit_jupyter.stored_rows import Learned as Learned
 from speedkit_jupyter.stored_rows import Saved as Saved
 
@@ -66,7 +67,7 @@ def save(name: str, result: Mapping[str, Any]) -> None:
     with _database() as database:
         database.execute(
             "INSERT INTO results (name, saved_at, result) VALUES (?, ?, ?)",
-            (name, _now(), json.dumps(result)),
+            (name, _now(), json.dumps({**result, "engine": ENGINE})),
         )
 
 
@@ -97,7 +98,7 @@ def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
     with _database() as database:
         database.execute(
             "INSERT OR REPLACE INTO plans (setting, task, learned_at, plan) VALUES (?, ?, ?, ?)",
-            (setting, task, _now(), json.dumps(plan)),
+            (setting, task, _now(), json.dumps({**plan, "engine": ENGINE})),
         )
 
 

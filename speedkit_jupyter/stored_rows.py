@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 # A number that is shown or divided by; what is not measured yet is None.
 Figure = FiniteFloat | None
+# How results and plans are found, not the package's version: it is raised where what an earlier
+# engine found can't be trusted or compared. Before 2 it was not written down.
+ENGINE = 2
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class Saved:
     name: str
     saved_at: datetime.datetime
     result: Mapping[str, Any]
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier engine found it."""
+        return self.result.get("engine") != ENGINE
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,11 @@ class Learned:
     task: str
     learned_at: datetime.datetime
     plan: Mapping[str, Any]
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier engine found it: it is listed, and not used."""
+        return self.plan.get("engine") != ENGINE
 
 
 class _Shape(BaseModel):

@@ -185,7 +185,7 @@ def speedbench_parser() -> Parser:
     parser = Parser("%%speedbench")
     plans = "compare plans: baseline, current, auto, words as bf16+compile, YAML files, saved names"
     parser.add_argument("--compare", metavar="NAMES", help=plans)
-    budget = "for the rounds of a comparison (10) or a search (60)"
+    budget = "for all but compiling (10, for a search 60, or more where a step is long)"
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
     models = "the models that get the plans; without it those that the cell uses"
     parser.add_argument("--model", type=_names, action="extend", metavar="NAMES", help=models)
@@ -215,7 +215,6 @@ SWITCHES = {
     "--tune": "search the fastest safe plan for this cell",
     "--apply": "with --tune: put it into force, a plan that is known at once",
     "--fresh": "with --tune: search although a plan is known",
-    "--paranoid": "await the device after each step, as without it",
     "--throughput": "await the device only after blocks of steps",
     "-q": "show nothing",
     "-o": "return the result",

@@ -38,7 +38,6 @@ from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
 
 TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")
-BUDGET_S, TUNE_BUDGET_S = 10.0, 60.0
 DIGITS = 3
 
 
@@ -91,12 +90,10 @@ def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str)
     if setup and arguments.compare.endswith(","):
         raise UsageError(f"%%speedbench: --compare takes commas without spaces (before {setup!r})")
     _refuse_setup(setup)
-    if arguments.paranoid and arguments.throughput:
-        raise UsageError("%%speedbench: --paranoid or --throughput, not both")
     return Benchmark(
         _step(shell, cell, arguments),
         parse(arguments.compare),
-        BUDGET_S if arguments.budget is None else arguments.budget,
+        arguments.budget,
         throughput=arguments.throughput,
         check=arguments.check or (),
         command=command,
@@ -108,10 +105,9 @@ def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
     _refuse(arguments, ("compare", "check", "throughput", "save"), "to a comparison, not to --tune")
     _refuse(arguments, TIMEIT_OPTIONS, "to timing without --tune")
     _refuse_setup(setup)
-    budget_s = TUNE_BUDGET_S if arguments.budget is None else arguments.budget
     step = _step(shell, cell, arguments)
     objective = arguments.objective or "time"
-    return Search(step, budget_s, arguments.steps, objective, arguments.fresh)
+    return Search(step, arguments.budget, arguments.steps, objective, arguments.fresh)
 
 
 def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:
@@ -131,7 +127,7 @@ def _refuse_setup(setup: str) -> None:
 
 def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Timer:
     """Without --compare: the cell as it stands, with a plan in force if there is one."""
-    _refuse(arguments, ("check", "paranoid", "throughput"), "to a comparison: add --compare")
+    _refuse(arguments, ("check", "throughput"), "to a comparison: add --compare")
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
     step = _step(shell, cell, arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,12 +11,15 @@ from typing import Any
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.facts import has_lazy_parameters
-from speedkit_jupyter.measure import dropping, memory, warming
+from speedkit_jupyter.measure import clock, dropping, memory, warming
+from speedkit_jupyter.measure.accuracy import Accuracy
+from speedkit_jupyter.measure.budget import OVERHEAD_S, Budget
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.examination import Examination
 from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.pace import Pace
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress, Sampler
 from speedkit_jupyter.measure.standing import Standing, standings
@@ -28,29 +30,35 @@ from speedkit_jupyter.measure.variants import Variant, config_of
 # A search goes on once its intervals are as narrow as this share of the median, and ends once that
 # of its proof is.
 ENOUGH_TO_CHOOSE, ENOUGH_TO_CONFIRM = 0.08, 0.05
+# Without a budget of the user's it takes so long, or more where a step is long.
+DEFAULT_S = 10.0
+# Warming up takes at most this part of the budget.
+WARM_UP_SHARE = 10
 
 
 class Benchmark:
     """Measures a step under several variants. Drain `run()`, then read `result()`.
 
-    `budget_s` are the seconds for the rounds, after warm-up. The device is synchronized around
-    each step, or with `throughput` only around blocks of steps. `check` names what the step
-    leaves in its namespace for the accuracy check, in place of what backward ran on;
-    `drop` takes variants out of the rounds: `far` those that are far slower in each of the first
-    ones, `slower` also those that are known to gain nothing worth it, `beaten` also those that
-    another one is known to beat; with the last two, which choose and prove nothing, less
-    precision is enough, and limits are not measured. The rounds end when the verdicts of
-    the `decisive` variants (all, without) are clear. They compare with the variant `against`,
-    where it works, in place of the first one, which only accuracy is judged by then. Whatever
-    happens,
-    models, optimizers, random generators and names end as they began. Raises StepError.
+    `budget_s` are the seconds for all of it, without what compiling takes: where they are short,
+    fewer variants are measured, and less is examined. None is enough for a clear answer. The
+    device is synchronized around each step, or with `throughput` only around blocks of steps.
+    `check` names what the step leaves in its namespace for the accuracy check, in place of what
+    backward ran on; `drop` takes variants out of the rounds: `far` those that are far slower in
+    each of the first ones, `slower` also those that are known to gain nothing worth it, `beaten`
+    also those that another one is known to beat, `race` those that fall behind; with the last
+    three, which choose and prove nothing, less precision is enough, and limits are not measured.
+    The rounds end when the verdicts of the `decisive` variants (all, without) are clear, or where
+    `settled` says so. They
+    compare with the variant `against`, where it works, in place of the first one, which only
+    accuracy is judged by then. Whatever happens, models, optimizers, random generators and names
+    end as they began. Raises StepError.
     """
 
     def __init__(
         self,
         step: Step,
         variants: Sequence[Variant],
-        budget_s: float = 10.0,
+        budget_s: float | None = None,
         *,
         throughput: bool = False,
         check: Sequence[str] = (),
@@ -58,25 +66,35 @@ class Benchmark:
         drop: Drop = "",
         decisive: Sequence[str] = (),
         against: str = "",
+        settled: Callable[[Comparison], bool] | None = None,
     ) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
         if any(map(has_lazy_parameters, (*step.models, *step.bystanders))):
             raise StepError("lazy layers have no shape yet: run one forward pass before")
+        self._grows = budget_s is None
+        budget_s = DEFAULT_S if budget_s is None else budget_s
         if not budget_s > 0 or math.isinf(budget_s):
             raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
         self._drop, self._decisive, self._against = drop, tuple(decisive), against
-        self._chooses = drop in ("slower", "beaten")
+        self._is_settled = settled
+        self._chooses = drop in ("slower", "beaten", "race")
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
-        self._clock: Callable[[], float] = time.perf_counter
         self._standings: tuple[Standing, ...] = ()
+        self._fallen: tuple[int, list[Record]] = (0, [])
+        self._pace = Pace(self.budget_s)
+
+    @property
+    def budget(self) -> Budget:
+        """What it goes by; a default one grows with the step."""
+        return self._pace.budget
 
     def result(self) -> Comparison:
         """What is known so far."""
@@ -84,7 +102,7 @@ class Benchmark:
         return Comparison(
             tuple(self._records),
             self._environment,
-            self.budget_s,
+            self.budget.seconds,
             error=ERROR if sampler is None else sampler.error,
             round_s=None if sampler is None else sampler.round_s,
             flops=self._flops,
@@ -101,6 +119,16 @@ class Benchmark:
         """Measure; yields after every block. Closing the generator ends it and puts all back."""
         __tracebackhide__ = True
         step = self.step
+        pauses: list[Callable[[], float]] = []
+
+        def now() -> float:
+            """Seconds of its own: those of turns that it gave up don't count.
+
+            (No method of this object, which would hold itself, and with it the user's model.)
+            """
+            return clock.now() - sum(one() for one in pauses)
+
+        self._pace = Pace(self.budget_s, now, self._drop, self._grows)
         configs = [config_of(one, step.models) for one in self.variants]
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
@@ -109,17 +137,15 @@ class Benchmark:
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
             start = visit.state
-            # Seconds of its own: those of turns that it gave up don't count. (No method of this
-            # object: the sampler, which it holds, would hold it too, and both the user's model.)
-            self._clock = lambda: time.perf_counter() - visit.paused_s
+            pauses.append(lambda: visit.paused_s)
             runners = [self._runner(i, config) for i, config in enumerate(configs)]
             self._environment = environment(runners[0].device)
             yield from self._warm_up(_working(runners), start)
-            check = yield from self._examine(_working(runners), start)
-            yield from self._sample(self._compared(_working(runners)))
-            if not self._chooses:
+            runners = self._pace.within(_warm(runners))
+            check = yield from self._examine(runners, start)
+            yield from self._sample(self._compared(_warm(runners)), now)
+            if check is not None and not self._chooses:
                 yield from check.again(_working(runners))
-                step.kept.clear()  # as large as the model: only the stages of a search share it
 
     def _runner(self, index: int, config: Any) -> Runner:
         record = self._records[index]
@@ -134,14 +160,18 @@ class Benchmark:
 
     def _warm_up(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
         __tracebackhide__ = True
-        ahead = ""
+        ahead, usual_s, budget, pace = "", 0.0, self.budget, self._pace
         for number, runner in enumerate(runners):
             name = runner.record.name
+            if number and not budget.allows(2 * usual_s):
+                pace.leave_out(runner)
+                continue
             yield Progress(0.0, f"{ahead}warming up {name} ({number + 1} of {len(runners)})")
             try:
                 with runner.applied():
                     # No longer than its share of the budget.
-                    warming.warm_up(runner, self.budget_s / len(self._records))
+                    most_s = budget.seconds / (WARM_UP_SHARE * len(self._records))
+                    warming.warm_up(runner, most_s, budget, usual_s)
                     runner.warm = runner.state()
             except Exception as error:
                 if number == 0:  # the step itself is wrong: the user's error, as it is
@@ -149,29 +179,36 @@ class Benchmark:
                 runner.fail(error)  # a row; the others go on
             # Back to the user's values, so that every variant warms up from the same ones.
             start.restore()
-            ahead = ahead or self._estimate(runners)
-
-    def _estimate(self, runners: Sequence[Runner]) -> str:
-        """How long it will take, said as soon as one step has been seen."""
-        step_s = runners[0].step_s
-        compiled = sum(bool(one.record.applied.get("compile")) for one in runners)
-        seconds = self.budget_s + 8 * step_s * len(runners) + 2
-        besides = f" and the compiling of {compiled}" if compiled else ""
-        return f"about {seconds:.0f} s{besides}; "
+            if number == 0:
+                usual_s = runner.step_s
+                pace.grow(usual_s, len(runners))
+                ahead = pace.ahead(runners)
 
     def _examine(
         self, runners: Sequence[Runner], start: State
-    ) -> Generator[Progress, None, Examination]:
-        """Accuracy, memory and limits, each from untimed steps."""
+    ) -> Generator[Progress, None, Examination | None]:
+        """Accuracy, memory and limits, each from untimed steps; what there is no time for is left.
+
+        Where rounds are too few for any verdict, there is nothing to check either.
+        """
         __tracebackhide__ = True
-        check = Examination(runners, start, self._check)
-        yield from check.accuracy()
-        self._dropout_off = check.dropout_off
-        working = Examination(_working(runners), start)
-        yield from working.memory()
-        self._flops = working.flops()
+        budget, usual_s = self.budget, runners[0].step_s
+        check: Examination | None = None
+        if self._pace.has_time_to_check(runners):
+            check = Examination(runners, start, self._check)
+            yield from budget.without_compiling(check.accuracy(), usual_s)
+            self._dropout_off = check.dropout_off
+        else:
+            for one in runners:
+                one.record.accuracy = Accuracy("not checked", "the budget was too short to check")
+        working = _warm(runners)
+        if self._drop == "race" or not self._pace.has_time_for_limits(working):
+            return check
+        about = Examination(working, start)
+        yield from budget.without_compiling(about.memory(), usual_s)
         if not self._chooses:
-            yield from working.limits(self._flops)
+            self._flops = about.flops()
+            yield from about.limits(self._flops)
         return check
 
     def _compared(self, runners: Sequence[Runner]) -> Sequence[Runner]:
@@ -185,22 +222,26 @@ class Benchmark:
         self._records = [rival.record, *others]
         return [rival, *(one for one in runners[1:] if one is not rival)]
 
-    def _sample(self, runners: Sequence[Runner]) -> Iterator[Progress]:
+    def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
         __tracebackhide__ = True
         if self._chooses:
-            runners = [one for one in runners if not dropping.is_too_slow(one, runners[0])]
-        # In a search, whose stages build on each other.
-        patient = self._chooses or bool(self._decisive)
-        self._sampler = Sampler(runners, self.budget_s, self._throughput, patient, self._clock)
-        if warning := self._sampler.too_few():
+            result, first = self.result(), runners[0]
+            right = [one for one in runners if result.verdict(one.record) != "wrong"]
+            fast = [one for one in right if not dropping.is_too_slow(one, first)]
+            runners = [first, *(one for one in fast if one is not first)]
+        left_s = max(self.budget.left_s, min(self.budget.seconds, OVERHEAD_S / 2))
+        self._sampler = Sampler(runners, left_s, self._throughput, now)
+        if self._drop != "race" and (warning := self._sampler.too_few()):
             yield Progress(0.0, warning)
-        for one in self._sampler.run(self._settled, self._known, self._is_hopeless):
+        for one in self._sampler.run(self._settled, self._known, self._is_hopeless, self._decided):
             yield replace(one, known=self._standings)
 
     def _settled(self) -> bool:
         """Every verdict is clear, and precise; to choose by, not to print, less is enough."""
         assert self._sampler is not None
         result = self.result()
+        if self._is_settled is not None:
+            return self._is_settled(result)
         records = [one.record for one in self._sampler.runners]
         ratios = [
             result.ratio(one) for one in records if not self._decisive or one.name in self._decisive
@@ -215,9 +256,27 @@ class Benchmark:
     def _is_hopeless(self, record: Record, is_look: bool) -> bool:
         if not self._drop:
             return False
+        if self._drop == "race":
+            return any(one is record for one in self._behind())
         if not (is_look and self._chooses):
             return dropping.is_far_behind(self._records[0].times_s, record.times_s)
         return dropping.cannot_win(self.result(), record, self._drop)
+
+    def _behind(self) -> list[Record]:
+        """Asked about each variant after each round: the same answer for all of them."""
+        assert self._sampler is not None
+        racing = [one.record for one in self._sampler.runners]
+        rounds = len(racing[0].times_s)
+        if self._fallen[0] != rounds:
+            self._fallen = rounds, dropping.fallen_behind(racing)
+        return self._fallen[1]
+
+    def _decided(self) -> bool:
+        """Whether a race is over: one left beside the first, or nothing left to tell."""
+        if self._drop != "race" or self._sampler is None:
+            return False
+        rounds = len(self._records[0].times_s)
+        return len(self._sampler.runners) <= 2 < rounds or rounds >= dropping.MOST_RACE_ROUNDS
 
     def _known(self) -> str:
         """Notes the intervals at a look, which progress shows row by row and not in its text."""
@@ -227,6 +286,11 @@ class Benchmark:
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:
     return [one for one in runners if not one.record.failure and not one.record.same_as_baseline]
+
+
+def _warm(runners: Sequence[Runner]) -> list[Runner]:
+    """Those that work, and were run already."""
+    return [one for one in _working(runners) if one.warm is not None]
 
 
 def _nothing_to_measure(record: Record) -> None:

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     import torch
 
 
+def now() -> float:
+    """Seconds on the clock that measurements go by."""
+    return time.perf_counter()
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until `device` has finished everything that was asked of it; a CPU has already."""
     if device.type == "cpu":

@@ -35,6 +35,11 @@ class Compilations:
             self.recompiles += _recompiles_since(before.newest)
 
 
+def graphs() -> int:
+    """How many graphs this process has compiled."""
+    return _totals().graphs
+
+
 @dataclass(frozen=True)
 class _Totals:
     graphs: int = 0

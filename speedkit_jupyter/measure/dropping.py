@@ -8,8 +8,9 @@ from typing import Literal
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.runner import Runner
 
-# Nothing; what is far slower; also what gains nothing worth it; also what another one beats.
-Drop = Literal["", "far", "slower", "beaten"]
+# Nothing; what is far slower; also what gains nothing worth it; also what another one beats; what
+# falls behind the fastest, by rounds too few to prove it: that chooses, and proves nothing.
+Drop = Literal["", "far", "slower", "beaten", "race"]
 
 # A gain below this is not worth a change, and not the time to prove it; compiling has to bring
 # more, since it takes seconds at every start.
@@ -27,6 +28,32 @@ def is_too_slow(runner: Runner, baseline: Runner) -> bool:
         slower = f"far slower than {baseline.record.name}"
         runner.record.notes["dropped"] = f"{slower}: {times:.1f} times in its fastest step"
     return times > TOO_SLOW
+
+
+# In a race: from so many rounds on, by so many standard errors of the median, and by at least
+# this share; it ends after so many rounds, since what is left by then is as fast.
+RACE_ROUNDS, RACE_ERRORS, RACE_SHARE, MOST_RACE_ROUNDS = 3, 3.0, 0.01, 40
+# A standard error is never taken to be smaller: three rounds may agree by chance.
+LEAST_SCATTER = 0.005
+
+
+def fallen_behind(records: Sequence[Record]) -> list[Record]:
+    """Of those still in a race, with as many times each, the ones that the fastest leaves behind.
+
+    Paired within the rounds; the scatter of one round is taken from all of them together.
+    """
+    import numpy as np
+
+    rounds = len(records[0].times_s)
+    if rounds < RACE_ROUNDS or len(records) < 2:
+        return []
+    logs = np.log(np.array([one.times_s for one in records]))
+    behind = logs - logs[np.argmin(np.median(logs, axis=1))]
+    medians = np.median(behind, axis=1)
+    deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
+    scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, LEAST_SCATTER)
+    margin = max(RACE_ERRORS * 1.25 * scatter / rounds**0.5, RACE_SHARE)
+    return [one for one, median in zip(records, medians, strict=True) if median > margin]
 
 
 def is_far_behind(baseline_s: Sequence[float], times_s: Sequence[float]) -> bool:

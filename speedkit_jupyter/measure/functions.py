@@ -31,11 +31,13 @@ def benchmark(
     *,
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    budget_s: float = 10.0,
+    budget_s: float | None = None,
     throughput: bool = False,
 ) -> Comparison:
-    """Measure `step()` under several variants for `budget_s` seconds after warm-up.
+    """Measure `step()` under several variants for `budget_s` seconds in all.
 
+    What compiling takes comes on top. Without a budget it is 10 s, and more where a step takes so
+    long that a clear answer does. With a short one fewer variants are measured, which is said.
     Models and optimizers that are not given are those that the function's code reaches. A step
     that takes one argument is given the variant's context: `def step(ctx)`. The device is
     synchronized around each step, or with `throughput` around blocks of steps. Raises StepError
@@ -83,10 +85,11 @@ def _takes_context(step: Callable[..., object]) -> bool:
     return first.default is first.empty or first.name == "ctx"
 
 
-def _command(step: Callable[..., object], names: Sequence[str], budget_s: float) -> str:
+def _command(step: Callable[..., object], names: Sequence[str], budget_s: float | None) -> str:
     """The call and, where Python can still read it, the source of the step."""
     name = getattr(step, "__name__", "step")
-    call = f"benchmark({name}, {','.join(names)!r}, budget_s={budget_s:g})"
+    budget = "" if budget_s is None else f", budget_s={budget_s:g}"
+    call = f"benchmark({name}, {','.join(names)!r}{budget})"
     try:
         return f"{inspect.getsource(step).rstrip()}\n\n{call}"
     except (OSError, TypeError):

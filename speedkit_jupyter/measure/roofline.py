@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # The best of many products and sizes is the machine's rate: what disturbs only makes it lower.
 # Sizes grow until one product takes this long, each is repeated for at least so long.
-LONG_ENOUGH_S, SPENT_S = 0.05, 0.1
-SIZES = (256, 512, 1024, 2048, 4096, 8192)
+LONG_ENOUGH_S, SPENT_S = 0.02, 0.05
+SIZES = (512, 1024, 2048, 4096, 8192)
 COPIED_BYTES = 2**27
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure.budget import LATEST, advice
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.standing import Standing
@@ -23,10 +24,12 @@ from speedkit_jupyter.measure.statistics import (
 # A block of steps lasts at least this long, so that the clock's resolution is no part of it;
 # longer where the device is awaited only at the block's end, so that its queue can fill.
 BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
-# After each switch of variants this long is not timed: caches and clocks settle.
-LEAD_IN_S = 0.0005
+# After each switch of variants this long is not timed: caches and clocks settle. For a step of
+# so many seconds that is no matter, and another one would be dear.
+LEAD_IN_S, LONG_S = 0.0005, 0.05
 MOST_ROUNDS = 20_000
-PATIENCE = 2.0
+# One round is taken anyway where it is as short as this.
+SHORT_ROUND_S = 0.5
 # So many rounds in a row without an optimizer step, and the variant does not work.
 MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
@@ -44,9 +47,9 @@ class Progress:
 
 
 class Sampler:
-    """Takes the times. `looks` are the rounds after which it may end before the budget does.
+    """Takes the times, in rounds that end within `budget_s`.
 
-    Where it is `patient`, too few rounds for an interval go on beyond the budget, up to PATIENCE.
+    `looks` are the rounds after which it may end before the budget does.
     """
 
     def __init__(
@@ -54,10 +57,9 @@ class Sampler:
         runners: Sequence[Runner],
         budget_s: float,
         throughput: bool,
-        patient: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.patient, self._now = patient, now
+        self._now = now
         self._comparisons = len(runners) - 1
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
@@ -67,7 +69,7 @@ class Sampler:
         shortest_s = max(min((one.step_s for one in runners), default=1.0), 1e-7)
         block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
         self._length = max(1, math.ceil(block_s / shortest_s))
-        self._lead_in = max(1, math.ceil(LEAD_IN_S / shortest_s))
+        self._lead_in = 0 if shortest_s > LONG_S else max(1, math.ceil(LEAD_IN_S / shortest_s))
 
     @property
     def error(self) -> float:
@@ -76,7 +78,10 @@ class Sampler:
 
     def expected_round_s(self) -> float:
         """About how long a round takes, by the steps seen so far."""
-        return (self._lead_in + self._length) * sum(one.step_s for one in self.runners)
+        return sum(map(self._block_s, self.runners))
+
+    def _block_s(self, runner: Runner) -> float:
+        return (self._lead_in + self._length) * runner.step_s
 
     def too_few(self) -> str:
         """Why the budget can't give an interval, with one that can; empty where it can."""
@@ -84,30 +89,37 @@ class Sampler:
         least = self._least()
         if rounds >= least or len(self.runners) < 2:
             return ""
-        enough = math.ceil(2 * least * self.expected_round_s())
-        return (
-            f"{self.budget_s:g} s are about {rounds:.0f} rounds, too few for an interval; "
-            f"--budget {enough} gives {2 * least}"
-        )
+        enough = advice(2 * least * self.expected_round_s(), f"gives {2 * least}", "one")
+        few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
+        return f"the budget leaves {few}; {enough}"
 
     def run(
         self,
         settled: Callable[[], bool],
         found: Callable[[], str],
         hopeless: Callable[[Record, bool], bool] = lambda record, is_look: False,
+        enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[Progress]:
         """Rounds until the budget is spent or, at a planned look, all is `settled`.
 
         `found` gives in words what is known so far. `hopeless` is asked after every round, and
-        told whether it may look at the intervals; what it names leaves the rounds.
+        told whether it may look at the intervals; what it names leaves the rounds. So is `enough`,
+        which ends them.
         """
         if not self.runners:  # the baseline itself has failed since it was warmed up
             return
         order = random.Random(0)  # not the user's generator, which is being kept
         start, known, number = self._now(), "", 0
+        last_s = elapsed = 0.0
         for _ in range(MOST_ROUNDS):
+            begun = elapsed
+            if number and begun + last_s > self.budget_s:
+                break
             times: dict[int, float] | None = {}
             for runner in order.sample(self.runners, len(self.runners)):
+                if not self._fits(runner, self._now() - start, number):
+                    self.ended = True
+                    return
                 seconds = self._tried(runner)
                 if seconds is None:  # pairs stay pairs: the whole round is left out
                     times = None
@@ -115,7 +127,8 @@ class Sampler:
                     times[id(runner)] = seconds
                 elapsed = self._now() - start
                 text = f"round {number + 1}, {runner.record.name}, {self._left(elapsed)}{known}"
-                yield Progress(min(elapsed / self.budget_s, 1.0), text)
+                yield Progress(min(elapsed / max(self.budget_s, 1e-9), 1.0), text)
+            last_s = elapsed - begun
             if times is None:
                 self._leave_out()
             else:
@@ -124,7 +137,8 @@ class Sampler:
                     runner.record.times_s.append(times[id(runner)])
                 self.round_s = elapsed / (number + self.skipped_rounds)
                 if number == 1:  # planned before anything is seen, so that looking costs its due
-                    self.looks = planned_looks(int(self.budget_s / self.round_s))
+                    rounds = int(self.budget_s / max(self.round_s, 1e-9))
+                    self.looks = planned_looks(rounds)
             is_look = number in self.looks and times is not None
             if is_look:
                 if settled():
@@ -137,14 +151,16 @@ class Sampler:
                     # Nothing was looked at yet, and the rounds will be shorter than they were.
                     left_s = self.budget_s - elapsed
                     self.looks = planned_looks(number + int(left_s / self._round_s()))
-            patience = PATIENCE if self._lacks(number) else 1.0
-            if not self.runners or elapsed >= patience * self.budget_s:
+                last_s = min(last_s, self._round_s())
+            if not self.runners or (times is not None and enough()):
                 break
         self.ended = True
 
-    def _lacks(self, rounds: int) -> bool:
-        """Whether a search has too few rounds for any interval: all of its time would be lost."""
-        return self.patient and rounds < self._least()
+    def _fits(self, runner: Runner, elapsed: float, rounds: int) -> bool:
+        """Whether its block ends within the budget; else the round is left out."""
+        if rounds == 0 and self.expected_round_s() <= SHORT_ROUND_S:
+            return True
+        return elapsed + self._block_s(runner) <= LATEST * self.budget_s
 
     def _least(self) -> int:
         return least_pairs(ERROR * LAST_LOOK / max(self._comparisons, 1))

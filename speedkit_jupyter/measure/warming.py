@@ -6,6 +6,7 @@ import math
 
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure.budget import Budget
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import OVERFLOW
 
@@ -14,33 +15,41 @@ from speedkit_jupyter.measure.sampler import OVERFLOW
 STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
 
 
-def warm_up(runner: Runner, most_s: float) -> None:
+def warm_up(runner: Runner, most_s: float, budget: Budget, usual_s: float = 0.0) -> None:
     """Steps until two are alike and nothing is compiled any more; what they cost is noted.
 
-    Beyond the first call, which may compile, it takes no longer than about `most_s` seconds.
-    Raises what the step raises, and StepError where a GradScaler goes on skipping.
+    Beyond the first call, which may compile, it takes no longer than about `most_s` seconds, and
+    no step is begun that the budget does not allow. What calls that compile take beyond the
+    `usual_s` of a step is no part of it. Raises what the step raises, and StepError where a
+    GradScaler goes on skipping.
     """
     __tracebackhide__ = True
     record, device = runner.record, runner.device
     with record.compilations.counted():
-        record.first_call_s = clock.timed(runner.once, device)
-    last, spent, calls = record.first_call_s, record.first_call_s, 1
+        now = record.first_call_s = clock.timed(runner.once, device)
+    if record.compilations.graphs:
+        budget.excluded_s += max(now - usual_s, 0.0)
+    last, spent, calls, skipped = now, now, 1, False
     runner.fastest_s = math.inf
-    while calls < MOST_SKIPPED:
+    while calls < MOST_SKIPPED and budget.allows(min(last, usual_s or last)):
         graphs, scale = record.compilations.graphs, runner.scale()
         with record.compilations.counted():
             now = clock.timed(runner.once, device)
         spent, calls = spent + now, calls + 1
         runner.fastest_s = min(runner.fastest_s, now)
+        compiled = record.compilations.graphs > graphs
+        if compiled:
+            budget.excluded_s += max(now - usual_s, 0.0)
         skipped = runner.scale() < scale
         settled = calls > 2 and abs(now - last) < STABLE * last
-        settled = settled and graphs == record.compilations.graphs
-        enough = calls > MOST_WARM_UP or (calls > 2 and spent > record.first_call_s + most_s)
+        settled = settled and not compiled
+        enough = calls > MOST_WARM_UP
+        enough = enough or (spent > record.first_call_s + most_s and not compiled)
         if not skipped and (settled or enough):
             break
         last = now
     if skipped:
-        raise StepError(OVERFLOW)
-    runner.step_s = now
+        raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in its warm-up")
+    runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
     record.settling_s = max(spent - calls * now, 0.0)
     record.notes.update({k: v for one in runner.contexts for k, v in one.notes.items()})

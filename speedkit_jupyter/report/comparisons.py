@@ -6,6 +6,7 @@ import math
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.measure.accuracy import Accuracy
+from speedkit_jupyter.measure.budget import advice
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.report.document import Document, Folded, Picture, Row, Section, Table, Tone
@@ -105,7 +106,8 @@ def _row(comparison: Comparison, record: Record) -> Row:
     seen = comparison.times_s(record)
     if record.failure or not seen:
         blank = ("–",) * 7
-        return Row((record.name, *blank, f"{verdict}: {record.failure or 'not reached'}"), tone)
+        text = f"{verdict}: {record.failure}" if record.failure else _unseen(record)
+        return Row((record.name, *blank, text), tone)
     found, limit = comparison.ratio(record), comparison.share_of_limit(record)
     if found is not None and (math.isinf(found.high) or record.same_as_baseline):
         found = None  # too few rounds to say anything, or nothing that could differ
@@ -132,6 +134,10 @@ def _peak(record: Record) -> str:
     return "–" if peak is None else size(peak)
 
 
+def _unseen(record: Record) -> str:
+    return record.notes.get("dropped", "not reached: the budget ended before")
+
+
 def _accuracy(record: Record) -> str:
     """In a word, with the larger relative error, of outputs and gradients, where it is rounding."""
     found = record.accuracy
@@ -148,7 +154,7 @@ def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
     needed = comparison.seconds_needed(record)
     if verdict != "too noisy" or needed is None:
         return verdict
-    return f"{verdict}: --budget {math.ceil(1.5 * needed)} may settle it"
+    return f"{verdict}: {advice(1.5 * needed, 'may settle it', 'settling it')}"
 
 
 def _remarks(comparison: Comparison) -> list[Section]:
@@ -250,6 +256,6 @@ def _legend(comparison: Comparison) -> list[str]:
         )
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
-        few = f"Too few rounds for an interval: --budget {math.ceil(2 * needed)} gives one."
+        few = f"Too few rounds for an interval: {advice(2 * needed, 'gives one', 'one')}."
         lines.append(Urgent(few))
     return lines

@@ -12,6 +12,7 @@ from speedkit_jupyter.report.units import count, day, ratio, seconds
 from speedkit_jupyter.store import Saved
 
 SAME_WHERE = ("device", "torch")
+EARLIER = "of an earlier version of SpeedKit"
 
 
 def history_list(results: Sequence[Saved]) -> Document:
@@ -49,6 +50,8 @@ def history_report(results: Sequence[Saved]) -> Document:
 
 def since(earlier: Saved, result: Mapping[str, Any]) -> list[str]:
     """How a new result compares with an earlier one, a line for each variant that both have."""
+    if earlier.is_earlier:
+        return [f"The result of {day(earlier.saved_at)} is {EARLIER}, so it is not compared."]
     lines = []
     shared = [row for row in result["variants"] if _found(earlier, row["name"]) is not None]
     for row in shared:
@@ -67,16 +70,18 @@ def _row(one: Saved, newest: Saved, variant: Mapping[str, Any], first: bool) -> 
     elif now is not None and now["times_s"] and variant["times_s"]:
         found = change(variant["times_s"], now["times_s"], len(one.result["variants"]))
         against, tone = _words(found), _tone(found)
-    if one is not newest and _elsewhere(one, newest):
+    if one is not newest and one.is_earlier != newest.is_earlier:
+        against, tone = f"{EARLIER}, so not compared", "plain"
+    elif one is not newest and _elsewhere(one, newest):
         against, tone = f"{against} (not the same machine or torch)", "plain"
     times = variant["times_s"]
-    speedup = variant.get("speedup")
+    when = f"{day(one.saved_at)}{' (earlier version)' if one.is_earlier else ''}"
     return Row(
         (
-            day(one.saved_at) if first else "",
+            when if first else "",
             variant["name"],
             seconds(spread(times).median_s) if times else "–",
-            "–" if speedup is None else ratio(speedup),
+            _speedup(variant) or "–",
             against,
         ),
         tone,  # type: ignore[arg-type]
@@ -87,7 +92,7 @@ def _words(found: Ratio, when: str = "") -> str:
     """`slower than on 12 May: 1.08× [1.05, 1.11]`; the ratio is above 1 in both directions."""
     if math.isinf(found.high):
         against = f" against {when}" if when else ""
-        return f"too few times to tell{against} (median {ratio(found.median)} the time)"
+        return f"too few rounds to tell{against}"
     than = "" if not when else f" than {when}" if when.startswith("today") else f" than on {when}"
     if found.low > 1:
         return f"slower{than}: {_interval(found)}"
@@ -109,11 +114,20 @@ def _found(one: Saved, name: str) -> Mapping[str, Any] | None:
     return next((row for row in one.result["variants"] if row["name"] == name), None)
 
 
+def _speedup(row: Mapping[str, Any]) -> str:
+    """With its interval; without one it is no number to go by. Empty for what is compared with."""
+    found, low, high = (row.get(name) for name in ("speedup", "low", "high"))
+    if found is None:
+        return ""
+    if not low or high is None:
+        return "too few rounds"
+    return f"{ratio(found)} [{ratio(low)} to {ratio(high)}]"
+
+
 def _brief(row: Mapping[str, Any]) -> str:
-    speedup = row.get("speedup")
     times = row["times_s"]
-    if speedup is not None:
-        return f"{row['name']} {ratio(speedup)}"
+    if speedup := _speedup(row):
+        return f"{row['name']} {speedup}"
     return f"{row['name']} {seconds(spread(times).median_s)}" if times else row["name"]
 
 

@@ -63,10 +63,11 @@ def speedups(comparison: Comparison) -> Figure:
     return figure
 
 
-def waterfall(found: Sequence[tuple[str, Ratio]], baseline_s: float) -> Figure:
-    """From the baseline's step down to the plan's: the time that each part takes away.
+def parts(found: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -> Figure:
+    """The time of a step: baseline, the plan without each of its parts, and the whole plan.
 
-    `found` are the speed-ups with each part added to those before it; the last has its interval.
+    `found` are the speed-ups of the plan with a part over the plan without it; `whole` is the
+    plan's over baseline.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
@@ -75,26 +76,22 @@ def waterfall(found: Sequence[tuple[str, Ratio]], baseline_s: float) -> Figure:
     figure.patch.set_alpha(0)
     axes = figure.subplots()
     axes.patch.set_alpha(0)
-    whole = found[-1][1]
+    plan_s, last = baseline_s / whole.median, len(found) + 1
     axes.barh(0, baseline_s, height=0.6, color=NEUTRAL, alpha=0.5)
-    before_s = baseline_s
     for row, (_, part) in enumerate(found, start=1):
-        after_s = baseline_s / part.median
-        colour = COLOURS["faster"] if after_s < before_s else COLOURS["slower"]
-        axes.barh(row, after_s - before_s, left=before_s, height=0.6, color=colour)
-        saved = f"{seconds(abs(after_s - before_s))} {'less' if after_s < before_s else 'more'}"
-        label = f"{saved}, now {ratio(part.median)}"
-        axes.annotate(label, (max(before_s, after_s), row), (6, 0), textcoords="offset points",
+        without_s = plan_s * part.median
+        colour = COLOURS["faster"] if without_s > plan_s else COLOURS["slower"]
+        axes.barh(row, plan_s, height=0.6, color=NEUTRAL, alpha=0.3)
+        axes.barh(row, without_s - plan_s, left=plan_s, height=0.6, color=colour)
+        more = f"{seconds(abs(without_s - plan_s))} {'more' if without_s > plan_s else 'less'}"
+        axes.annotate(more, (max(without_s, plan_s), row), (6, 0), textcoords="offset points",
                       va="center", color=colour, fontsize=9)  # fmt: skip
-        before_s = after_s
-    row = len(found) + 1
-    axes.barh(row, baseline_s / whole.median, height=0.6, color=COLOURS["faster"], alpha=0.5)
-    if whole.low > 0 and whole.high < float("inf"):
-        axes.plot([baseline_s / whole.high, baseline_s / whole.low], [row, row],
-                  color=NEUTRAL, linewidth=3)  # fmt: skip
-    names = ["baseline", *(f"+ {name}" for name, _ in found), "with the plan"]
+    axes.barh(last, plan_s, height=0.6, color=COLOURS["faster"], alpha=0.5)
+    axes.annotate(ratio(whole.median), (plan_s, last), (6, 0), textcoords="offset points",
+                  va="center", color=COLOURS["faster"], fontsize=9)  # fmt: skip
+    names = ["baseline", *(f"without {name}" for name, _ in found), "with the plan"]
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, baseline_s * 1.35)
+    axes.set_xlim(0, max(baseline_s, *(plan_s * one.median for _, one in found)) * 1.35)
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
     axes.set_xlabel("time of one step", color=NEUTRAL)

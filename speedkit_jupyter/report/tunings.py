@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from speedkit_jupyter.context import plan_in_force
@@ -49,6 +50,8 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
     columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
     rows = tuple(_learned(one) for one in reversed(plans))
     note = "`%speedkit apply` uses the newest that fits; `%speedkit tuned forget NUMBER` drops one."
+    if any(one.is_earlier for one in plans):
+        note += " What an earlier version found is not used."
     data = {
         "plans": [
             {"number": one.number, "learned_at": one.learned_at.isoformat(), **one.plan}
@@ -72,11 +75,15 @@ def _learned(one: Learned) -> Row:
     what = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     inputs = ", ".join(plan["inputs"]) or "not seen"
     name = plan["name"] if plan["values"] else "leave it as it is"
+    if one.is_earlier:
+        name = f"{name} (of an earlier version, not used)"
     return Row((str(one.number), name, interval, what, inputs, day(one.learned_at)))
 
 
 def _headline(tuning: Tuning) -> str:
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
+    if not tuning.helped and tuning.unclear:
+        return f"Could not tell: {tuning.unclear} ({took})"
     if not tuning.helped or tuning.comparison is None or tuning.record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
     found = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
@@ -100,15 +107,12 @@ def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
 
 
 def _proof(tuning: Tuning) -> list[Section]:
-    """What each part adds, in numbers and as a waterfall, and what it does to memory."""
+    """What each part is worth, in numbers and as a picture, and what it does to memory."""
     parts, comparison, record = tuning.parts(), tuning.comparison, tuning.record
-    rows = [
-        Row((f"+ {name}" if number else name, f"{ratio(r.median)}", _interval(r)))
-        for number, (name, r) in enumerate(parts)
-    ]
+    rows = [Row((name, f"{ratio(r.median)}", _interval(r))) for name, r in parts]
     sections = []
     if rows:
-        columns = ("parts, each added to those before", "speed-up over baseline", "95 % interval")
+        columns = ("part", "the plan with it over the plan without it", "95 % interval")
         sections.append(Section(Table(columns, tuple(rows), columns[1:])))
     if comparison is not None and record is not None:
         before, after = comparison.baseline.memory, record.memory
@@ -116,17 +120,19 @@ def _proof(tuning: Tuning) -> list[Section]:
             memory = f"{size(before.peak_bytes)} before, {size(after.peak_bytes)} with the plan"
             sections.append(Section(f"Peak memory of a step: {memory}."))
         if rows and comparison.baseline.times_s:
-            sections.append(Section(Picture(lambda: _waterfall(tuning), "What each part adds")))
+            sections.append(Section(Picture(lambda: _parts(tuning), "What each part is worth")))
     return sections
 
 
 def _interval(found: Ratio) -> str:
-    return f"{ratio(found.low)} to {ratio(found.high)}"
+    high = "" if math.isinf(found.high) else ratio(found.high)
+    return f"{ratio(found.low)} to {high}".rstrip()
 
 
-def _waterfall(tuning: Tuning) -> bytes:
+def _parts(tuning: Tuning) -> bytes:
     from speedkit_jupyter.report import plots
 
     assert tuning.comparison is not None
+    assert tuning.ratio is not None
     baseline_s = spread(tuning.comparison.baseline.times_s).median_s
-    return plots.as_png(plots.waterfall(tuning.parts(), baseline_s))
+    return plots.as_png(plots.parts(tuning.parts(), tuning.ratio, baseline_s))

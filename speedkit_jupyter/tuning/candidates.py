@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,22 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Effect, Fields
 from speedkit_jupyter.planning import plan
 
+# Values of these are a choice among equals: none of them is the strongest.
+CHOICES = ("threads", "sdpa")
+# What lowers the precision of products. One of them is enough to begin with.
+LOWERING = frozenset({"precision", "tf32"})
+
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan by its parts: config values by optimization. `costly` takes seconds before it runs."""
+    """A plan by its parts: config values by optimization."""
 
     values: Mapping[str, Any]
-    costly: bool = False
+
+    @property
+    def costly(self) -> bool:
+        """Whether it takes seconds before it runs."""
+        return any(one.costly for one in CATALOG if one.name in self.values)
 
     @property
     def name(self) -> str:
@@ -30,19 +40,19 @@ class Candidate:
         """As the benchmark takes it."""
         return named(self.name, self.values) if self.values else Variant("baseline")
 
-    def cumulated(self) -> list[Candidate]:
-        """The first part, the first two, … and at last all, in the catalog's order."""
-        names = list(self.values)
-        return [
-            Candidate({name: self.values[name] for name in names[: number + 1]}, self.costly)
-            for number in range(len(names))
-        ]
+    def without(self, *names: str) -> Candidate:
+        """The same with these optimizations left as they are."""
+        return Candidate({n: value for n, value in self.values.items() if n not in names})
+
+    def part(self, name: str) -> Candidate:
+        """What it asks of one optimization, alone."""
+        return self.without(*(other for other in self.values if other != name))
 
     def __add__(self, other: Candidate) -> Candidate:
         """Both; the other's value where they name the same optimization."""
         values = {**self.values, **other.values}
         order = [one.name for one in CATALOG if one.name in values]
-        return Candidate({name: values[name] for name in order}, self.costly or other.costly)
+        return Candidate({name: values[name] for name in order})
 
 
 def candidates(hardware: Hardware, facts: Facts) -> list[Candidate]:
@@ -51,7 +61,7 @@ def candidates(hardware: Hardware, facts: Facts) -> list[Candidate]:
     What changes the model's arithmetic is not among them: that has to be named.
     """
     found = [
-        Candidate({optimization.name: value}, optimization.costly)
+        Candidate({optimization.name: value})
         for optimization in CATALOG
         if optimization.effect is not Effect.CHANGES_MODEL
         for value in optimization.candidates(hardware, facts)
@@ -59,13 +69,38 @@ def candidates(hardware: Hardware, facts: Facts) -> list[Candidate]:
     return [one for one in found if _changes_something(one, hardware, facts)]
 
 
-def combined(singles: Iterable[Candidate]) -> Candidate:
-    """All of them; the first where several name the same optimization."""
+def strongest(singles: Sequence[Candidate]) -> Candidate:
+    """The combination that the machine suggests: all that may be joined, the first value of each.
+
+    Without what is a choice among equals (how many threads, which attention kernel), and without
+    a second lowering of precision beside the first.
+    """
     whole = Candidate({})
     for one in singles:
-        if not one.values.keys() & whole.values.keys():
+        (name,) = one.values
+        lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
+        if name not in CHOICES and name not in whole.values and not lowers_twice:
             whole = whole + one
     return whole
+
+
+def combinations(singles: Sequence[Candidate], start: Candidate) -> list[Candidate]:
+    """All of them, from `start` on to what differs from it in most parts; without the empty one."""
+    offered: dict[str, list[Candidate]] = {}
+    for one in singles:
+        offered.setdefault(next(iter(one.values)), [Candidate({})]).append(one)
+    every = [sum(parts, Candidate({})) for parts in itertools.product(*offered.values())]
+    # The sort is stable, and the catalog puts the cheapest first.
+    return sorted(
+        (one for one in every if one.values),
+        key=lambda one: (one.values.keys() >= LOWERING, distance(one, start)),
+    )
+
+
+def distance(one: Candidate, other: Candidate) -> int:
+    """In how many optimizations two plans differ."""
+    names = one.values.keys() | other.values.keys()
+    return sum(one.values.get(name) != other.values.get(name) for name in names)
 
 
 def _changes_something(one: Candidate, hardware: Hardware, facts: Facts) -> bool:

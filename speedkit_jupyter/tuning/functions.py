@@ -24,19 +24,20 @@ def tune(
     *,
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    budget_s: float = 60.0,
+    budget_s: float | None = None,
     steps: int | None = None,
     objective: str = "time",
     fresh: bool = False,
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
-    `budget_s` are about the seconds for it all; warm-up and compiling may exceed them. With
-    `steps` the objective is the total time of so many steps, compiling included; with `objective`
-    "memory" the peak of a step, at no loss of speed. A plan that was learned for this very step
-    is only checked again, unless the search shall be `fresh`. Nothing is applied:
-    `Tuning.apply()` does. Raises StepError where the step can't be measured; all that it changed
-    is put back. Ctrl-C goes on to the caller, with the best so far as the error's `tuning`.
+    `budget_s` are the seconds for it all; what compiling takes comes on top. Without one it is
+    30 s, or 120 steps where these take longer. With `steps` the objective is the total time of so
+    many steps, compiling included; with `objective` "memory" the peak of a step, at no loss of
+    speed. A plan that was learned for this very step is only checked again, unless the search
+    shall be `fresh`. Nothing is applied: `Tuning.apply()` does. Raises StepError where the
+    step can't be measured; all that it changed is put back. Ctrl-C goes on to the caller, with the
+    best so far as the error's `tuning`.
     """
     search = Search(step_of(step, model, optimizer), budget_s, steps, objective, fresh)
     try:

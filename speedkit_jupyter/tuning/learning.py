@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import store
@@ -16,6 +18,7 @@ from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.confinement import optimizer_hooks
 from speedkit_jupyter.measure.runner import Runner
@@ -27,6 +30,14 @@ from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
+
+
+EARLIER = (
+    "a plan that an earlier version of SpeedKit learned for this model is not used: its "
+    "measurements can't be trusted; %%speedbench --tune searches again"
+)
+# A step is looked at again until that took so long, or so often.
+SHORT_S, MOST_LOOKS = 1.0, 5
 
 
 @dataclass(frozen=True)
@@ -71,9 +82,16 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def identify(step: Step, hardware: Hardware, objective: str, steps: int | None) -> tuple[str, Task]:
+def identify(
+    step: Step,
+    hardware: Hardware,
+    objective: str,
+    steps: int | None,
+    took_s: list[float] | None = None,
+) -> tuple[str, Task]:
     """The setting and the task of a step. Runs it once, undone at its end; raises what it raises.
 
+    A short step runs some times, since the first one is slower; `took_s` gets the seconds of each.
     A model that was compiled by the user runs no hooks: its inputs stay unknown.
     """
     __tracebackhide__ = True
@@ -89,10 +107,12 @@ def identify(step: Step, hardware: Hardware, objective: str, steps: int | None) 
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
         stack.enter_context(runner.applied())
+        times_s = [] if took_s is None else took_s
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
-        stack.enter_context(noted)
-        stack.enter_context(_watched(watched, seen))
-        runner.once()
+        with noted, _watched(watched, seen):
+            times_s.append(clock.timed(runner.once, runner.device))
+        while sum(times_s) < SHORT_S and len(times_s) < MOST_LOOKS:
+            times_s.append(clock.timed(runner.once, runner.device))
     optimizers = tuple(str(one) for one in facts.optimizers)
     inputs = seen[0] if seen else ()
     name = type(unwrapped(step.models[0])).__name__
@@ -101,7 +121,8 @@ def identify(step: Step, hardware: Hardware, objective: str, steps: int | None) 
 
 def find(where: str, task: Task) -> store.Learned | None:
     """The plan that was learned for this very setting and task. Raises SpeedKitError."""
-    return next((one for one in store.learned(where) if one.task == task.key()), None)
+    known = store.learned(where)
+    return next((o for o in known if o.task == task.key() and not o.is_earlier), None)
 
 
 def newest(
@@ -113,11 +134,20 @@ def newest(
     if not store.learned():  # a fingerprint takes time, too
         return None
     with hidden(model):
-        known = store.learned(setting([model], hardware))
+        every = store.learned(setting([model], hardware))
+    known = [one for one in every if not one.is_earlier]
+    if every and not known:
+        _say_once(EARLIER, str(store.folder()))
     fitting = [one for one in known if one.plan["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
     others = [one for one in known if one.plan["values"]]
     return next(reversed(fitting or others), None)
+
+
+@cache
+def _say_once(text: str, where: str) -> None:
+    """In a session, and for one store."""
+    warnings.warn(text, stacklevel=4)
 
 
 def keep(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field
+import math
+import warnings
+from dataclasses import InitVar, asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.alive import Alive
 from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext, apply_speedups
+from speedkit_jupyter.context import SpeedContext, apply_speedups, in_force
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.reach import holding
@@ -17,6 +19,7 @@ from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.store import Learned
 from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate
 
 if TYPE_CHECKING:
@@ -45,10 +48,11 @@ class Tuning(Shown):
     """The result. `winner` is empty where the answer is to leave everything as it is.
 
     `comparison` is the proof: where `confirmed`, fresh rounds that took no part in choosing, of
-    baseline and the winner's parts, each added to those before it; else, after an interrupt, the
-    rounds in which the winner led. `learned` is the plan that an earlier search had found for
-    this step. `seconds` is how long it all took. `models` are those of the step that are still
-    there: a result keeps none alive.
+    baseline, the winner, and the winner without each of its parts; else, after an interrupt, the
+    rounds in which the winner led. `parts_found` is what each part is worth. Where there is no
+    winner, `unclear` says why the search could not tell; it is empty where nothing helps.
+    `learned` is the plan that an earlier search had found for this step. `seconds` is how long it
+    all took. `models` are those of the step that are still there: a result keeps none alive.
     """
 
     step: InitVar[Step]
@@ -59,6 +63,8 @@ class Tuning(Shown):
     winner: Candidate = field(default_factory=lambda: Candidate({}))
     confirmed: bool = False
     comparison: Comparison | None = None
+    unclear: str = ""
+    parts_found: list[Part] = field(default_factory=list)
     learned: Learned | None = None
     stages: list[Stage] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
@@ -92,7 +98,8 @@ class Tuning(Shown):
     def config(self) -> SpeedConfig:
         """The plan as a config: what it names and no more. All that it decides was measured."""
         if not self.helped:
-            return SpeedConfig().alone("left as it is: nothing was proven faster")
+            told = "the search could not tell" if self.unclear else "nothing was proven faster"
+            return SpeedConfig().alone(f"left as it is: {told}")
         config = self.winner.variant().config
         assert config is not None
         return config.with_source("measured", self._why())
@@ -103,29 +110,37 @@ class Tuning(Shown):
         return plan(self.config, self.hardware, self.facts)
 
     def apply(self) -> list[SpeedContext]:
-        """Put the plan into force on the step's models; one context each, none if none helped.
+        """Put the plan into force on the step's models; one context each.
 
-        Raises SpeedKitError where one of them is gone.
+        Where nothing helps, the models are restored to no plan, and none comes back. Where the
+        search could not tell, a plan that is in force stays, and a warning says so. Raises
+        SpeedKitError where one of the models is gone.
         """
-        if not self.helped:
-            return []
         models = list(self.models)
-        if len(models) < self._number:
+        if self.helped and len(models) < self._number:
             raise SpeedKitError("the model of this search is gone: search again with the new one")
-        return [
-            apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
-            for model in models
-        ]
+        if self.helped:
+            return [
+                apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
+                for model in models
+            ]
+        applied = [one for one in map(in_force, models) if one is not None]
+        if self.unclear and applied:
+            warnings.warn(
+                "the search could not tell, so nothing is applied; another plan is in force and "
+                "stays: ctx.restore() takes it away",
+                stacklevel=2,
+            )
+        for model in () if self.unclear else models:
+            while (plan := in_force(model)) is not None:
+                plan.restore()
+        return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Each part of the winner with the speed-up over baseline once it is added to those before
-        it, measured in the same rounds; the last is the whole. Empty until it is confirmed.
+        """Each part of the winner, with how many times as fast the plan is with it as without it;
+        all from the rounds that confirmed. Empty until then, and without what was not measured.
         """
-        if not self.confirmed or self.comparison is None:
-            return []
-        words = [Candidate({name: value}).name for name, value in self.winner.values.items()]
-        ratios = [self.comparison.ratio(one) for one in self.comparison.records[1:]]
-        return [(word, found) for word, found in zip(words, ratios, strict=False) if found]
+        return [(one.word, one.ratio) for one in self.parts_found if one.ratio is not None]
 
     def _why(self) -> str:
         found = self.ratio
@@ -142,9 +157,16 @@ class Tuning(Shown):
             "steps": self.steps,
             "seconds": self.seconds,
             "confirmed": self.confirmed,
+            "unclear": self.unclear,
+            "parts": [_row(word, ratio) for word, ratio in self.parts()],
             "learned_at": None if self.learned is None else self.learned.learned_at.isoformat(),
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
             "rejected": [{"name": one.name, "reason": one.reason} for one in self.rejected],
         }
+
+
+def _row(word: str, ratio: Ratio) -> dict[str, Any]:
+    high = None if math.isinf(ratio.high) else ratio.high
+    return {"part": word, **asdict(ratio), "high": high}

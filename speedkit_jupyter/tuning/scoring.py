@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.dropping import is_far_behind, worth_it
+from speedkit_jupyter.measure.dropping import RACE_ROUNDS, is_far_behind, worth_it
 from speedkit_jupyter.measure.statistics import spread
 
 # A plan that saves less memory than this share is not worth a change.
@@ -27,20 +27,38 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
     ratio = comparison.ratio(record)
     if ratio is None or verdict != "faster":
         return 0.0
-    if steps is None:
-        return ratio.median
+    return ratio.median if steps is None else _over_steps(comparison, record, ratio.median, steps)
+
+
+def _over_steps(comparison: Comparison, record: Record, speedup: float, steps: int) -> float:
     before = comparison.baseline
     steps_s = steps * spread(before.times_s).median_s
     compiling_s = before.settling_s if before.applied.get("compile") else 0.0
-    return (compiling_s + steps_s) / (record.settling_s + steps_s / ratio.median)
+    return (compiling_s + steps_s) / (record.settling_s + steps_s / speedup)
 
 
-def may_help(comparison: Comparison, record: Record) -> bool:
-    """Whether it looks faster, enough to be worth it, and the rounds were too few to prove it."""
+def value(comparison: Comparison, record: Record, objective: str, steps: int | None) -> float:
+    """How many times better it looks, proven or not, to choose by; 0 where it must not be chosen.
+
+    By time; by `memory` as `score` has it; by the total time of so many steps.
+    """
+    if objective == "memory":
+        return score(comparison, record, objective, steps)
+    if record is comparison.baseline:
+        return 1.0
+    ratio, verdict = comparison.ratio(record), comparison.verdict(record)
+    fell_behind = len(record.times_s) < len(comparison.baseline.times_s)
+    if ratio is None or fell_behind or record.same_as_baseline or verdict in ("failed", "wrong"):
+        return 0.0
+    if record.accuracy is not None and record.accuracy.verdict == "not checked":
+        return 0.0
+    return ratio.median if steps is None else _over_steps(comparison, record, ratio.median, steps)
+
+
+def is_clearly_no_gain(comparison: Comparison, record: Record) -> bool:
+    """Whether its whole interval lies below what is worth a change."""
     ratio = comparison.ratio(record)
-    if ratio is None or comparison.verdict(record) != "too noisy" or not record.is_checked:
-        return False
-    return ratio.median > 1 and ratio.high > worth_it(record)
+    return ratio is not None and ratio.high < worth_it(record)
 
 
 def _memory_score(comparison: Comparison, record: Record) -> float:
@@ -68,6 +86,9 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
     if math.isinf(ratio.high) and is_far_behind(comparison.baseline.times_s, record.times_s):
         slower = f"far slower than {comparison.baseline.name}"
         return f"{slower} in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
+    if math.isinf(ratio.high) and ratio.pairs >= RACE_ROUNDS:
+        found = f"{ratio.median:.2f}× in {ratio.pairs} rounds"
+        return f"slower: {found}" if ratio.median < 1 else f"falls behind {best}: {found}"
     if math.isinf(ratio.high):
         return f"too few rounds to tell: {ratio.pairs} in the budget"
     number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"

@@ -1,42 +1,50 @@
-"""The search: single changes first, then combinations of what helped, costly ones last.
+"""The search: the strongest combination and what is near it race; what wins has to prove itself.
 
-Every stage is an interleaved benchmark with an accuracy check. What is chosen is confirmed against
-baseline in fresh rounds, so that the figure that is reported did not win by luck. A plan that was
-learned for this very step earlier is only confirmed.
+A race chooses and proves nothing: what falls behind leaves it after few rounds. Then what compiling
+adds. What is chosen is confirmed against baseline in fresh rounds, together with what each of its
+parts is worth, so that the figure that is reported did not win by luck and no part stays in the
+plan for nothing. A plan that was learned for this very step earlier is only confirmed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator
 
 from speedkit_jupyter.context import hidden
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.dropping import Drop
+from speedkit_jupyter.measure.budget import Budget
 from speedkit_jupyter.measure.sampler import Progress
-from speedkit_jupyter.measure.statistics import spread
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant
-from speedkit_jupyter.tuning import learning, scoring
-from speedkit_jupyter.tuning.candidates import Candidate, candidates, combined
+from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.candidates import (
+    Candidate,
+    candidates,
+    combinations,
+    distance,
+    strongest,
+)
 from speedkit_jupyter.tuning.learning import Task
-from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
+from speedkit_jupyter.tuning.proof import Proof
+from speedkit_jupyter.tuning.result import Tuning
+from speedkit_jupyter.tuning.stages import BASELINE, ENOUGH_STEPS, Stages
 
-# Shares of the budget that the rounds of a stage may take; most stages end earlier.
-SINGLES, COMBINATIONS, COSTLY, CONFIRMED = 0.3, 0.25, 0.33, 0.25
-# A costly candidate is compiled for about so long before it runs; less than that is not enough.
+# Without a budget of the user's: so many seconds, or as many steps as give a clear answer.
+DEFAULT_S, MOST_GROWN_S = 30.0, 900.0
+# Shares of the budget that the races may take; most end earlier. The proof may take the rest.
+RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
+# Compiling is not tried for less than so many seconds of budget, or of all the user's steps.
 COMPILE_S = 10.0
-BASELINE = Candidate({})
 
 
 class Search:
     """Drain `run()`, then read `result()`; closing the generator keeps the best plan so far.
 
+    `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`; with `steps` it is the total time of so many steps, what
     comes before the first one included. `fresh` searches although a plan is known. Raises
     StepError.
@@ -45,7 +53,7 @@ class Search:
     def __init__(
         self,
         step: Step,
-        budget_s: float = 60.0,
+        budget_s: float | None = None,
         steps: int | None = None,
         objective: str = "time",
         fresh: bool = False,
@@ -57,13 +65,18 @@ class Search:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to tune")
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self.budget_s, self._fresh = step, budget_s, fresh
+        self.step, self._fresh, self._grows = step, fresh, budget_s is None
         model = step.models[0]
         with hidden(model):
             facts = Facts.read(model, step.holders(model))
         self._tuning = Tuning(step, Hardware.current(), facts, objective, steps)
         self._identity: tuple[str, Task] | None = None
-        self._end = 0.0
+        self._stages = Stages(self.step, self._tuning, Budget(budget_s or DEFAULT_S), 0.0)
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds for all of it but compiling; known for good once one step was looked at."""
+        return self._stages.budget.seconds
 
     def result(self) -> Tuning:
         """What is known so far; a winner that was not confirmed says so."""
@@ -76,14 +89,16 @@ class Search:
     def recall(self) -> Tuning:
         """The result with the plan that was learned for this step, if one was; not yet checked.
 
-        Runs one step, which is undone. Raises what the step raises.
+        Runs one step or two, which are undone. Raises what the step raises.
         """
         __tracebackhide__ = True
         tuning = self._tuning
         if self._identity is None:
+            took_s: list[float] = []
             self._identity = learning.identify(
-                self.step, tuning.hardware, tuning.objective, tuning.steps
+                self.step, tuning.hardware, tuning.objective, tuning.steps, took_s
             )
+            self._stages.step_s = min(took_s)
             known = None if self._fresh else learning.find(*self._identity)
             if known is not None and known.plan["values"]:  # where nothing helped, search again
                 tuning.learned, tuning.winner = known, Candidate(known.plan["values"])
@@ -93,11 +108,15 @@ class Search:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         __tracebackhide__ = True
         start = time.perf_counter()
-        self._end = start + self.budget_s
-        tuning = self._tuning
+        budget = self._stages.budget = Budget(self.budget_s)
+        tuning, stages = self._tuning, self._stages
         yield Progress(0.0, "looking at one step")
         known = self.recall().winner
+        if self._grows:
+            grown = min(ENOUGH_STEPS * stages.step_s, MOST_GROWN_S)
+            budget.seconds = max(budget.seconds, grown)
         try:
+            yield Progress(budget.share, self._ahead())
             if known.values:
                 yield from self._check(known)
             if not tuning.confirmed:
@@ -106,182 +125,85 @@ class Search:
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
 
+    def _ahead(self) -> str:
+        """How long it will take, and whether that is enough."""
+        step_s = self._stages.step_s
+        text = f"one step takes {step_s:.2g} s: at most about {self.budget_s:.0f} s"
+        text += " and what compiling takes"
+        is_short = self.budget_s < ENOUGH_STEPS * step_s / 2
+        return f"{text}; {self._stages.more()}" if is_short else text
+
     def _check(self, known: Candidate) -> Generator[Progress, None, None]:
         """A short A/B of the plan that was learned; it is forgotten where it does not hold."""
         __tracebackhide__ = True
-        yield from self._confirm(known, "checking the learned plan")
+        yield from Proof(self._stages).confirm(known, "checking the learned plan", parts=False)
         learned, tuning = self._tuning.learned, self._tuning
         if tuning.winner.name != known.name and learned is not None:
-            learning.forget(learned)
+            if not tuning.unclear:
+                learning.forget(learned)
+            what = "could not be checked" if tuning.unclear else "was dropped"
             reasons = [one.reason for one in tuning.rejected if one.name == known.name]
-            tuning.notes.append("; ".join([f"The learned plan {known.name} was dropped", *reasons]))
+            tuning.notes.append("; ".join([f"The learned plan {known.name} {what}", *reasons]))
             tuning.learned, tuning.comparison = None, None
-            tuning.winner, tuning.confirmed = BASELINE, False
+            tuning.winner, tuning.confirmed, tuning.unclear = BASELINE, False, ""
 
     def _search(self) -> Generator[Progress, None, None]:
         __tracebackhide__ = True
-        tuning = self._tuning
+        tuning, stages = self._tuning, self._stages
         found = candidates(tuning.hardware, tuning.facts)
-        cheap = [one for one in found if not one.costly]
-        seconds = SINGLES * self.budget_s
-        helped, unclear = yield from self._stage("single changes", cheap, seconds, BASELINE)
-        best = [*helped, BASELINE][0]
-        mixes = _mixes(best, _one_value_each([*helped, *unclear]))
-        seconds = COMBINATIONS * self.budget_s
-        better, _ = yield from self._stage("combinations", mixes, seconds, best)
-        best = [*better, best][0]
-        costly = [one for one in found if one.costly]
-        for number, one in enumerate(costly):
-            if self._can_still_win(one, best):
-                tried = [one, best + one] if best.values else [one]
-                seconds = min(COSTLY * self.budget_s, self._left() / (len(costly) - number))
-                better, _ = yield from self._stage(f"with {one.name}", tried, seconds, best)
-                best = [*better, best][0]
+        best = yield from self._best_of(found)
+        stages.say_what_was_left_out()
         if best.values:
-            yield from self._confirm(best, "confirming")
+            yield from Proof(stages).confirm(best, "confirming")
+        else:
+            tuning.winner, tuning.comparison = BASELINE, None
+            tuning.unclear = stages.why_unclear() if found else ""
         self._keep()
 
-    def _stage(
-        self, title: str, tried: Sequence[Candidate], seconds: float, best: Candidate
-    ) -> Generator[Progress, None, tuple[list[Candidate], list[Candidate]]]:
-        """What is proven better than `best`, best first, and what may be, but is not proven."""
+    def _best_of(self, found: list[Candidate]) -> Generator[Progress, None, Candidate]:
+        """What leads once everything that there is time for has raced; it proves nothing yet."""
         __tracebackhide__ = True
-        if not tried:
-            return [], []
-        asked = {one.name: one for one in tried if one.name != best.name}
-        comparison = yield from self._benchmark(
-            title, [*asked.values()], seconds, "beaten" if best.values else "slower", best
-        )
-        records = [one for one in comparison.records if one.name in asked]
-        scores = {one.name: self._score(comparison, one) for one in records}
-        better = sorted((name for name in scores if scores[name] > 1), key=lambda n: -scores[n])
-        winner = better[0] if better else best.name
-        for record in records:
-            self._reject(comparison, record, winner)
-        unclear = [one.name for one in records if scoring.may_help(comparison, one)]
-        return [asked[name] for name in better], [asked[name] for name in unclear]
+        stages, cheap = self._stages, [one for one in found if not one.costly]
+        costly, start = [one for one in found if one.costly], strongest(cheap)
+        # The strongest with and without compiling, then its parts are taken out one by one.
+        every = combinations(cheap, start)
+        compiled = [one for one in [start + one for one in costly[:1]] if self._can_pay(one)]
+        every = [*every[:1], *compiled, *every[1:]]
+        best = yield from stages.race("what the machine suggests", every, RACE)
+        for _ in range(len(cheap) if not best.costly else 0):
+            near = [one for one in combinations(cheap, best) if distance(one, best) == 1]
+            better = yield from stages.race("what is near it", stages.new(near), NEAR, best)
+            if better.name == best.name:
+                break
+            best = better
+        compiled = stages.new([best + one for one in costly])
+        compiled = [one for one in compiled if self._can_pay(one)]
+        best = yield from stages.race("compiled", compiled, COMPILED, best)
+        no_race = not stages.has_raced and stages.budget.allows(stages.step_s)
+        return start if no_race and not best.values else best  # the strongest alone
 
-    def _benchmark(
-        self,
-        title: str,
-        tried: Sequence[Candidate],
-        seconds: float,
-        drop: Drop = "",
-        best: Candidate = BASELINE,
-        decisive: Sequence[str] = (),
-    ) -> Generator[Progress, None, Comparison]:
-        """`best` and what is tried, as a stage of the result, also where it is cut short."""
-        __tracebackhide__ = True
-        every = [BASELINE, *([best] if best.values else []), *tried]
-        benchmark = Benchmark(
-            self.step,
-            [one.variant() for one in every],
-            seconds,
-            drop=drop,
-            decisive=decisive or [one.name for one in tried],
-            against=best.name,
-        )
-        try:
-            with closing(benchmark.run()) as run:
-                for one in run:
-                    done = 1 - max(self._end - time.perf_counter(), 0.0) / self.budget_s
-                    paused = time.perf_counter()
-                    yield Progress(min(done, 1.0), f"{title}: {one.text}", one.known)
-                    self._end += time.perf_counter() - paused  # the time of whoever drains this
-        finally:
-            comparison = benchmark.result()
-            if benchmark.has_results():
-                self._tuning.stages.append(Stage(title, comparison))
-                self._lead(tried, comparison)
-        return comparison
-
-    def _lead(self, tried: Sequence[Candidate], comparison: Comparison) -> None:
-        """The best so far, not confirmed yet: what an interrupted search ends with."""
-        records = {one.name: one for one in comparison.records}
-        known = [one for one in tried if one.name in records]
-        scores = {one: self._score(comparison, records[one.name]) for one in known}
-        best = max(known, key=lambda one: scores[one], default=None)
-        if best is not None and scores[best] > 1:
-            self._tuning.winner, self._tuning.comparison = best, comparison
-
-    def _confirm(self, best: Candidate, title: str) -> Generator[Progress, None, None]:
-        """Baseline against the winner in rounds that took no part in choosing it.
-
-        Its parts go along, each added to those before it, so that what each adds is known too,
-        and what is left of it where the whole is not confirmed.
-        """
-        __tracebackhide__ = True
-        tuning, parts = self._tuning, best.cumulated()
-        seconds = CONFIRMED * self.budget_s
-        comparison = yield from self._benchmark(title, parts, seconds, decisive=[best.name])
-        records = {one.name: one for one in comparison.records}
-        held = [one for one in parts if self._score(comparison, records[one.name]) > 1]
-        tuning.comparison, tuning.confirmed = comparison, bool(held)
-        tuning.winner = held[-1] if held else BASELINE
-        if tuning.winner.name != best.name:
-            why = scoring.why_not(comparison, records[best.name], tuning.winner.name)
-            tuning.rejected.append(Rejected(best.name, f"fresh rounds did not confirm it: {why}"))
+    def _can_pay(self, one: Candidate) -> bool:
+        """Whether such a budget, and so many steps, can pay for compiling at all."""
+        steps, step_s = self._tuning.steps, self._stages.step_s
+        why = ""
+        if steps is not None and steps * step_s <= COMPILE_S:
+            why = f"{steps} steps take {steps * step_s:.1f} s, compiling alone takes longer"
+        elif self.budget_s < COMPILE_S:
+            why = f"{self.budget_s:g} s are less than what compiling takes: --budget 30 tries it"
+        if why:
+            self._stages.refuse(one.name, why)
+        return not why
 
     def _keep(self) -> None:
         """Remember what was found, also that nothing helped: rules shall not turn it on then.
 
-        A store that can't be written is said, and no more.
+        Not so where the search could not tell. A store that can't be written is said, and no more.
         """
         tuning = self._tuning
-        if self._identity is None:
+        if self._identity is None or (not tuning.helped and tuning.unclear):
             return
         winner = tuning.winner
         try:
             learning.keep(*self._identity, tuning.plan, winner.values, winner.name, tuning.ratio)
         except SpeedKitError as error:
             tuning.notes.append(f"the plan was not kept for the next time: {error}")
-
-    def _score(self, comparison: Comparison, record: Record) -> float:
-        return scoring.score(comparison, record, self._tuning.objective, self._tuning.steps)
-
-    def _left(self) -> float:
-        """Seconds until the winner has to be confirmed."""
-        return self._end - time.perf_counter() - CONFIRMED * self.budget_s
-
-    def _can_still_win(self, one: Candidate, best: Candidate) -> bool:
-        """Whether there is time to compile, and anything left to gain that pays for it."""
-        name = (best + one).name
-        left = self._left()
-        if left < COMPILE_S:
-            reason = f"{max(left, 0):.0f} s of the budget were left, compiling takes about"
-            self._tuning.rejected.append(Rejected(name, f"{reason} {COMPILE_S:.0f}"))
-            return False
-        steps, stages = self._tuning.steps, self._tuning.stages
-        if steps is None or not stages:
-            return True
-        baseline_s = spread(stages[-1].comparison.baseline.times_s).median_s
-        if steps * baseline_s > COMPILE_S:
-            return True
-        reason = f"{steps} steps take {steps * baseline_s:.1f} s, compiling alone takes longer"
-        self._tuning.rejected.append(Rejected(name, reason))
-        return False
-
-    def _reject(self, comparison: Comparison, record: Record, best: str) -> None:
-        """With its reason, in place of an earlier one; not so the best."""
-        tuning = self._tuning
-        tuning.rejected = [one for one in tuning.rejected if one.name not in (best, record.name)]
-        if record.name != best:
-            why = scoring.why_not(comparison, record, best)
-            tuning.rejected.append(Rejected(record.name, why))
-
-
-def _one_value_each(ranked: Sequence[Candidate]) -> list[Candidate]:
-    """Of several values for one optimization the best."""
-    return [
-        one
-        for number, one in enumerate(ranked)
-        if not any(one.values.keys() & better.values.keys() for better in ranked[:number])
-    ]
-
-
-def _mixes(best: Candidate, others: Sequence[Candidate]) -> list[Candidate]:
-    """The best with each other one, and all of them: two that help alone can hurt together, and
-    two that are too small to be proven alone may be large enough together.
-    """
-    mixes = [*(best + other for other in others), combined(others)]
-    return [one for name, one in {one.name: one for one in mixes}.items() if name != best.name]

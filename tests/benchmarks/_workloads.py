@@ -59,6 +59,30 @@ class Cnn(nn.Module):
         return self.head(torch.relu(found + self.block(found)).mean((2, 3)))
 
 
+class Resnet(nn.Module):
+    """Residual blocks at two resolutions."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.stem = _normed(3, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(_normed(width, width), nn.ReLU(), _normed(width, width)) for _ in range(3)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Batch x 3 x height x width images to batch x 10."""
+        found = torch.relu(self.stem(images))
+        for block in self.blocks:
+            found = torch.relu(found + block(found))
+        return self.head(found.mean((2, 3)))
+
+
+def _normed(inputs: int, outputs: int) -> nn.Module:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
 class Lstm(nn.Module):
     """A sequence to a class."""
 
@@ -132,8 +156,8 @@ def _rollout() -> Workload:
     return Workload(policy, torch.optim.AdamW(policy.parameters()), step)
 
 
-def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randint(500, (8, 64)), torch.randint(500, (8, 64))
+def _tokens(batch: int = 8, length: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(500, (batch, length)), torch.randint(500, (batch, length))
 
 
 def _classes(batch: int) -> torch.Tensor:
@@ -150,6 +174,10 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "LSTM, training": lambda: _training(Lstm(), torch.rand(16, 50, 32), _classes(16)),
     "rollout, training": _rollout,
     "CNN, training": lambda: _training(Cnn(), torch.rand(16, 3, 32, 32), _classes(16)),
+    # Steps of 0.2 to 0.5 s on two cores.
+    "long transformer, training": lambda: _training(Transformer(256, 4), *_tokens(16, 128)),
+    "long CNN, training": lambda: _training(Resnet(), torch.rand(48, 3, 32, 32), _classes(48)),
+    "long encoder, inference": lambda: _inference(Transformer(384, 6), _tokens(32, 128)[0]),
 }
 
 

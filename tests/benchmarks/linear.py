@@ -1,38 +1,28 @@
-"""`Linear(8192, 8192)` x 3, batch 512, on a CUDA device: torch's defaults against `auto`, in ms.
+"""`Linear(8192, 8192)` x 3, batch 512, on a CUDA device: torch's defaults against `auto`.
 
-10 warm-up and 100 synchronized steps each, cudnn.benchmark off. Without a CUDA device it says so.
+Interleaved in shuffled rounds, both from the same weights. Without a CUDA device it says so.
 
-    python tests/benchmarks/linear.py
+    python tests/benchmarks/linear.py [--budget 30]
 """
 
 from __future__ import annotations
 
-import statistics
+import argparse
 import sys
-import time
 
 import torch
 from _ratios import machine
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups
-
-
-def median_ms(step) -> float:
-    """Median of 100 synchronized steps after 10 of warm-up."""
-    times = []
-    for number in range(110):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        if number >= 10:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.report.comparisons import comparison_report
 
 
 def main() -> int:
-    """Run the program."""
+    """Run the program; exits 1 where `auto` is slower."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget", type=float, default=30.0)
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         print("linear.py: no CUDA device here, nothing measured")
         return 0
@@ -41,25 +31,17 @@ def main() -> int:
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(512, 8192, device="cuda")
 
-    def baseline() -> None:
+    def step() -> None:
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    def fast() -> None:
-        with context.autocast():
-            loss = model(x).square().mean()
-        context.grad_scaler.scale(loss).backward()
-        context.grad_scaler.step(optimizer)
-        context.grad_scaler.update()
-        optimizer.zero_grad()
-
+    found = benchmark(
+        step, "baseline,auto", model=model, optimizer=optimizer, budget_s=options.budget
+    )
     print(machine("cuda"))
-    before = median_ms(baseline)
-    with apply_speedups(model, SpeedConfig(), optimizer=optimizer)[1] as context:
-        after = median_ms(fast)
-    print(f"baseline {before:.2f} ms, auto {after:.2f} ms: {before / after:.2f}x")
-    return 0
+    print(comparison_report(found))
+    return 1 if found.verdict(found.records[1]) == "slower" else 0
 
 
 if __name__ == "__main__":

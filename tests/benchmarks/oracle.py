@@ -1,21 +1,24 @@
 """What `tune()` finds against everything there is to find, and against what people do by hand.
 
-For each of nine small workloads, in one run:
+For each of twelve workloads, three of them with steps of 0.2 to 0.5 s, in one run:
 
-1. `tune()` with its default budget, nothing learned before, an empty cache of compiled code;
-2. with another empty cache, an exhaustive grid: every combination of what the catalog offers for
-   this machine, bf16 included whether there are units for it or not, interleaved with baseline,
-   GRID_S seconds for each (what is over twice as slow in each of the first rounds leaves them, and
-   its time to the others);
+1. `tune()` with its defaults, nothing learned before, an empty cache of compiled code;
+2. with another empty cache, a grid: fp32 or bf16 (whether there are units for it or not) or what
+   else lowers precision here, eager or compiled, layout, fused optimizer, and one thread where the
+   step is short, each with each, interleaved with baseline; for each combination GRID_S seconds or
+   as long as GRID_STEPS steps take (what is over twice as slow in each of the first rounds leaves
+   them, and its time to the others);
 3. interleaved with baseline and the tuned plan, each on a copy of its own: `torch.compile(model)`,
    Accelerate with bf16 and inductor, Fabric's bf16-mixed with torch.compile.
 
     python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
 
-A workload takes some minutes. Each is appended to the file, so that a run can be stopped and goes
-on where it was; `--table` only prints. Exits 1 where a promise is broken: the plan is at least 0.97
-as fast as the best of the grid, in a quarter of the grid's time, and never slower than 0.98 of
-baseline. Needs `pip install accelerate lightning` for the last two; without them they are left out.
+A workload takes some minutes, all of them about 40 on two cores. Each is appended to the file with
+the state of the code (the commit), so that a run can be stopped and goes on where it was; what
+another state has measured is measured anew. `--table` only prints the newest state, and says
+whether it is complete. Exits 1 where a promise is broken: the plan is at least 0.97 as fast as the
+best of the grid, in a quarter of the grid's time, and never slower than 0.98 of baseline. Needs
+`pip install accelerate lightning` for the last two; without them they are left out.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import itertools
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,13 +49,16 @@ from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.statistics import Ratio, paired_ratio
 from speedkit_jupyter.measure.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.result import Tuning
 
 Forces = dict[str, Callable[[], Any]]
 
-GRID_S = 10.0  # for each combination: the default budget of a benchmark
-BY_HAND_S, MOST_ROUNDS, LEAST_ROUNDS = 30.0, 300, 12
+# For each combination: so many seconds, or so many steps where these take longer.
+GRID_S, GRID_STEPS = 4.0, 14
+# One thread is worth a try for steps up to so many seconds.
+SHORT_STEP_S = 0.02
+BY_HAND_S, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 12
 AGAINST_BEST, AGAINST_BASELINE, SHARE_OF_TIME = 0.97, 0.98, 0.25
 
 
@@ -62,16 +69,33 @@ def main() -> int:
     parser.add_argument("--file", type=Path, default=Path("oracle.jsonl"))
     parser.add_argument("--table", action="store_true", help="print what the file holds")
     options = parser.parse_args()
-    done = {row["workload"]: row for row in _read(options.file)}
+    state = state_of_code()
+    done = {row["workload"]: row for row in _read(options.file) if row.get("state") == state}
     for name in WORKLOADS if not options.table else ():
         if name in done or (options.only and options.only not in name):
             continue
-        done[name] = measured(name)
+        done[name] = {"state": state, **measured(name)}
         with options.file.open("a") as file:
             file.write(json.dumps(done[name]) + "\n")
         print(_line(done[name]), flush=True)
-    print(table(list(done.values())))
-    return 0 if all(not broken(row) for row in done.values()) else 1
+    every = _read(options.file)
+    state = every[-1].get("state") if every else None
+    rows = {row["workload"]: row for row in every if row.get("state") == state}
+    print(table(list(rows.values())))
+    print(f"{len(rows)} of {len(WORKLOADS)} workloads in one state of the code: {state}")
+    return 0 if all(not broken(row) for row in rows.values()) else 1
+
+
+def state_of_code() -> str:
+    """The commit, with a plus where files differ from it."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        found = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
+        return found.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../../speedkit_jupyter")
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -98,10 +122,12 @@ def _nothing_kept() -> Iterator[None]:
 
 def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> dict[str, Any]:
     start = time.perf_counter()
+    step_s = _step_s(work)
+    tried = combinations(work, step_s)
     grid = Benchmark(
         step_of(_step(work), work.model, work.optimizer or ()),
-        [Variant("baseline"), *(one.variant() for one in combinations(work))],
-        GRID_S * len(combinations(work)),
+        [Variant("baseline"), *(one.variant() for one in tried)],
+        max(GRID_S, GRID_STEPS * step_s) * len(tried),
         drop="far",
     )
     for one in grid.run():
@@ -116,6 +142,7 @@ def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> d
     return {
         "workload": name,
         "machine": machine(),
+        "step_s": step_s,
         "tuned": winner,
         "tuned_s": tuned_s,
         "grid_s": grid_s,
@@ -130,23 +157,37 @@ def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> d
     }
 
 
-def combinations(work: Workload) -> list[Candidate]:
-    """Everything that the catalog offers here, each with each; bf16 too where it is emulated."""
+def _step_s(work: Workload) -> float:
+    """Seconds of the fastest of five steps; what they change stays."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        work.step(work.model, work.optimizer)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def combinations(work: Workload, step_s: float) -> list[Candidate]:
+    """The grid: each value with each, one lowering of precision at a time."""
     hardware = Hardware.detect()
     facts = Facts.read(work.model, [work.optimizer] if work.optimizer else [])
     offered: list[list[dict[str, Any]]] = []
+    lowered: list[dict[str, Any]] = [{}]
     for optimization in CATALOG:
-        values = list(optimization.candidates(hardware, facts))
-        if optimization.name == "precision" and "bf16" not in values and not facts.lstms:
+        name, values = optimization.name, list(optimization.candidates(hardware, facts))
+        if name == "precision" and "bf16" not in values and not facts.lstms:
             values.append("bf16")
-        if optimization.name == "threads":
-            values = [one for one in values if one != torch.get_num_threads()]
-        if values:
-            offered.append([{}, *({optimization.name: value} for value in values)])
-    found = [
-        Candidate({name: value for part in parts for name, value in part.items()})
-        for parts in itertools.product(*offered)
-    ]
+        if name == "threads":
+            now = torch.get_num_threads()
+            values = [one for one in values if one != now and step_s <= SHORT_STEP_S]
+        if name == "tf32" and facts.convolutions:
+            continue
+        if name in LOWERING:
+            lowered += [{name: value} for value in values]
+        elif values:
+            offered.append([{}, *({name: value} for value in values)])
+    parts = itertools.product(lowered, *offered)
+    found = [sum((Candidate(one) for one in some), Candidate({})) for some in parts]
     return [one for one in found if one.values]
 
 

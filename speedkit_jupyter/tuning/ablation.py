@@ -1,0 +1,88 @@
+"""What a part of a plan is worth: the whole against the same without it, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.dropping import WORTH_COMPILING, WORTH_IT
+from speedkit_jupyter.measure.statistics import SAME, Ratio, paired_ratio
+from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
+
+
+@dataclass(frozen=True)
+class Part:
+    """One optimization of a plan. `ratio` is how many times as fast the plan is with it as without
+    it; None where that was not measured.
+    """
+
+    name: str
+    word: str
+    ratio: Ratio | None
+
+    def describe(self) -> str:
+        """What leaving it out costs, in numbers."""
+        if self.ratio is None:
+            return "not measured alone"
+        found = self.ratio
+        interval = f"{found.median:.2f}× [{found.low:.2f}, {found.high:.2f}]"
+        return f"with it the plan is {interval} as fast as without"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether leaving it out costs something, enough for what it costs itself."""
+        return self.ratio is not None and self.ratio.low > 1 and self.ratio.median >= self.least
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more rounds could change nothing: proven, or known to be worth too little."""
+        return self.is_proven or (self.ratio is not None and self.ratio.high < self.least)
+
+    @property
+    def least(self) -> float:
+        """What it has to bring: what lowers precision more than what does not."""
+        if self.name == "compile":
+            return WORTH_COMPILING
+        return WORTH_IT if self.name in LOWERING else 1 + SAME
+
+
+def plans(whole: Candidate) -> list[Candidate]:
+    """The whole without each of its parts: first those that need proof the most."""
+    order = sorted(whole.values, key=lambda name: (name not in LOWERING, name != "compile"))
+    return [whole.without(name) for name in order if len(whole.values) > 1]
+
+
+def parts(whole: Candidate, comparison: Comparison) -> list[Part]:
+    """Each part of the plan, by the rounds that have the plan with and without it."""
+    records = {one.name: one for one in comparison.records}
+    records.setdefault("baseline", comparison.baseline)
+    number = max(len(whole.values), 1)
+    return [
+        Part(
+            name,
+            whole.part(name).name,
+            _ratio(records, whole.without(name).name, whole.name, comparison.error / (2 * number)),
+        )
+        for name in whole.values
+    ]
+
+
+def _ratio(records: Mapping[str, Record], without: str, whole: str, error: float) -> Ratio | None:
+    one, other = records.get(without), records.get(whole)
+    if one is None or other is None or one.failure or other.failure:
+        return None
+    pairs = min(len(one.times_s), len(other.times_s))
+    return paired_ratio(one.times_s[:pairs], other.times_s[:pairs], error) if pairs else None
+
+
+def lead(comparison: Comparison, without: Candidate, whole: Candidate) -> Ratio | None:
+    """How many times as fast the whole is as what is left of it."""
+    records = {one.name: one for one in comparison.records}
+    return _ratio(records, without.name, whole.name, comparison.error / 2)
+
+
+def idle(found: Sequence[Part]) -> list[str]:
+    """The names of the parts that were measured and are not proven, what brings least first."""
+    measured = [(one.ratio.median, one.name) for one in found if one.ratio and not one.is_proven]
+    return [name for _, name in sorted(measured)]

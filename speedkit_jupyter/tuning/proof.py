@@ -1,0 +1,104 @@
+"""The proof: the winner against baseline in fresh rounds, and what each of its parts is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.tuning import ablation, scoring
+from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.stages import BASELINE, Stages
+
+# The whole plan's interval has to be as narrow as this share of its median.
+PRECISE = 0.05
+# Two plans and baseline are told apart in about so many steps.
+LEAST_STEPS = 45
+
+
+class Proof:
+    """Takes what is left of the budget, and less where all is clear before."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+
+    def confirm(
+        self, best: Candidate, title: str, parts: bool = True
+    ) -> Generator[Progress, None, None]:
+        """Baseline against the winner in rounds that took no part in choosing it.
+
+        The same plan without each of its parts goes along, so that what each is worth is known
+        too, and what is left of it where the whole is not confirmed.
+        """
+        __tracebackhide__ = True
+        tuning = self.stages.tuning
+        others = [one for one in ablation.plans(best) if one.values] if parts else []
+
+        def settled(comparison: Comparison) -> bool:
+            record = next(one for one in comparison.records if one.name == best.name)
+            ratio = comparison.ratio(record)
+            if ratio is None or comparison.verdict(record) == "too noisy":
+                return False
+            found = ablation.parts(best, comparison) if parts else []
+            clear = all(one.is_clear for one in found if one.ratio is not None)
+            return clear and ratio.is_precise(PRECISE)
+
+        comparison = yield from self.stages.benchmark(
+            title, [best, *others], self.stages.budget.left_s, settled=settled
+        )
+        records = {one.name: one for one in comparison.records}
+        held = [
+            one for one in (best, *others) if self.stages.score(comparison, records[one.name]) > 1
+        ]
+        tuning.comparison, tuning.confirmed = comparison, bool(held)
+        tuning.winner = held[0] if held else BASELINE
+        tuning.parts_found = ablation.parts(tuning.winner, comparison) if parts else []
+        if tuning.winner.name != best.name:
+            why = scoring.why_not(comparison, records[best.name], tuning.winner.name)
+            self.stages.refuse(best.name, f"fresh rounds did not confirm it: {why}")
+            tuning.unclear = "" if held else self._why_unclear(comparison, records[best.name])
+        elif parts:
+            yield from self._drop_what_is_idle(best, comparison)
+
+    def _drop_what_is_idle(
+        self, best: Candidate, comparison: Comparison
+    ) -> Generator[Progress, None, None]:
+        """A part stays only where leaving it out costs something that is proven."""
+        __tracebackhide__ = True
+        tuning = self.stages.tuning
+        idle = ablation.idle(tuning.parts_found)
+        if len(idle) > 1 and self.stages.budget.left_s < LEAST_STEPS * self.stages.step_s:
+            idle = idle[:1]  # no time to see whether they are worth something together
+        rest = best.without(*idle)
+        if tuning.objective == "memory" or not idle or not rest.values:
+            return
+        records = {one.name: one for one in comparison.records}
+        if len(idle) > 1:  # none of them alone, but perhaps together
+            shorter = yield from self.stages.benchmark(
+                "without what is not proven", [rest, best], self.stages.budget.left_s
+            )
+            records = {one.name: one for one in shorter.records}
+            together = ablation.lead(shorter, rest, best)
+            if together is None or together.low > 1:
+                return
+            comparison = shorter
+        if self.stages.score(comparison, records[rest.name]) <= 1:
+            return
+        tuning.winner, tuning.comparison, tuning.confirmed = rest, comparison, True
+        for part in tuning.parts_found:
+            if part.name in idle and part.ratio is not None:
+                self.stages.refuse(part.word, f"left out: {part.describe()}")
+        tuning.parts_found = [one for one in tuning.parts_found if one.name not in idle]
+
+    def _why_unclear(self, comparison: Comparison, record: Record) -> str:
+        """Why the rounds say neither yes nor no; empty where they say no."""
+        value, ratio = self.stages.value(comparison, record), comparison.ratio(record)
+        if ratio is None or math.isinf(ratio.high):
+            told = comparison.verdict(record) in ("failed", "wrong")
+            return "" if told else f"too few rounds for {record.name}; {self.stages.more()}"
+        if scoring.is_clearly_no_gain(comparison, record) or 0 < value <= 1:
+            return ""
+        if comparison.verdict(record) in ("failed", "wrong"):
+            return ""
+        return f"{record.name} may help, and was not proven; {self.stages.more()}"

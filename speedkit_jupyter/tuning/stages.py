@@ -1,0 +1,181 @@
+"""The benchmarks that a search is made of, and what they leave in its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+
+from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure.benchmark import Benchmark
+from speedkit_jupyter.measure.budget import APART, REFERENCE, ROUNDED, Budget, advice
+from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.dropping import RACE_ROUNDS, WORTH_COMPILING, Drop
+from speedkit_jupyter.measure.sampler import LONG_S, Progress
+from speedkit_jupyter.measure.statistics import SAME
+from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.tuning import scoring
+from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
+
+# Steps that a search needs for a clear answer.
+ENOUGH_STEPS = 120
+# So many candidates race at once; a candidate takes so long however short the step is.
+MOST_CANDIDATES, CANDIDATE_S = 10, 0.06
+# The step that was looked at was the fastest of some; in a race it takes longer.
+SLOWER = 1.5
+# A race may take so many times its share; this part of what is left is always the proof's.
+OVERTIME, PROOF = 1.5, 0.35
+BASELINE = Candidate({})
+
+
+class Stages:
+    """Each stage is a benchmark of `step` within what is left of `budget`; `step_s` is about how
+    long it takes.
+
+    `tuning` gets the stages, what was rejected, and the best so far.
+    """
+
+    def __init__(self, step: Step, tuning: Tuning, budget: Budget, step_s: float) -> None:
+        self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
+        self._tried: set[str] = set()
+        self._left_out: list[str] = []
+
+    def race(
+        self, title: str, tried: Sequence[Candidate], share: float, best: Candidate = BASELINE
+    ) -> Generator[Progress, None, Candidate]:
+        """The one that leads at its end, baseline and the `best` so far included."""
+        __tracebackhide__ = True
+        known = [best] if best.values else []
+        room = self._room(share, known)
+        chosen = list(tried[:room])
+        if room < min(len(tried), MOST_CANDIDATES):
+            self._left_out += [one.name for one in tried[room:]]
+        if not chosen:
+            return best
+        self._tried |= {one.name for one in chosen}
+        if len(chosen) == 1 and not known:
+            return chosen[0]  # nothing to choose between: it is confirmed or not
+        drop: Drop = "far" if self.tuning.objective == "memory" else "race"
+        asked = [*known, *chosen]
+        # More than was planned for, if need be: without rounds enough all of it would be lost.
+        seconds = min(OVERTIME * share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
+        comparison = yield from self.benchmark(title, asked, seconds, drop)
+        return self._leader(comparison, asked)
+
+    def new(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Those that have not raced yet."""
+        return [one for one in found if one.name not in self._tried]
+
+    def say_what_was_left_out(self) -> None:
+        """As a note of the result."""
+        names = [name for name in dict.fromkeys(self._left_out) if name not in self._tried]
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            listed = f"{', '.join(names[:4])}{more}"
+            self.tuning.notes.append(f"Left out, since the budget is short: {listed}")
+
+    @property
+    def has_raced(self) -> bool:
+        """Whether there was time to try anything."""
+        return bool(self._tried)
+
+    def why_unclear(self) -> str:
+        """Why the races say neither that something helps nor that nothing does; empty if they do.
+
+        Nothing helps where the strongest combination and those without its parts fell behind.
+        """
+        stages = self.tuning.stages
+        rounds = max((len(one.comparison.baseline.times_s) for one in stages), default=0)
+        if rounds < RACE_ROUNDS:
+            return f"one step takes {self.step_s:.2g} s; {self.more()}"
+        checks = [r.accuracy for one in stages for r in one.comparison.records[1:] if r.accuracy]
+        if checks and all(one.verdict == "not checked" for one in checks):
+            return f"no plan can be proven right: {checks[0].reason}"
+        return ""
+
+    def more(self) -> str:
+        """The budget that gives a clear answer, or how long one would take."""
+        return advice(ENOUGH_STEPS * self.step_s, "gives a clear answer", "a clear answer")
+
+    def _leader(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
+        records = {one.name: one for one in comparison.records}
+        best = self.ahead_of_all(comparison, asked)
+        for one in asked:
+            self.reject(comparison, records[one.name], best.name)
+        return best
+
+    def _room(self, share: float, known: Sequence[Candidate]) -> int:
+        """How many more candidates a race of this share of the budget can take."""
+        seconds = min(share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
+        again = 2 if self.step_s <= LONG_S else 1  # a short step has an untimed one before it
+        least_s = max(SLOWER * self.step_s * (APART + again * RACE_ROUNDS), CANDIDATE_S)
+        check = 1 if self._tried else REFERENCE + ROUNDED  # what it goes by is kept
+        others_s = check * self.step_s + (1 + len(known)) * least_s
+        return max(min(int((seconds - others_s) / least_s), MOST_CANDIDATES), 0)
+
+    def benchmark(
+        self,
+        title: str,
+        tried: Sequence[Candidate],
+        seconds: float,
+        drop: Drop = "",
+        settled: Callable[[Comparison], bool] | None = None,
+    ) -> Generator[Progress, None, Comparison]:
+        """Baseline and what is tried, as a stage of the result, also where it is cut short."""
+        __tracebackhide__ = True
+        variants = [one.variant() for one in (BASELINE, *tried)]
+        seconds = max(seconds, 0.01)
+        benchmark = Benchmark(self._step, variants, seconds, drop=drop, settled=settled)
+        try:
+            with closing(benchmark.run()) as run:
+                for one in run:
+                    begun = clock.now()
+                    yield Progress(self.budget.share, f"{title}: {one.text}", one.known)
+                    # The time of whoever drains this.
+                    self.budget.excluded_s += clock.now() - begun
+        finally:
+            self.budget.excluded_s += benchmark.budget.excluded_s
+            comparison = benchmark.result()
+            if benchmark.has_results():
+                self.tuning.stages.append(Stage(title, comparison))
+                self._lead(tried, comparison)
+        return comparison
+
+    def _lead(self, tried: Sequence[Candidate], comparison: Comparison) -> None:
+        """The best so far, not confirmed yet: what an interrupted search ends with."""
+        best = self.ahead_of_all(comparison, tried)
+        if best.values and not self.tuning.confirmed:
+            self.tuning.winner, self.tuning.comparison = best, comparison
+
+    def ahead_of_all(self, comparison: Comparison, tried: Sequence[Candidate]) -> Candidate:
+        """The fastest, baseline included; of those that are as fast the one of fewest parts."""
+        records = {one.name: one for one in comparison.records}
+        values = {one.name: self.value(comparison, records[one.name]) for one in tried}
+        most = max(values.values(), default=0.0)
+        plain = max([values[one.name] for one in tried if not one.costly], default=0.0)
+        # Compiling costs seconds at every start, so it has to bring more.
+        able = [one for one in tried if not one.costly or most > WORTH_COMPILING * max(plain, 1.0)]
+        most = max([1.0, *(values[one.name] for one in able)])
+        equal = [one for one in able if values[one.name] * (1 + SAME) > most]
+        equal = [one for one in equal if values[one.name] > 1]
+        return min(equal, key=lambda one: len(one.values), default=BASELINE)
+
+    def score(self, comparison: Comparison, record: Record) -> float:
+        """How many times better it is proven to be, by what is aimed at."""
+        return scoring.score(comparison, record, self.tuning.objective, self.tuning.steps)
+
+    def value(self, comparison: Comparison, record: Record) -> float:
+        """How many times better it looks."""
+        return scoring.value(comparison, record, self.tuning.objective, self.tuning.steps)
+
+    def reject(self, comparison: Comparison, record: Record, best: str) -> None:
+        """With its reason, in place of an earlier one; not so the best."""
+        tuning = self.tuning
+        tuning.rejected = [one for one in tuning.rejected if one.name != best]
+        if record.name != best:
+            self.refuse(record.name, scoring.why_not(comparison, record, best))
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Not in the plan, and why."""
+        others = [one for one in self.tuning.rejected if one.name != name]
+        self.tuning.rejected = [*others, Rejected(name, reason)]

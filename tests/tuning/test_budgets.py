@@ -1,0 +1,157 @@
+"""A budget is a promise about the clock, for steps of any length; what does not fit is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter.measure.budget import Budget, advice, clear_answer_s
+from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.tuning.search import Search
+
+CASES = [
+    (0.03, 5.0),
+    (0.2, 5.0),
+    (0.5, 5.0),
+    (0.5, 15.0),
+    (0.5, 40.0),
+    (2.0, 15.0),
+    (2.0, 40.0),
+    (20.0, 15.0),
+]
+
+
+@pytest.fixture
+def work(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
+    """`work(step_s, fused)`: a step of so many seconds, `fused` times as many where it is."""
+
+    def make(step_s: float, fused: float = 0.5) -> tuple[nn.Module, Any, Callable[[], None]]:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 36, 2))
+        optimizer = torch.optim.AdamW(network.parameters())
+        x = torch.rand(2, 1, 8, 8)
+
+        def step() -> None:
+            made_time.sleep(step_s * (fused if optimizer.param_groups[0]["fused"] else 1.0))
+            network(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return network, optimizer, step
+
+    return make
+
+
+@pytest.mark.parametrize("names", ["fused_optimizer", "fused_optimizer,channels_last,bf16,auto"])
+@pytest.mark.parametrize("fused", [0.5, 3.0])
+@pytest.mark.parametrize(("step_s", "budget_s"), CASES)
+def test_a_comparison_ends_within_its_budget_and_a_step(
+    work, made_time, step_s, budget_s, fused, names
+):
+    network, optimizer, step = work(step_s, fused)
+    began = made_time.now_s
+    found = benchmark(
+        step, f"baseline,{names}", model=network, optimizer=optimizer, budget_s=budget_s
+    )
+    assert made_time.now_s - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
+    for one in found.records[1:]:
+        told = one.times_s or one.same_as_baseline or one.failure or "dropped" in one.notes
+        assert told or not found.baseline.times_s
+    if clear_answer_s(step_s, len(found.records)) > budget_s:
+        assert "short for a clear answer" in found.baseline.notes["budget"]
+
+
+@pytest.mark.parametrize(("objective", "fused"), [("time", 0.5), ("time", 3.0), ("memory", 0.5)])
+@pytest.mark.parametrize(("step_s", "budget_s"), CASES)
+def test_a_search_ends_within_its_budget_and_a_step(
+    work, made_time, step_s, budget_s, fused, objective
+):
+    network, optimizer, step = work(step_s, fused)
+    began = made_time.now_s
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=budget_s, objective=objective)
+    assert made_time.now_s - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
+    assert not (tuning.helped and fused > 1 and "fused" in tuning.winner.name)
+
+
+@pytest.mark.parametrize("step_s", [0.1, 0.5, 2.0])
+def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(work, step_s):
+    network, optimizer, step = work(step_s)
+    search = Search(step_of(step, network, optimizer))
+    said = [one.text for one in search.run()]
+    expected = max(30.0, 120 * step_s)
+    assert f"one step takes {step_s:.2g} s: at most about {expected:.0f} s" in said[1]
+    assert search.result().winner.name == "fused_optimizer"
+    assert search.result().confirmed
+    comparison = benchmark(step, "baseline,fused_optimizer", model=network, optimizer=optimizer)
+    assert comparison.verdict(comparison.records[1]) == "faster"
+    assert "budget" not in comparison.baseline.notes
+
+
+def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(work):
+    network, optimizer, step = work(0.5)
+    names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:1"
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
+    measured = [one.name for one in found.records if one.times_s]
+    assert measured[:2] == ["baseline", "fused_optimizer"]
+    assert found.verdict(found.records[1]) == "faster"
+    left_out = [one for one in found.records if "dropped" in one.notes]
+    assert len(left_out) == 5 - len(measured) > 0
+    assert "left out: 20 s are too short" in " ".join(repr(found).split())
+
+
+def test_where_not_even_two_steps_fit_the_answer_is_that_it_could_not_tell(work):
+    network, optimizer, step = work(20.0)
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=15)
+    assert not tuning.helped
+    assert "one step takes 20 s" in tuning.unclear
+    assert "would take about 45 minutes" in tuning.unclear
+    assert repr(tuning).startswith("Could not tell: ")
+
+
+def test_what_was_not_checked_for_lack_of_time_is_not_called_right(work):
+    network, optimizer, step = work(2.0)
+    found = benchmark(
+        step, "baseline,fused_optimizer", model=network, optimizer=optimizer, budget_s=15
+    )
+    assert {one.accuracy.verdict for one in found.records if one.accuracy} == {"not checked"}
+    assert found.best is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "--budget 5 may settle it"),
+        (58, "--budget 60 may settle it"),
+        (301, "--budget 330 may settle it"),
+        (1500, "settling it would take about 25 minutes"),
+        (96455, "settling it would take hours"),
+    ],
+)
+def test_no_absurd_budget_is_advised(seconds, text):
+    assert advice(seconds, "may settle it", "settling it") == text
+
+
+def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
+    from speedkit_jupyter.measure import compilations
+
+    graphs = 0
+    monkeypatch.setattr(compilations, "graphs", lambda: graphs)
+    budget = Budget(10.0, made_time.perf_counter)
+
+    def parts() -> Any:
+        nonlocal graphs
+        made_time.sleep(1.0)
+        yield "plain"
+        graphs += 1
+        made_time.sleep(21.0)
+        yield "compiled"
+
+    assert list(budget.without_compiling(parts(), usual_s=1.0)) == ["plain", "compiled"]
+    assert budget.spent_s == pytest.approx(2.0, abs=0.01)
+    assert budget.allows(5.0)
+    assert not budget.allows(10.0)

@@ -1,0 +1,131 @@
+"""A search that could not tell says so, keeps nothing, and takes no plan away."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, store, tune
+from speedkit_jupyter.context import in_force
+from speedkit_jupyter.measure.functions import step_of
+
+
+@pytest.fixture
+def work(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
+    """`work(seconds)`: a step that takes `seconds(fused)`."""
+
+    def make(seconds: Callable[[bool], float]) -> tuple[nn.Module, Any, Callable[[], None]]:
+        torch.manual_seed(0)
+        network = nn.Linear(8, 2)
+        optimizer = torch.optim.AdamW(network.parameters())
+        x = torch.rand(4, 8)
+
+        def step() -> None:
+            made_time.sleep(seconds(bool(optimizer.param_groups[0]["fused"])))
+            network(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return network, optimizer, step
+
+    return make
+
+
+def test_a_search_without_time_could_not_tell_and_nothing_is_remembered(work):
+    network, optimizer, step = work(lambda fused: 20.0)
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=15)
+    assert tuning.unclear
+    assert "Could not tell" in repr(tuning)
+    assert "could not tell" in tuning.config.why_left
+    assert store.learned() == []
+
+
+def test_a_search_that_found_that_nothing_helps_is_remembered(work):
+    network, optimizer, step = work(lambda fused: 0.01 * (1 + fused))
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=4)
+    assert not tuning.helped
+    assert tuning.unclear == ""
+    assert [one.plan["values"] for one in store.learned()] == [{}]
+
+
+def test_apply_without_a_winner_restores_the_model(work):
+    network, optimizer, step = work(lambda fused: 0.01 * (1 + fused))
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=4)
+    _, first = apply_speedups(network, SpeedConfig(threads=1))
+    _, second = apply_speedups(network, SpeedConfig(sdpa="math"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tuning.apply() == []
+    assert in_force(network) is None
+    assert first.restored
+    assert second.restored
+
+
+def test_apply_after_a_search_that_could_not_tell_leaves_the_plan_in_force_and_says_so(work):
+    network, optimizer, step = work(lambda fused: 20.0)
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=15)
+    assert tuning.apply() == []
+    with apply_speedups(network, SpeedConfig(threads=1))[1] as context:
+        with pytest.warns(UserWarning, match="another plan is in force"):
+            assert tuning.apply() == []
+        assert context.active
+
+
+@pytest.mark.parametrize(
+    ("fused_s", "stays"), [(0.010, False), (0.00999, False), (0.0098, True), (0.005, True)]
+)
+def test_a_part_stays_only_where_leaving_it_out_costs_something(made_time, fused_s, stays):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+    optimizer = torch.optim.AdamW(network.parameters())
+    x = torch.rand(2, 1, 8, 8)
+
+    def step() -> None:
+        fused = bool(optimizer.param_groups[0]["fused"])
+        last = network[0].weight.stride()[1] == 1
+        made_time.sleep((fused_s if fused else 0.010) * (0.6 if last else 1.0))
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=3)
+    assert ("fused" in tuning.winner.name) is stays
+    assert "channels_last" in tuning.winner.name
+    assert all(ratio.low > 1 for _, ratio in tuning.parts())
+
+
+def test_too_few_rounds_for_the_proof_are_no_answer(made_time):
+    from speedkit_jupyter.measure.comparison import Comparison, Record
+    from speedkit_jupyter.tuning.proof import Proof
+    from speedkit_jupyter.tuning.search import Search
+
+    network = nn.Linear(8, 2)
+    x = torch.rand(4, 8)
+    search = Search(step_of(lambda: network(x)), 10.0)
+    for times in ([1.1], [0.9] * 3):
+        comparison = Comparison((Record("baseline", [1.0] * 3), Record("bf16", times)), {}, 1.0)
+        why = Proof(search._stages)._why_unclear(comparison, comparison.records[1])
+        assert why.startswith("too few rounds for bf16")
+
+
+def test_what_lowers_precision_stays_only_where_it_is_worth_it(made_time):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(network.parameters())
+    x = torch.rand(4, 8)
+
+    def step() -> None:
+        fused = bool(optimizer.param_groups[0]["fused"])
+        lowered = torch.is_autocast_enabled("cpu")
+        made_time.sleep(0.010 * (0.5 if fused else 1.0) * (0.985 if lowered else 1.0))
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=3)
+    assert tuning.winner.name == "fused_optimizer"

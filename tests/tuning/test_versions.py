@@ -1,0 +1,135 @@
+"""What an earlier engine has found is told apart: listed and shown, never used or compared."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, store, tuned
+from speedkit_jupyter.measure.statistics import Ratio
+from speedkit_jupyter.report.histories import history_report, since
+from speedkit_jupyter.report.tunings import tuned_list
+from speedkit_jupyter.tuning import learning
+
+
+def learned(model: nn.Module) -> learning.Task:
+    """A plan as a search of now keeps it."""
+    task = learning.Task("Linear", ("4x8 float32",))
+    where = learning.setting([model], Hardware.detect())
+    values = {"threads": 1}
+    learning.keep(
+        where, task, plan(facts=Facts.read(model)), values, "threads:1", Ratio(1.25, 1.2, 1.31, 50)
+    )
+    return task
+
+
+def as_found_by(engine: Any) -> None:
+    """Everything in the store, as another engine would have left it; None: before it had one."""
+    with sqlite3.connect(store.folder() / "speedkit.sqlite") as database:
+        for table, column in (("plans", "plan"), ("results", "result")):
+            for number, text in database.execute(f"SELECT id, {column} FROM {table}").fetchall():
+                row = {k: v for k, v in json.loads(text).items() if k != "engine"}
+                row |= {} if engine is None else {"engine": engine}
+                database.execute(
+                    f"UPDATE {table} SET {column} = ? WHERE id = ?", (json.dumps(row), number)
+                )
+    database.close()
+
+
+EARLIER = [None, 1, "0.1.0", 99]
+
+
+@pytest.mark.parametrize("engine", EARLIER)
+def test_a_plan_of_an_earlier_version_is_not_used_and_that_is_said(engine):
+    model = nn.Linear(8, 2)
+    task = learned(model)
+    assert tuned(model) is not None
+    as_found_by(engine)
+    with pytest.warns(UserWarning, match="earlier version of SpeedKit.*--tune searches again"):
+        assert tuned(model) is None
+    assert learning.find(learning.setting([model], Hardware.detect()), task) is None
+    (kept,) = store.learned()
+    assert kept.is_earlier
+    assert "of an earlier version, not used" in " ".join(tuned_list([kept]).to_text().split())
+
+
+def test_it_is_said_once_in_a_session():
+    model = nn.Linear(8, 2)
+    learned(model)
+    as_found_by(None)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            tuned(model)
+    assert len(seen) == 1
+
+
+def test_a_newer_plan_beside_an_earlier_one_is_used_without_a_word():
+    model = nn.Linear(8, 2)
+    learned(model)
+    as_found_by(None)
+    where = learning.setting([model], Hardware.detect())
+    other = learning.Task("Linear", ("2x8 float32",))
+    made = plan(facts=Facts.read(model))
+    learning.keep(where, other, made, {"sdpa": "math"}, "sdpa:math", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = tuned(model)
+    assert found is not None
+    assert found.sdpa.backend == "math"
+
+
+def result(median_s: float, rounds: int, high: float | None = 1.3) -> dict[str, Any]:
+    """What a comparison of two variants leaves."""
+    common = {"times_s": [median_s] * rounds, "same_as_baseline": False}
+    return {
+        "variants": [
+            {"name": "baseline", "speedup": None, **common},
+            {"name": "auto", "speedup": 0.78, "low": 0.7 if high else 0.0, "high": high, **common},
+        ],
+        "environment": {"device": "a CPU", "torch": "2.13"},
+    }
+
+
+@pytest.mark.parametrize("engine", EARLIER)
+def test_a_saved_result_of_an_earlier_version_is_marked_and_not_compared(engine):
+    store.save("step", result(0.1, 20))
+    as_found_by(engine)
+    store.save("step", result(0.2, 20))
+    earlier, newest = store.saved("step")
+    shown = " ".join(history_report([earlier, newest]).to_text().split())
+    assert "(earlier version)" in shown
+    assert "so not compared" in shown
+    assert "slower" not in shown
+    (line,) = since(earlier, newest.result)
+    assert "of an earlier version of SpeedKit, so it is not compared" in line
+
+
+def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
+    store.save("step", result(0.1, 20))
+    assert "0.78× [0.70× to 1.30×]" in " ".join(
+        history_report(store.saved("step")).to_text().split()
+    )
+    store.forget("step")
+    store.save("step", result(0.1, 2, high=None))
+    store.save("step", result(0.2, 2, high=None))
+    shown = " ".join(history_report(store.saved("step")).to_text().split())
+    assert "0.78" not in shown
+    assert "too few rounds" in shown
+    lines = since(store.saved("step")[0], store.saved("step")[1].result)
+    assert all("too few rounds to tell" in line and "×" not in line for line in lines)
+
+
+def test_apply_speedups_goes_by_its_own_config_whatever_is_kept():
+    model = nn.Linear(8, 2)
+    learned(model)
+    as_found_by(None)
+    with apply_speedups(model)[1] as context:
+        assert context.plan["threads"].source == "auto"
+    assert torch.get_num_threads() > 0
