@@ -124,6 +124,9 @@ def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> d
     start = time.perf_counter()
     step_s = _step_s(work)
     tried = combinations(work, step_s)
+    winner = tuning.winner
+    if winner.values and winner.name not in [one.name for one in tried]:
+        tried.append(winner)  # the search may find what the grid does not have
     grid = Benchmark(
         step_of(_step(work), work.model, work.optimizer or ()),
         [Variant("baseline"), *(one.variant() for one in tried)],
@@ -138,20 +141,19 @@ def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> d
     rows = {r.name: comparison.times_s(r) for r in comparison.records if comparison.times_s(r)}
     medians = {one: _ratio(rows["baseline"], times).median for one, times in rows.items()}
     best = max(medians, key=lambda one: medians[one])
-    winner = tuning.winner.name
     return {
         "workload": name,
         "machine": machine(),
         "step_s": step_s,
-        "tuned": winner,
+        "tuned": winner.name,
         "tuned_s": tuned_s,
         "grid_s": grid_s,
         "grid_size": len(rows),
         "rounds": len(rows["baseline"]),
         "best": best,
         "best_over_baseline": medians[best],
-        "tuned_over_best": _listed(_ratio(rows[best], rows[winner])),
-        "tuned_over_baseline": _listed(_ratio(rows["baseline"], rows[winner])),
+        "tuned_over_best": _listed(_ratio(rows[best], rows[winner.name])),
+        "tuned_over_baseline": _listed(_ratio(rows["baseline"], rows[winner.name])),
         "failed": {r.name: r.failure for r in comparison.records if r.failure},
         "by_hand": by_hand(name, tuning),
     }
