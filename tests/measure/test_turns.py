@@ -256,7 +256,8 @@ def test_stop_ends_with_the_results_so_far_and_soon():
     async def main() -> None:
         run = Run(notebook.benchmark(budget_s=60), lambda run: None)
         run.start()
-        await asyncio.sleep(1.5)
+        while not run.progress.text.startswith("round 2"):
+            await asyncio.sleep(0)
         run.stop()
         times.append(time.perf_counter())
         while run.state == "running":
