@@ -54,11 +54,11 @@ def test_a_comparison_ends_within_its_budget_and_a_step(
     work, made_time, step_s, budget_s, fused, names
 ):
     network, optimizer, step = work(step_s, fused)
-    began = made_time.now_s
+    began = made_time.now_s()
     found = benchmark(
         step, f"baseline,{names}", model=network, optimizer=optimizer, budget_s=budget_s
     )
-    assert made_time.now_s - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
+    assert made_time.now_s() - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
     for one in found.records[1:]:
         told = one.times_s or one.same_as_baseline or one.failure or "dropped" in one.notes
         assert told or not found.baseline.times_s
@@ -72,9 +72,9 @@ def test_a_search_ends_within_its_budget_and_a_step(
     work, made_time, step_s, budget_s, fused, objective
 ):
     network, optimizer, step = work(step_s, fused)
-    began = made_time.now_s
+    began = made_time.now_s()
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=budget_s, objective=objective)
-    assert made_time.now_s - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
+    assert made_time.now_s() - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
     assert not (tuning.helped and fused > 1 and "fused" in tuning.winner.name)
 
 
