@@ -87,7 +87,7 @@ EXACT = st.fixed_dictionaries(
     },
 )
 QUICK = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

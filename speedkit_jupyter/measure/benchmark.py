@@ -146,6 +146,8 @@ class Benchmark:
             yield from self._sample(self._compared(_warm(runners)), now)
             if check is not None and not self._chooses:
                 yield from check.again(_working(runners))
+            if not self._chooses:
+                step.kept.clear()  # as large as the model: only the stages of a search share it
 
     def _runner(self, index: int, config: Any) -> Runner:
         record = self._records[index]

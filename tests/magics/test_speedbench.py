@@ -137,7 +137,7 @@ def test_a_method_is_as_good_as_lines(shell, machine):
 def test_a_failing_variant_is_a_row_and_the_others_go_on(shell, machine):
     machine("cpu")
     cell = "if torch.is_autocast_enabled('cpu'): raise RuntimeError('out of memory')\n" + STEP
-    shown = shell.run(bench("--compare baseline,bf16,auto --budget 0.3", cell))
+    shown = shell.run(bench("--compare baseline,bf16,auto --budget 5", cell))
     assert "failed: RuntimeError: out of memory" in " ".join(shown.split())
     assert "auto: fused_optimizer" in shown
 
@@ -288,19 +288,18 @@ def test_throughput_is_an_option(shell):
     assert "-n belongs" in str(shell.fails(bench("-n 3")))
 
 
-def test_inference_is_checked_whether_the_cell_keeps_the_result_or_not(shell):
+@pytest.mark.parametrize(
+    ("cell", "verdicts"),
+    [
+        ("out = model(x)", ["exact", "rounding"]),
+        ("model(x)", ["exact", "rounding"]),
+        ("model.forward(x)", ["not checked", "not checked"]),  # no call of the module, no result
+    ],
+)
+def test_inference_is_checked_by_what_the_model_gave_or_the_cell_keeps(shell, cell, verdicts):
     shell.run(
-        bench(
-            "--compare baseline,bf16 --budget 0.2 -v found", "with torch.no_grad(): out = model(x)"
-        )
+        bench("--compare baseline,bf16 --budget 0.2 -v found", f"with torch.no_grad(): {cell}")
     )
-    found = shell.names["found"]
-    assert [one.accuracy.verdict for one in found.records] == ["exact", "rounding"]
-    shell.run(
-        bench(
-            "--compare baseline,bf16 --budget 0.2 -v found",
-            "with torch.no_grad(): model.forward(x)",  # which is no call of the module
-        )
-    )
-    found = shell.names["found"]  # by what the model gave
-    assert [one.accuracy.verdict for one in found.records] == ["exact", "rounding"]
+    found = shell.names["found"].records
+    assert [one.accuracy.verdict for one in found] == verdicts
+    assert ("--check" in found[1].accuracy.reason) == ("not checked" in verdicts)

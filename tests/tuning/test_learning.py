@@ -14,7 +14,7 @@ from speedkit_jupyter import Hardware, apply_speedups, store, tune, tuned
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.tuning import learning
 
-LATE = 0.03  # seconds of a slow step
+LATE = 0.008  # seconds of a slow step
 
 
 @pytest.fixture
