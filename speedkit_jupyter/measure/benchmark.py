@@ -108,6 +108,7 @@ class Benchmark:
             flops=self._flops,
             command=self.command,
             dropout_off=self._dropout_off,
+            beyond=tuple(self.step.said),
             skipped_rounds=0 if sampler is None else sampler.skipped_rounds,
         )
 

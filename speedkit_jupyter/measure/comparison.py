@@ -64,7 +64,7 @@ class Comparison(Shown):
     variants share it, so that their intervals hold together. `flops` are the floating-point
     operations of one step, by torch's counter. `command` repeats the benchmark;
     `dropout_off` says that dropout layers were off while accuracy was checked (each kernel draws
-    other masks).
+    other masks). `beyond` names what the step uses and nobody can put back.
     """
 
     records: tuple[Record, ...]
@@ -76,6 +76,7 @@ class Comparison(Shown):
     command: str = ""
     skipped_rounds: int = 0
     dropout_off: bool = False
+    beyond: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> Record:
@@ -184,6 +185,7 @@ class Comparison(Shown):
             "round_s": self.round_s,
             "skipped_rounds": self.skipped_rounds,
             "dropout_off": self.dropout_off,
+            "beyond": list(self.beyond),
             "flops": self.flops,
         }
 
@@ -217,6 +219,7 @@ class Comparison(Shown):
             values.get("command", ""),
             values.get("skipped_rounds", 0),
             values.get("dropout_off", False),
+            tuple(values.get("beyond", ())),
         )
 
     def _median(self, record: Record) -> float:

@@ -67,7 +67,7 @@ class Step:
     off_device: bool = False
     say: Callable[[str], object] = _warn
     _begun: State | None = field(default=None, repr=False)
-    _said: set[str] = field(default_factory=set, repr=False)
+    said: list[str] = field(default_factory=list, repr=False)
     # What the accuracy check of one benchmark leaves to the next one of the same search.
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -99,8 +99,8 @@ class Step:
     def tell(self, lines: Sequence[str]) -> None:
         """Each only once."""
         for line in lines:
-            if line not in self._said:
-                self._said.add(line)
+            if line not in self.said:
+                self.said.append(line)
                 self.say(line)
 
     def _variables(self) -> list[Names]:

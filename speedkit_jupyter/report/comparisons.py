@@ -254,6 +254,7 @@ def _legend(comparison: Comparison) -> list[str]:
         lines.append(
             Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
         )
+    lines += [Urgent(f"{line[:1].upper()}{line[1:]}.") for line in comparison.beyond]
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
         few = f"Too few rounds for an interval: {advice(2 * needed, 'gives one', 'one')}."
