@@ -164,7 +164,7 @@ def test_that_dropout_was_off_in_the_check_is_said():
         step, "baseline,fused_optimizer", model=model, optimizer=optimizer, budget_s=0.1
     )
     assert comparison.dropout_off
-    assert "Dropout was off in the accuracy check" in repr(comparison)
+    assert "Dropout was off in the accuracy check" in comparison.report().to_html()
     assert model[2].p == 0.5
 
 
