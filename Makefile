@@ -5,19 +5,23 @@ BIN := .venv/bin
 COLAB := .venv-colab/bin
 QUICKSTART := notebooks/01_quickstart.ipynb
 
-# Where magics, measuring, tuning and panels are tested besides `quick`, which pins a plain CPU.
+# Where magics, measuring, tuning and panels are tested besides `quick`, which pins a plain CPU:
+# with `make machines` what depends on the machine most, with `make profiles` all of it.
 PROFILES := bf16 fp16 one_core here
+ON_MACHINES := $(addprefix tests/,measure/test_inside.py measure/test_routing.py \
+  measure/test_benchmark.py magics/test_speedbench.py magics/test_speedkit.py \
+  tuning/test_search.py tuning/test_learning.py widgets/test_panel.py)
 # The oldest torch that the package declares, Colab's, and the newest that there is.
 TORCHS := 2.9.1 2.11.0 newest
 
-.PHONY: demo test quick profiles slow lint notebooks browser colab versions gpu benchmarks clean
+.PHONY: demo test quick machines profiles slow lint notebooks browser colab versions gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-test: lint quick profiles slow notebooks browser colab
+test: lint quick machines slow notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -28,17 +32,19 @@ quick: .venv/installed
 	$(BIN)/pytest
 
 # The same tests as for other machines, and for this very one.
-profiles: .venv/installed
+machines: TESTS := $(ON_MACHINES)
+profiles: TESTS := tests/magics tests/measure tests/tuning tests/widgets
+machines profiles: .venv/installed
 	for profile in $(PROFILES); do \
 	  echo "as on $$profile:"; \
-	  $(BIN)/pytest -q --profile $$profile tests/magics tests/measure tests/tuning tests/widgets \
+	  $(BIN)/pytest -q --profile $$profile $(TESTS) \
 	    -m "not (browser or slow or kernel or compile or real_time)" || exit 1; done
 
 slow: .venv/installed
 	$(BIN)/pytest -m slow
 
 notebooks: .venv/installed
-	$(BIN)/pytest -n 0 -p no:cacheprovider --nbval-lax --nbval-current-env \
+	$(BIN)/pytest -p no:cacheprovider --nbval-lax --nbval-current-env \
 	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=900 notebooks/
 
 # The panel in JupyterLab and a headless Chromium, which root gets from Debian where there is none.
@@ -64,7 +70,7 @@ gpu: .venv/installed
 
 # Without truth.py and oracle.py, which take half an hour and can be stopped and resumed.
 benchmarks: .venv/installed
-	for program in $(filter-out %/truth.py %/oracle.py %/_ratios.py %/_workloads.py,$(wildcard tests/benchmarks/*.py)); do \
+	for program in $(filter-out %/truth.py %/oracle.py,$(wildcard tests/benchmarks/[a-z]*.py)); do \
 	  $(BIN)/python $$program || exit 1; done
 
 .venv/installed: pyproject.toml configs/constraints.txt

@@ -396,7 +396,7 @@ class SpeedContext:
         self.plan = plan(self.config, Hardware.current(), self.facts)
 
     def _activate(self, observe: bool = True) -> None:
-        with ExitStack() as stack:
+        with self.target.searched_once(), ExitStack() as stack:
             if observe:
                 self._before = observed(self.target)
             for decision in self.plan:
@@ -411,7 +411,8 @@ class SpeedContext:
     def _deactivate(self) -> None:
         stack, self._stack = self._stack, None
         if stack is not None:
-            stack.close()
+            with self.target.searched_once():
+                stack.close()
 
     def _finish(self) -> None:
         """Take this context off its model for good."""

@@ -154,6 +154,16 @@ class Target:
         """Keep no optimizer alive from now on; those that are there are still known."""
         self.optimizers = Alive(self.optimizers)
 
+    @contextmanager
+    def searched_once(self) -> Iterator[None]:
+        """One search serves for the block, in which no optimizer is made."""
+        around, self.remember = self.remember, True
+        try:
+            yield
+        finally:
+            if not around:
+                self.forget()
+
     def forget(self) -> None:
         """Search anew from now on."""
         self.remember, self._found = False, None
@@ -162,7 +172,7 @@ class Target:
         """Every optimizer in the process that holds a parameter of the model.
 
         Some state must follow the parameters' layout and device although the user did not
-        hand that optimizer over; so the garbage collector's list is searched (some 10 ms).
+        hand that optimizer over; so the garbage collector is asked (60 ms of 450,000 objects).
         """
         if self._found is not None:
             return list(self._found)
@@ -178,12 +188,10 @@ class Target:
         candidates = [*self.optimizers]
         if not self.search:
             return candidates
-        # By type: isinstance would ask proxies and lazy modules for their __class__.
-        objects = gc.get_objects()
-        kinds = {
-            kind for kind in set(map(type, objects)) if issubclass(kind, torch.optim.Optimizer)
-        }
-        candidates += [one for one in objects if type(one) in kinds]
+        # By type: isinstance would ask proxies and lazy modules for their __class__. An instance
+        # refers to its class, and the garbage collector finds that faster than a loop would.
+        kinds = _subclasses(torch.optim.Optimizer)
+        candidates += [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
         parameters = self._parameters()
         return [one for one in each_once(candidates) if _holds(one, parameters)]
 
@@ -193,6 +201,11 @@ class Target:
 
     def _parameters(self) -> set[int]:
         return set() if self.model is None else {id(p) for p in self.model.parameters()}
+
+
+def _subclasses(kind: type) -> set[type]:
+    """The class and all below it."""
+    return {kind}.union(*map(_subclasses, kind.__subclasses__()))
 
 
 def _holds(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:

@@ -210,7 +210,8 @@ def test_restoring_the_plan_meanwhile_ends_the_run_and_stays_restored():
     before = notebook.state()
     context = apply_speedups(notebook.model, optimizer=notebook.optimizer)[1]
     run = run_with(
-        notebook.benchmark(UNSETTLED, budget_s=20), lambda turn: context.restore() if turn == 2 else None
+        notebook.benchmark(UNSETTLED, budget_s=20),
+        lambda turn: context.restore() if turn == 2 else None,
     )
     assert run.state == "failed"
     assert "a plan was applied or restored" in run.message
