@@ -135,4 +135,5 @@ def test_a_search_and_a_verification_put_all_back(work, look):
     found = verify(work.step, ALL, steps=3)
     assert before.changes(look(*work.all())) == []
     assert not found.failure
-    assert "fused_optimizer" in {one.name for one in tuned.rejected} | set(tuned.winner.values)
+    tried = [tuned.winner.name, *(one.name for one in tuned.rejected)]
+    assert any("fused_optimizer" in name for name in tried)

@@ -362,7 +362,7 @@ def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch, m
         made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)
         names.train_step()
 
-    panel = Panel(names.model, step=step, tune_budget_s=6)
+    panel = Panel(names.model, step=step, tune_budget_s=30)
     drain(panel, "Tune")
     assert "fused_optimizer" in panel.outcome.value
     assert panel.config.fused_optimizer.enabled is True
