@@ -105,6 +105,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
     page.shows("Nothing is applied")
     page.option("precision", "bf16").click()
     page.shows("● bf16")
+    page.panel.get_by_text("more", exact=True).click()
     page.option("channels_last", "true").click()
     page.option("tf32", "highest").click()
     page.shows("as asked: full float32, as it is")
