@@ -146,6 +146,16 @@ class Cell:
         )
 
 
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Whatever an interrupt keeps from being undone inside: what is printed after it is shown."""
+    found = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = found
+
+
 class _Silence(TextIOBase):
     """Takes what is printed: on to `stream` while there is one, since a step runs hundreds of times
     and shall print once; then nowhere.

@@ -15,7 +15,7 @@ from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError, is_text
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
-from speedkit_jupyter.magics.cell import Cell
+from speedkit_jupyter.magics.cell import Cell, streams_kept
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.benchmark import Benchmark
@@ -61,7 +61,8 @@ def run(
         session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
         skipped: list[str] = []
         earlier = store.saved(arguments.save, skipped)[-1:] if arguments.save else []
-        with Applied(shell, session, work if arguments.apply else None) as applied:
+        given = work if arguments.apply else None
+        with streams_kept(), Applied(shell, session, given) as applied:
             result = _drain(work, arguments, earlier, shell.user_ns)
             applied.settle()
         if arguments.save:
