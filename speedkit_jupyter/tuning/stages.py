@@ -9,6 +9,7 @@ from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.budget import APART, REFERENCE, ROUNDED, Budget, advice
 from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.culprits import Culprits
 from speedkit_jupyter.measure.dropping import RACE_ROUNDS, WORTH_COMPILING, Drop
 from speedkit_jupyter.measure.sampler import LONG_S, Progress
 from speedkit_jupyter.measure.statistics import SAME
@@ -39,6 +40,7 @@ class Stages:
         self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
         self._tried: set[str] = set()
         self._left_out: list[str] = []
+        self._culprits = Culprits()
 
     def race(
         self, title: str, tried: Sequence[Candidate], share: float, best: Candidate = BASELINE
@@ -46,6 +48,7 @@ class Stages:
         """The one that leads at its end, baseline and the `best` so far included."""
         __tracebackhide__ = True
         known = [best] if best.values else []
+        tried = [one for one in tried if not self._is_blamed(one)]
         room = self._room(share, known)
         chosen = list(tried[:room])
         if room < min(len(tried), MOST_CANDIDATES):
@@ -61,6 +64,13 @@ class Stages:
         seconds = min(OVERTIME * share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
         comparison = yield from self.benchmark(title, asked, seconds, drop)
         return self._leader(comparison, asked)
+
+    def _is_blamed(self, one: Candidate) -> bool:
+        """Whether a part of it was far slower in an earlier race; that is its reason then."""
+        culprit = self._culprits.of(one.name)
+        if culprit:
+            self.refuse(one.name, f"left out: {culprit} was far slower")
+        return bool(culprit)
 
     def new(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Those that have not raced yet."""
@@ -125,7 +135,9 @@ class Stages:
         __tracebackhide__ = True
         variants = [one.variant() for one in (BASELINE, *tried)]
         seconds = max(seconds, 0.01)
-        benchmark = Benchmark(self._step, variants, seconds, drop=drop, settled=settled)
+        benchmark = Benchmark(
+            self._step, variants, seconds, drop=drop, settled=settled, culprits=self._culprits
+        )
         try:
             with closing(benchmark.run()) as run:
                 for one in run:
