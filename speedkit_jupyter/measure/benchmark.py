@@ -50,9 +50,9 @@ class Benchmark:
     three, which choose and prove nothing, less precision is enough, and limits are not measured.
     The rounds end when the verdicts of the `decisive` variants (all, without) are clear, or where
     `settled` says so. In a race, variants with a part that `culprits` knows as far slower are not
-    run. They compare with the variant `against`, where it works, in place of the first one, which only
-    accuracy is judged by then. Whatever happens, models, optimizers, random generators and names
-    end as they began. Raises StepError.
+    run. They compare with the variant `against`, where it works, in place of the first one, which
+    only accuracy is judged by then. Whatever happens, models, optimizers, random generators and
+    names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Benchmark:
             runners = [first, *(one for one in fast if one is not first)]
         left_s = max(self.budget.left_s, min(self.budget.seconds, OVERHEAD_S / 2))
         self._sampler = Sampler(runners, left_s, self._throughput, now)
-        if self._drop != "race" and (warning := self._sampler.too_few()):
+        if self._drop != "race" and (warning := self._sampler.too_few(self.budget.seconds)):
             yield Progress(0.0, warning)
         for one in self._sampler.run(self._settled, self._known, self._is_hopeless, self._decided):
             yield replace(one, known=self._standings)

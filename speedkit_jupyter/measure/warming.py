@@ -25,8 +25,8 @@ def warm_up(
 
     Beyond the first call, which may compile, it takes no longer than about `most_s` seconds, and
     no step is begun that the budget does not allow. What calls that compile take beyond the
-    `usual_s` of a step is no part of it. A `hasty` one ends with a hopeless first step. Raises what the step raises, and StepError where a
-    GradScaler goes on skipping.
+    `usual_s` of a step is no part of it. A `hasty` one ends with a hopeless first step.
+    Raises what the step raises, and StepError where a GradScaler goes on skipping.
     """
     __tracebackhide__ = True
     record, device = runner.record, runner.device

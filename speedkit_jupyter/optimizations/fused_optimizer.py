@@ -70,7 +70,9 @@ class FusedOptimizer(Optimization):
         reasons = "; ".join(f"{name}: {why}" for name, why in obstacles if why is not None)
         if not able:
             return request.decline(False, reasons)
-        reason = f"{', '.join(able)} has a fused kernel on {facts.device_type}"
+        names = list(dict.fromkeys(able))
+        has = "has a fused kernel" if len(names) == 1 else "have fused kernels"
+        reason = f"{' and '.join(names)} {has} on {facts.device_type}"
         if options.name:
             return request.apply(True, reason, details={"name": options.name})
         return request.apply(True, f"{reason}; {reasons}" if reasons else reason)

@@ -16,7 +16,7 @@ from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.budget import Budget
+from speedkit_jupyter.measure.budget import Budget, few_digits
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant
@@ -189,7 +189,8 @@ class Search:
         if steps is not None and steps * step_s <= COMPILE_S:
             why = f"{steps} steps take {steps * step_s:.1f} s, compiling alone takes longer"
         elif self.budget_s < COMPILE_S:
-            why = f"{self.budget_s:g} s are less than what compiling takes: --budget 30 tries it"
+            short = f"{few_digits(self.budget_s)} s are less than what compiling takes"
+            why = f"{short}: --budget 30 tries it"
         if why:
             self._stages.refuse(one.name, why)
         return not why

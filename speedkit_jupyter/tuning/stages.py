@@ -105,7 +105,8 @@ class Stages:
 
     def more(self) -> str:
         """The budget that gives a clear answer, or how long one would take."""
-        return advice(ENOUGH_STEPS * self.step_s, "gives a clear answer", "a clear answer")
+        needed_s = ENOUGH_STEPS * self.step_s
+        return advice(needed_s, "gives a clear answer", "a clear answer", self.budget.seconds)
 
     def _leader(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
         records = {one.name: one for one in comparison.records}
