@@ -153,11 +153,15 @@ class Search:
         found = candidates(tuning.hardware, tuning.facts)
         best = yield from self._best_of(found)
         stages.say_what_was_left_out()
+        losers = [] if best.values or tuning.objective == "memory" else stages.narrow_losers()
+        if losers:  # a race of few rounds is no proof that nothing helps
+            best = yield from Proof(stages).look_again(losers)
         if best.values:
+            tuning.unclear = ""
             yield from Proof(stages).confirm(best, "confirming")
         else:
             tuning.winner, tuning.comparison = BASELINE, None
-            tuning.unclear = stages.why_unclear() if found else ""
+            tuning.unclear = tuning.unclear or (stages.why_unclear() if found else "")
         self._keep()
 
     def _best_of(self, found: list[Candidate]) -> Generator[Progress, None, Candidate]:

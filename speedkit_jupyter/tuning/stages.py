@@ -41,6 +41,7 @@ class Stages:
         self._tried: set[str] = set()
         self._left_out: list[str] = []
         self._culprits = Culprits()
+        self._raced: dict[str, Candidate] = {}
 
     def race(
         self, title: str, tried: Sequence[Candidate], share: float, best: Candidate = BASELINE
@@ -56,6 +57,7 @@ class Stages:
         if not chosen:
             return best
         self._tried |= {one.name for one in chosen}
+        self._raced.update({one.name: one for one in chosen})
         if len(chosen) == 1 and not known:
             return chosen[0]  # nothing to choose between: it is confirmed or not
         drop: Drop = "far" if self.tuning.objective == "memory" else "race"
@@ -108,6 +110,24 @@ class Stages:
         needed_s = ENOUGH_STEPS * self.step_s
         return advice(needed_s, "gives a clear answer", "a clear answer", self.budget.seconds)
 
+    def narrow_losers(self) -> list[Candidate]:
+        """What was right and close when a race gave it up, by rounds too few for an interval.
+
+        The fewest parts first; without what is made of such alone, which says no more.
+        """
+        found = []
+        for stage in self.tuning.stages:
+            for record in stage.comparison.records[1:]:
+                if scoring.lost_narrowly(stage.comparison, record):
+                    found.append(self._raced[record.name])
+        found = sorted({one.name: one for one in found}.values(), key=lambda one: len(one.values))
+        alone = {name for one in found if len(one.values) == 1 for name in [one.name]}
+        return [
+            one
+            for one in found
+            if len(one.values) == 1 or not alone.issuperset(one.name.split("+"))
+        ]
+
     def _leader(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
         records = {one.name: one for one in comparison.records}
         best = self.ahead_of_all(comparison, asked)
@@ -148,6 +168,7 @@ class Stages:
                     self.budget.excluded_s += clock.now() - begun
         finally:
             self.budget.excluded_s += benchmark.budget.excluded_s
+            self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
             if benchmark.has_results():
                 self.tuning.stages.append(Stage(title, comparison))
