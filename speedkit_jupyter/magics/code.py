@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -16,7 +16,7 @@ from speedkit_jupyter.magics.namespace import find_model, find_optimizers
 from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
 from speedkit_jupyter.magics.wishes import or_learned
 from speedkit_jupyter.planning import Plan, plan
-from speedkit_jupyter.report.code import code_report
+from speedkit_jupyter.report.code import as_of_now, code_report
 from speedkit_jupyter.report.document import Document
 
 if TYPE_CHECKING:
@@ -33,10 +33,11 @@ def code(names: Mapping[str, Any], session: Session, line: str) -> None:
         model = find_model(names, name)[1]
         optimizers = find_optimizers(names, arguments.optimizer, model)
         found = planned(names, session.config, name, optimizers)
-    elif arguments.optimizer:
-        raise UsageError(f"%speedkit code: {name} has a plan; its optimizers are those of apply")
     else:
-        model, found, optimizers = context.model, context.plan, _with_names(names, context)
+        model = context.model
+        asked = arguments.optimizer and find_optimizers(names, arguments.optimizer, model)
+        found, listed = as_of_now(context, asked or {})
+        optimizers = _with_names(names, listed)
     document = code_report(found, arguments.form, optimizers, name, model)
     if arguments.save is None:
         display(document)
@@ -69,12 +70,11 @@ def planned(
     return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
 
 
-def _with_names(names: Mapping[str, Any], context: SpeedContext) -> dict[str, Any]:
+def _with_names(names: Mapping[str, Any], optimizers: Sequence[Any]) -> dict[str, Any]:
     """The optimizers of an applied plan, by the names that they have in the notebook."""
     known = {id(one): name for name, one in all_optimizers(names).items()}
     return {
-        known.get(id(one), f"optimizer_{number}"): one
-        for number, one in enumerate(context.target.optimizers, 1)
+        known.get(id(one), f"optimizer_{number}"): one for number, one in enumerate(optimizers, 1)
     }
 
 

@@ -32,6 +32,7 @@ from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.timing import Loop, Timer, Timing, device_of
 from speedkit_jupyter.measure.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.histories import since
+from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning.result import Tuning
@@ -180,7 +181,7 @@ def _drain(
 ) -> Any:
     """Run to the end; the result takes the place of the progress line, and the name of -v."""
     __tracebackhide__ = True
-    title = f"{len(work.variants)} variants" if isinstance(work, Benchmark) else "timing"
+    title = count(len(work.variants), "variant") if isinstance(work, Benchmark) else "timing"
     title = "tuning" if isinstance(work, Search) else title
     quiet = arguments.q or arguments.o  # with -o the cell's own output shows it
     tried = [one.name for one in work.variants] if isinstance(work, Benchmark) else []

@@ -15,6 +15,7 @@ from speedkit_jupyter.measure import clock, dropping, memory, warming
 from speedkit_jupyter.measure.accuracy import Accuracy
 from speedkit_jupyter.measure.budget import OVERHEAD_S, Budget
 from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.culprits import Culprits
 from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.examination import Examination
@@ -48,10 +49,10 @@ class Benchmark:
     also those that another one is known to beat, `race` those that fall behind; with the last
     three, which choose and prove nothing, less precision is enough, and limits are not measured.
     The rounds end when the verdicts of the `decisive` variants (all, without) are clear, or where
-    `settled` says so. They
-    compare with the variant `against`, where it works, in place of the first one, which only
-    accuracy is judged by then. Whatever happens, models, optimizers, random generators and names
-    end as they began. Raises StepError.
+    `settled` says so. In a race, variants with a part that `culprits` knows as far slower are not
+    run. They compare with the variant `against`, where it works, in place of the first one, which
+    only accuracy is judged by then. Whatever happens, models, optimizers, random generators and
+    names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Benchmark:
         decisive: Sequence[str] = (),
         against: str = "",
         settled: Callable[[Comparison], bool] | None = None,
+        culprits: Culprits | None = None,
     ) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
@@ -80,7 +82,7 @@ class Benchmark:
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
         self._drop, self._decisive, self._against = drop, tuple(decisive), against
-        self._is_settled = settled
+        self._is_settled, self._culprits = settled, culprits or Culprits()
         self._chooses = drop in ("slower", "beaten", "race")
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
@@ -169,12 +171,15 @@ class Benchmark:
             if number and not budget.allows(2 * usual_s):
                 pace.leave_out(runner)
                 continue
+            if number and self._is_blamed(runner.record):
+                runner.warm = None
+                continue
             yield Progress(0.0, f"{ahead}warming up {name} ({number + 1} of {len(runners)})")
             try:
                 with runner.applied():
                     # No longer than its share of the budget.
                     most_s = budget.seconds / (WARM_UP_SHARE * len(self._records))
-                    warming.warm_up(runner, most_s, budget, usual_s)
+                    warming.warm_up(runner, most_s, budget, usual_s, hasty=self._drop == "race")
                     runner.warm = runner.state()
             except Exception as error:
                 if number == 0:  # the step itself is wrong: the user's error, as it is
@@ -186,6 +191,18 @@ class Benchmark:
                 usual_s = runner.step_s
                 pace.grow(usual_s, len(runners))
                 ahead = pace.ahead(runners)
+            elif self._drop == "race" and runner.warm is not None:
+                slow = dropping.is_too_slow(runner, runners[0])
+                self._culprits.note(runner.record.name, slow)
+                if slow:  # not even checked, which takes one more step
+                    runner.warm = None
+
+    def _is_blamed(self, record: Record) -> bool:
+        """In a race, where a part of it was far slower before; it is not run then."""
+        culprit = self._culprits.of(record.name) if self._drop == "race" else ""
+        if culprit:
+            record.notes["dropped"] = f"left out: {culprit} was far slower"
+        return bool(culprit)
 
     def _examine(
         self, runners: Sequence[Runner], start: State
@@ -234,7 +251,7 @@ class Benchmark:
             runners = [first, *(one for one in fast if one is not first)]
         left_s = max(self.budget.left_s, min(self.budget.seconds, OVERHEAD_S / 2))
         self._sampler = Sampler(runners, left_s, self._throughput, now)
-        if self._drop != "race" and (warning := self._sampler.too_few()):
+        if self._drop != "race" and (warning := self._sampler.too_few(self.budget.seconds)):
             yield Progress(0.0, warning)
         for one in self._sampler.run(self._settled, self._known, self._is_hopeless, self._decided):
             yield replace(one, known=self._standings)

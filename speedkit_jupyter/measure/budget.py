@@ -71,8 +71,17 @@ def clear_answer_s(step_s: float, variants: int) -> float:
     return step_s * (REFERENCE + ROUNDED + variants * (APART + ROUNDS))
 
 
-def advice(seconds: float, does: str, doing: str) -> str:
-    """`--budget 120 may settle it`, or `settling it would take hours`; never an absurd number."""
+def few_digits(seconds: float) -> str:
+    """`3.69`, `15`, `1500`: a budget in words, without unit."""
+    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
+
+
+def advice(seconds: float, does: str, doing: str, given_s: float = 0.0) -> str:
+    """`--budget 120 may settle it`, or `settling it would take hours`; never an absurd number.
+
+    `given_s` is the budget that was not enough: twice as much is the least that is advised.
+    """
+    seconds = max(seconds, 2 * given_s)
     if seconds <= MOST_ADVISED_S:
         step = 5 if seconds <= 60 else 30
         return f"--budget {max(math.ceil(seconds / step), 1) * step} {does}"

@@ -13,6 +13,7 @@ from speedkit_jupyter.measure.budget import (
     Budget,
     advice,
     clear_answer_s,
+    few_digits,
 )
 from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.runner import Runner
@@ -53,16 +54,16 @@ class Pace:
         needed_s = clear_answer_s(step_s, len(runners))
         if needed_s <= budget_s or self._drop not in ("", "far"):
             return f"{text}; "
-        more = advice(needed_s, "would do", "a clear one")
+        more = advice(needed_s, "would do", "a clear one", budget_s)
         runners[0].record.notes["budget"] = (
-            f"one step takes {step_s:.2g} s: {budget_s:g} s are short for a clear answer about "
-            f"{len(runners)} variants; {more}"
+            f"one step takes {step_s:.2g} s: {few_digits(budget_s)} s are short for a clear answer "
+            f"about {_variants(len(runners))}; {more}"
         )
         return f"{text}, short for a clear answer ({more}); "
 
     def leave_out(self, runner: Runner) -> None:
         """Not measured, and that is said."""
-        short = f"{self.budget.seconds:g} s are too short"
+        short = f"{few_digits(self.budget.seconds)} s are too short"
         runner.record.notes["dropped"] = f"left out: {short} for so many variants of this step"
         runner.warm = None
 
@@ -113,3 +114,7 @@ class Pace:
         least = least_pairs(ERROR * LAST_LOOK / max(len(runners) - 1, 1))
         least = dropping.RACE_ROUNDS if self._drop == "race" else least
         return least * sum(one.fastest_s for one in runners)
+
+
+def _variants(number: int) -> str:
+    return "1 variant" if number == 1 else f"{number} variants"

@@ -83,13 +83,13 @@ class Sampler:
     def _block_s(self, runner: Runner) -> float:
         return (self._lead_in + self._length) * runner.step_s
 
-    def too_few(self) -> str:
-        """Why the budget can't give an interval, with one that can; empty where it can."""
+    def too_few(self, given_s: float = 0.0) -> str:
+        """Why the budget (`given_s` in all) gives no interval, with one that does; or empty."""
         rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
         least = self._least()
         if rounds >= least or len(self.runners) < 2:
             return ""
-        enough = advice(2 * least * self.expected_round_s(), f"gives {2 * least}", "one")
+        enough = advice(2 * least * self.expected_round_s(), f"gives {2 * least}", "one", given_s)
         few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
         return f"the budget leaves {few}; {enough}"
 

@@ -10,18 +10,23 @@ from speedkit_jupyter.measure.budget import Budget
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import OVERFLOW
 
+# A first step that takes so many times the usual and this share of the budget, and compiled
+# nothing, is enough to choose by.
+HOPELESS, HOPELESS_SHARE = 30.0, 0.1
 # It ends when two neighbouring steps differ by less than this and nothing was compiled in the
 # last one, or after so many steps; a GradScaler may need more until it skips none.
 STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
 
 
-def warm_up(runner: Runner, most_s: float, budget: Budget, usual_s: float = 0.0) -> None:
+def warm_up(
+    runner: Runner, most_s: float, budget: Budget, usual_s: float = 0.0, hasty: bool = False
+) -> None:
     """Steps until two are alike and nothing is compiled any more; what they cost is noted.
 
     Beyond the first call, which may compile, it takes no longer than about `most_s` seconds, and
     no step is begun that the budget does not allow. What calls that compile take beyond the
-    `usual_s` of a step is no part of it. Raises what the step raises, and StepError where a
-    GradScaler goes on skipping.
+    `usual_s` of a step is no part of it. A `hasty` one ends with a hopeless first step.
+    Raises what the step raises, and StepError where a GradScaler goes on skipping.
     """
     __tracebackhide__ = True
     record, device = runner.record, runner.device
@@ -31,6 +36,10 @@ def warm_up(runner: Runner, most_s: float, budget: Budget, usual_s: float = 0.0)
         budget.excluded_s += max(now - usual_s, 0.0)
     last, spent, calls, skipped = now, now, 1, False
     runner.fastest_s = math.inf
+    hopeless = 0 < HOPELESS * usual_s < now and now > HOPELESS_SHARE * budget.seconds
+    if hasty and hopeless and not record.compilations.graphs:
+        runner.step_s = runner.fastest_s = now
+        return
     while calls < MOST_SKIPPED and budget.allows(min(last, usual_s or last)):
         graphs, scale = record.compilations.graphs, runner.scale()
         with record.compilations.counted():

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 # Devices of torch's fused kernels (`torch.utils._foreach_utils`), of those that we plan for.
 DEVICES = ("cpu", "cuda", "mps", "xpu")
+NONE_GIVEN = (
+    "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
+    "one made inside is fused by apply(model), or with fused=True in your own code"
+)
 LATER = "no optimizer yet: one that is made later gets its fused kernel at its first step"
 
 
@@ -64,13 +68,15 @@ class FusedOptimizer(Optimization):
             details = {"name": options.name} if options.name else {}
             return request.apply(True, LATER, details=details)
         if not facts.optimizers:
-            return request.decline(False, "no optimizer was given: add optimizer=… to apply")
+            return request.decline(False, NONE_GIVEN)
         obstacles = [(o.name, _obstacle(o, options, facts)) for o in facts.optimizers]
         able = [name for name, obstacle in obstacles if obstacle is None]
         reasons = "; ".join(f"{name}: {why}" for name, why in obstacles if why is not None)
         if not able:
             return request.decline(False, reasons)
-        reason = f"{', '.join(able)} has a fused kernel on {facts.device_type}"
+        names = list(dict.fromkeys(able))
+        has = "has a fused kernel" if len(names) == 1 else "have fused kernels"
+        reason = f"{' and '.join(names)} {has} on {facts.device_type}"
         if options.name:
             return request.apply(True, reason, details={"name": options.name})
         return request.apply(True, f"{reason}; {reasons}" if reasons else reason)
@@ -89,13 +95,14 @@ class FusedOptimizer(Optimization):
         """Switch every optimizer that can be."""
         options = self.Options(enabled=True, name=decision.details.get("name"))
         facts = Facts.read(target.model)
-        notes = target.notes
+        notes, met = target.notes, _met(target)
 
         def can(optimizer: torch.optim.Optimizer) -> bool:
             return _obstacle(OptimizerFacts.read(optimizer), options, facts) is None
 
         def welcome(optimizer: torch.optim.Optimizer) -> None:
             if can(optimizer):
+                met[optimizer] = OptimizerFacts.read(optimizer)
                 layer.add(optimizer, True)
                 layer_of_loads(optimizer)
                 notes[self.name] = f"{type(optimizer).__name__}, made after the plan: fused too"
@@ -119,6 +126,8 @@ class FusedOptimizer(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`fused=True` for every optimizer that can."""
+        if not facts.optimizers:
+            return Snippet("make the optimizer with fused=True where its class has a fused kernel")
         options = self.Options(enabled=True, name=decision.details.get("name"))
         can = [_obstacle(optimizer, options, facts) is None for optimizer in facts.optimizers]
         return Snippet(optimizers=tuple({"fused": "True"} if one else {} for one in can))
@@ -140,6 +149,15 @@ class FusedOptimizer(Optimization):
 
 def _shown(values: set[Any]) -> Any:
     return next(iter(values)) if len(values) == 1 else "mixed"
+
+
+def met_later(target: Target) -> dict[torch.optim.Optimizer, OptimizerFacts]:
+    """The optimizers that the plan was not made with and switched, as they were before."""
+    return dict(_met(target))
+
+
+def _met(target: Target) -> Any:
+    return target.memo.setdefault("met_later", weakref.WeakKeyDictionary())
 
 
 def _known(target: Target) -> Iterable[torch.optim.Optimizer]:

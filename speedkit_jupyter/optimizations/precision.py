@@ -61,11 +61,12 @@ class Precision(Optimization):
 
     def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
         if hardware.cpu.bf16:
-            units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
+            found = [one for one in hardware.cpu.features if one.endswith("bf16")]
+            units, pay = " and ".join(found), "pays" if len(found) == 1 else "pay"
             return request.offer(
                 "fp32",
                 "bf16",
-                f"this CPU has {units}, which pay for some models and not for others",
+                f"this CPU has {units}, which {pay} for some models and not for others",
             )
         return request.leave(
             "fp32", "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"

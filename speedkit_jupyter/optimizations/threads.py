@@ -21,6 +21,14 @@ from speedkit_jupyter.optimizations.base import (
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 
+def _fit(threads: int) -> str:
+    return "1 thread fits" if threads == 1 else f"{threads} threads fit"
+
+
+def _cores(usable: int) -> str:
+    return "1 usable core" if usable == 1 else f"{usable} usable cores"
+
+
 class Threads(Optimization):
     """Containers show every core of the host; threads beyond the quota only wait."""
 
@@ -45,7 +53,7 @@ class Threads(Optimization):
             return request.apply(
                 usable, f"torch uses {now} threads, but quota and affinity leave {usable} cores"
             )
-        return request.leave(now, f"{now} threads fit the {usable} usable cores")
+        return request.leave(now, f"{_fit(now)} the {_cores(usable)}")
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """The number of threads."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.planning import Plan
+from speedkit_jupyter.planning import plan as plan_for
 from speedkit_jupyter.report import frameworks
 from speedkit_jupyter.report.document import Code, Document, Section
 from speedkit_jupyter.report.made_optimizers import makeable, making
@@ -49,10 +53,8 @@ def code(
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
-        own = plan.target.optimizers
-        if len(own) == len(plan.facts.optimizers):  # none is gone
-            optimizers = optimizers or list(own)
-        model, plan = plan.model, plan.plan
+        model, (plan, found) = plan.model, as_of_now(plan, each_once(_listed(optimizers)))
+        optimizers = optimizers or found
     if form == "yaml":
         return plan.to_yaml()
     writers: dict[str, Callable[[Script], str]] = {
@@ -66,6 +68,29 @@ def code(
         raise SpeedKitError(f"there is no form {form!r}: {known}.{did_you_mean(form, FORMS)}")
     named = _named(plan, optimizers)
     return writers[form](gather(plan, form, named, call_of(model), name))  # type: ignore[arg-type]
+
+
+def as_of_now(
+    context: SpeedContext, wanted: Optimizers = ()
+) -> tuple[Plan, list[torch.optim.Optimizer]]:
+    """The plan of a context with the optimizers that it met after it was made, and with those.
+
+    Where some are `wanted`, with these instead, as they were before the plan.
+    """
+    made, own = context.plan, list(context.target.optimizers)
+    whole = len(own) == len(made.facts.optimizers)  # none is gone
+    known = dict(zip(own, made.facts.optimizers, strict=True)) if whole else {}
+    known |= met_later(context.target)
+    found = _listed(wanted) or list(known)
+    if found == own or not found:
+        return made, found
+    facts = tuple(known.get(one) or OptimizerFacts.read(one) for one in found)
+    replaced = replace(made.facts, optimizers=facts)
+    return plan_for(made.config, made.hardware, replaced), found
+
+
+def _listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    return list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
 
 
 def code_report(

@@ -154,7 +154,7 @@ def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
     needed = comparison.seconds_needed(record)
     if verdict != "too noisy" or needed is None:
         return verdict
-    return f"{verdict}: {advice(1.5 * needed, 'may settle it', 'settling it')}"
+    return f"{verdict}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
 
 
 def _remarks(comparison: Comparison) -> list[Section]:
@@ -257,6 +257,6 @@ def _legend(comparison: Comparison) -> list[str]:
     lines += [Urgent(f"{line[:1].upper()}{line[1:]}.") for line in comparison.beyond]
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
-        few = f"Too few rounds for an interval: {advice(2 * needed, 'gives one', 'one')}."
-        lines.append(Urgent(few))
+        more = advice(2 * needed, "gives one", "one", comparison.budget_s)
+        lines.append(Urgent(f"Too few rounds for an interval: {more}."))
     return lines

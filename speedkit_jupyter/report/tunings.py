@@ -14,6 +14,8 @@ from speedkit_jupyter.report.units import count, day, ratio, seconds, size
 from speedkit_jupyter.store import Learned
 from speedkit_jupyter.tuning.result import Tuning
 
+# Compiling that took less goes without saying.
+LEAST_SAID_S = 0.5
 NEXT = """\
 %speedkit apply   # puts it into force; from Python: tuning.apply()
 %speedkit verify  # compares loss curves with and without it
@@ -82,6 +84,8 @@ def _learned(one: Learned) -> Row:
 
 def _headline(tuning: Tuning) -> str:
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
+    if tuning.seconds and tuning.compiling_s >= LEAST_SAID_S:
+        took += f", {seconds(tuning.compiling_s)} of them compiling"
     if not tuning.helped and tuning.unclear:
         return f"Could not tell: {tuning.unclear} ({took})"
     if not tuning.helped or tuning.comparison is None or tuning.record is None:

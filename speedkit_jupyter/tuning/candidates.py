@@ -85,7 +85,9 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
 
 
 def combinations(singles: Sequence[Candidate], start: Candidate) -> list[Candidate]:
-    """All of them, from `start` on to what differs from it in most parts; without the empty one."""
+    """All of them, without the empty one: `start`, each of its parts alone, which tells what makes
+    a combination far slower, then on to what differs from it in most parts.
+    """
     offered: dict[str, list[Candidate]] = {}
     for one in singles:
         offered.setdefault(next(iter(one.values)), [Candidate({})]).append(one)
@@ -93,7 +95,7 @@ def combinations(singles: Sequence[Candidate], start: Candidate) -> list[Candida
     # The sort is stable, and the catalog puts the cheapest first.
     return sorted(
         (one for one in every if one.values),
-        key=lambda one: (one.values.keys() >= LOWERING, distance(one, start)),
+        key=lambda one: (_rank(one, start), distance(one, start)),
     )
 
 
@@ -101,6 +103,13 @@ def distance(one: Candidate, other: Candidate) -> int:
     """In how many optimizations two plans differ."""
     names = one.values.keys() | other.values.keys()
     return sum(one.values.get(name) != other.values.get(name) for name in names)
+
+
+def _rank(one: Candidate, start: Candidate) -> int:
+    both = start + one
+    if distance(both, start) == 0 and (len(one.values) == 1 or distance(one, start) == 0):
+        return 0
+    return 2 if one.values.keys() >= LOWERING else 1
 
 
 def _changes_something(one: Candidate, hardware: Hardware, facts: Facts) -> bool:

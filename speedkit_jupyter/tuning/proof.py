@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.tuning import ablation, scoring
 from speedkit_jupyter.tuning.candidates import Candidate
-from speedkit_jupyter.tuning.stages import BASELINE, Stages
+from speedkit_jupyter.tuning.stages import BASELINE, PROOF, Stages
 
 # The whole plan's interval has to be as narrow as this share of its median.
 PRECISE = 0.05
@@ -60,6 +60,24 @@ class Proof:
             tuning.unclear = "" if held else self._why_unclear(comparison, records[best.name])
         elif parts:
             yield from self._drop_what_is_idle(best, comparison)
+
+    def look_again(self, losers: Sequence[Candidate]) -> Generator[Progress, None, Candidate]:
+        """At what lost narrowly: with rounds enough to tell whether it helps after all.
+
+        The best of those that do; where it can't be told about one, that makes the answer unclear.
+        """
+        __tracebackhide__ = True
+        stages, tuning = self.stages, self.stages.tuning
+        seconds = (1 - PROOF) * stages.budget.left_s
+        comparison = yield from stages.benchmark(
+            "what lost narrowly", list(losers), seconds, drop="slower"
+        )
+        best = stages.ahead_of_all(comparison, losers)
+        records = {one.name: one for one in comparison.records}
+        for one in losers:
+            stages.reject(comparison, records[one.name], best.name)
+            tuning.unclear = tuning.unclear or self._why_unclear(comparison, records[one.name])
+        return best
 
     def _drop_what_is_idle(
         self, best: Candidate, comparison: Comparison

@@ -52,7 +52,8 @@ class Tuning(Shown):
     rounds in which the winner led. `parts_found` is what each part is worth. Where there is no
     winner, `unclear` says why the search could not tell; it is empty where nothing helps.
     `learned` is the plan that an earlier search had found for this step. `seconds` is how long it
-    all took. `models` are those of the step that are still there: a result keeps none alive.
+    all took, `compiling_s` of them compiling. `models` are those of the step that are still there:
+    a result keeps none alive.
     """
 
     step: InitVar[Step]
@@ -70,6 +71,7 @@ class Tuning(Shown):
     rejected: list[Rejected] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    compiling_s: float = 0.0
 
     def __post_init__(self, step: Step) -> None:
         self.models = Alive(step.models)
@@ -156,6 +158,7 @@ class Tuning(Shown):
             "objective": self.objective,
             "steps": self.steps,
             "seconds": self.seconds,
+            "compiling_s": self.compiling_s,
             "confirmed": self.confirmed,
             "unclear": self.unclear,
             "parts": [_row(word, ratio) for word, ratio in self.parts()],

@@ -8,6 +8,8 @@ from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.dropping import RACE_ROUNDS, is_far_behind, worth_it
 from speedkit_jupyter.measure.statistics import spread
 
+# What looks slower by less than this in a race may be faster.
+NARROW = 0.9
 # A plan that saves less memory than this share is not worth a change.
 LEAST_SAVED = 0.01
 
@@ -53,6 +55,16 @@ def value(comparison: Comparison, record: Record, objective: str, steps: int | N
     if record.accuracy is not None and record.accuracy.verdict == "not checked":
         return 0.0
     return ratio.median if steps is None else _over_steps(comparison, record, ratio.median, steps)
+
+
+def lost_narrowly(comparison: Comparison, record: Record) -> bool:
+    """Whether it is right, and close to what it is compared with, without an interval."""
+    ratio = comparison.ratio(record)
+    if ratio is None or record.failure or record.same_as_baseline or not record.is_checked:
+        return False
+    if comparison.verdict(record) == "wrong":
+        return False
+    return ratio.median > NARROW and math.isinf(ratio.high)
 
 
 def is_clearly_no_gain(comparison: Comparison, record: Record) -> bool:

@@ -16,7 +16,7 @@ from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.budget import Budget
+from speedkit_jupyter.measure.budget import Budget, few_digits
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant
@@ -153,11 +153,15 @@ class Search:
         found = candidates(tuning.hardware, tuning.facts)
         best = yield from self._best_of(found)
         stages.say_what_was_left_out()
+        losers = [] if best.values or tuning.objective == "memory" else stages.narrow_losers()
+        if losers:  # a race of few rounds is no proof that nothing helps
+            best = yield from Proof(stages).look_again(losers)
         if best.values:
+            tuning.unclear = ""
             yield from Proof(stages).confirm(best, "confirming")
         else:
             tuning.winner, tuning.comparison = BASELINE, None
-            tuning.unclear = stages.why_unclear() if found else ""
+            tuning.unclear = tuning.unclear or (stages.why_unclear() if found else "")
         self._keep()
 
     def _best_of(self, found: list[Candidate]) -> Generator[Progress, None, Candidate]:
@@ -189,7 +193,8 @@ class Search:
         if steps is not None and steps * step_s <= COMPILE_S:
             why = f"{steps} steps take {steps * step_s:.1f} s, compiling alone takes longer"
         elif self.budget_s < COMPILE_S:
-            why = f"{self.budget_s:g} s are less than what compiling takes: --budget 30 tries it"
+            short = f"{few_digits(self.budget_s)} s are less than what compiling takes"
+            why = f"{short}: --budget 30 tries it"
         if why:
             self._stages.refuse(one.name, why)
         return not why

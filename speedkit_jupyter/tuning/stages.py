@@ -9,6 +9,7 @@ from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.budget import APART, REFERENCE, ROUNDED, Budget, advice
 from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.culprits import Culprits
 from speedkit_jupyter.measure.dropping import RACE_ROUNDS, WORTH_COMPILING, Drop
 from speedkit_jupyter.measure.sampler import LONG_S, Progress
 from speedkit_jupyter.measure.statistics import SAME
@@ -39,6 +40,8 @@ class Stages:
         self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
         self._tried: set[str] = set()
         self._left_out: list[str] = []
+        self._culprits = Culprits()
+        self._raced: dict[str, Candidate] = {}
 
     def race(
         self, title: str, tried: Sequence[Candidate], share: float, best: Candidate = BASELINE
@@ -46,6 +49,7 @@ class Stages:
         """The one that leads at its end, baseline and the `best` so far included."""
         __tracebackhide__ = True
         known = [best] if best.values else []
+        tried = [one for one in tried if not self._is_blamed(one)]
         room = self._room(share, known)
         chosen = list(tried[:room])
         if room < min(len(tried), MOST_CANDIDATES):
@@ -53,6 +57,7 @@ class Stages:
         if not chosen:
             return best
         self._tried |= {one.name for one in chosen}
+        self._raced.update({one.name: one for one in chosen})
         if len(chosen) == 1 and not known:
             return chosen[0]  # nothing to choose between: it is confirmed or not
         drop: Drop = "far" if self.tuning.objective == "memory" else "race"
@@ -61,6 +66,13 @@ class Stages:
         seconds = min(OVERTIME * share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
         comparison = yield from self.benchmark(title, asked, seconds, drop)
         return self._leader(comparison, asked)
+
+    def _is_blamed(self, one: Candidate) -> bool:
+        """Whether a part of it was far slower in an earlier race; that is its reason then."""
+        culprit = self._culprits.of(one.name)
+        if culprit:
+            self.refuse(one.name, f"left out: {culprit} was far slower")
+        return bool(culprit)
 
     def new(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Those that have not raced yet."""
@@ -95,7 +107,26 @@ class Stages:
 
     def more(self) -> str:
         """The budget that gives a clear answer, or how long one would take."""
-        return advice(ENOUGH_STEPS * self.step_s, "gives a clear answer", "a clear answer")
+        needed_s = ENOUGH_STEPS * self.step_s
+        return advice(needed_s, "gives a clear answer", "a clear answer", self.budget.seconds)
+
+    def narrow_losers(self) -> list[Candidate]:
+        """What was right and close when a race gave it up, by rounds too few for an interval.
+
+        The fewest parts first; without what is made of such alone, which says no more.
+        """
+        found = []
+        for stage in self.tuning.stages:
+            for record in stage.comparison.records[1:]:
+                if scoring.lost_narrowly(stage.comparison, record):
+                    found.append(self._raced[record.name])
+        found = sorted({one.name: one for one in found}.values(), key=lambda one: len(one.values))
+        alone = {name for one in found if len(one.values) == 1 for name in [one.name]}
+        return [
+            one
+            for one in found
+            if len(one.values) == 1 or not alone.issuperset(one.name.split("+"))
+        ]
 
     def _leader(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
         records = {one.name: one for one in comparison.records}
@@ -125,7 +156,9 @@ class Stages:
         __tracebackhide__ = True
         variants = [one.variant() for one in (BASELINE, *tried)]
         seconds = max(seconds, 0.01)
-        benchmark = Benchmark(self._step, variants, seconds, drop=drop, settled=settled)
+        benchmark = Benchmark(
+            self._step, variants, seconds, drop=drop, settled=settled, culprits=self._culprits
+        )
         try:
             with closing(benchmark.run()) as run:
                 for one in run:
@@ -135,6 +168,7 @@ class Stages:
                     self.budget.excluded_s += clock.now() - begun
         finally:
             self.budget.excluded_s += benchmark.budget.excluded_s
+            self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
             if benchmark.has_results():
                 self.tuning.stages.append(Stage(title, comparison))

@@ -155,3 +155,28 @@ def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
     assert budget.spent_s == pytest.approx(2.0, abs=0.01)
     assert budget.allows(5.0)
     assert not budget.allows(10.0)
+
+
+@pytest.mark.parametrize("given_s", [0.5, 2.5, 5, 15, 30, 200, 450])
+@pytest.mark.parametrize("needed_s", [0.0, 1.0, 7.0, 300.0])
+def test_twice_the_budget_that_was_not_enough_is_the_least_that_is_advised(needed_s, given_s):
+    text = advice(needed_s, "may settle it", "settling it", given_s)
+    assert int(text.split()[1]) >= max(2 * given_s, needed_s)
+
+
+@pytest.mark.parametrize("step_s", [0.002, 0.03, 0.2, 2.0])
+@pytest.mark.parametrize("budget_s", [0.3, 5.0, 15.0])
+def test_no_result_advises_the_budget_that_it_had(work, step_s, budget_s):
+    network, optimizer, step = work(step_s, 0.99)
+    search = Search(step_of(step, network, optimizer), budget_s)
+    advised = search._stages.more().split()
+    assert advised[0] != "--budget" or int(advised[1]) >= 2 * budget_s
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.69182, "3.69"), (0.25, "0.25"), (20.0, "20"), (1500.4, "1500")]
+)
+def test_a_budget_in_words_has_few_digits(seconds, text):
+    from speedkit_jupyter.measure.budget import few_digits
+
+    assert few_digits(seconds) == text
