@@ -175,3 +175,51 @@ def test_a_fault_that_comes_later_is_seen_at_the_end():
     record = benchmark(step, "baseline,bf16", model=model, budget_s=0.2).records[1]
     assert record.accuracy.verdict == "wrong"
     assert "after all its steps" in record.accuracy.reason
+
+
+class Reordered(nn.Linear):
+    """Adds up in another order where there are two threads, as kernels may."""
+
+    def __init__(self, *sizes, only_float32=False):
+        super().__init__(*sizes)
+        self.only_float32 = only_float32
+
+    def forward(self, x):
+        if self.only_float32 and x.dtype is torch.float64:
+            raise TypeError("float32 only")
+        if torch.get_num_threads() == 2:
+            return super().forward(x)
+        return nn.functional.linear(x.flip(1), self.weight.flip(1), self.bias)
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("only_float32", [False, True], ids=["float64", "float32 only"])
+@pytest.mark.parametrize("scales", [None, False, True], ids=["plain", "disabled", "enabled"])
+def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, only_float32):
+    torch.manual_seed(0)
+    first = Reordered(16, 32, only_float32=only_float32)
+    model = nn.Sequential(first, nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-3)  # BatchNorm makes the noise as much larger
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", enabled=bool(scales))
+    x, y = torch.randn(32, 16), torch.randn(32, 4)
+
+    def step():
+        loss = scaler.scale(nn.functional.mse_loss(model(x), y))
+        loss.backward()
+        optimizer.step() if scales is None else scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    found = examined(step, ["threads:2", "bf16"], model, optimizer).records
+    assert [word(one) for one in found] == ["exact", found[1].accuracy.verdict, "rounding"]
+    assert found[1].accuracy.verdict in ("exact", "rounding"), found[1].accuracy
+    assert (found[0].accuracy.baseline_gradient_error == 0) is only_float32
