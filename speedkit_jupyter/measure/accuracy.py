@@ -103,7 +103,7 @@ class Yardstick:
     ) -> tuple[Verdict, str]:
         if not found.fits:
             return "wrong", "output: others than the baseline's in number or shape"
-        if not _finite(seen):
+        if not found.finite or _has_nan(seen) > _has_nan(self.reference):
             return "wrong", "output or gradients: not finite"
         if what := tolerance.beyond(found):
             return "wrong", what + self._amplified(tolerance)
@@ -159,6 +159,14 @@ def _number(value: float | None) -> float | None:
 
 
 def _finite(seen: Observation) -> bool:
-    calls = [one for call in seen.calls for one in call.results.numbers]
-    every: list[torch.Tensor | None] = [*calls, *seen.outputs.numbers, *seen.gradients]
-    return all(bool(one.isfinite().all()) for one in every if one is not None)
+    """Gradients all, and some numbers of each result: others may be masks."""
+    made = (bool(one.isfinite().all()) for one in seen.gradients if one is not None)
+    return all(made) and all(bool(one.isfinite().any()) for one in _results(seen) if one.numel())
+
+
+def _has_nan(seen: Observation) -> bool:
+    return any(bool(one.isnan().any()) for one in _results(seen))
+
+
+def _results(seen: Observation) -> list[torch.Tensor]:
+    return [*(one for call in seen.calls for one in call.results.numbers), *seen.outputs.numbers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure import leaves
 from speedkit_jupyter.measure.leaves import Leaves, sampled
+from speedkit_jupyter.measure.magnitudes import norm
 from speedkit_jupyter.measure.watching import watching
 
 if TYPE_CHECKING:
@@ -72,8 +74,7 @@ def observing(
         yield seen
     if not seen.complete:
         seen.gradients = observer.made()
-    moves = [(p.detach() - old).double().norm() ** 2 for p, old in observer.starts()]
-    seen.moved = float(sum(float(one) for one in moves)) ** 0.5
+    seen.moved = math.hypot(*(norm((p.detach() - old).double()) for p, old in observer.starts()))
 
 
 class _Observer:

@@ -207,7 +207,7 @@ def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, onl
     first = Reordered(16, 32, only_float32=only_float32)
     model = nn.Sequential(first, nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
     with torch.no_grad():
-        model[1].weight.mul_(1e-3)  # BatchNorm makes the noise as much larger
+        model[1].weight.mul_(1e-2)  # BatchNorm makes the noise as much larger
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", enabled=bool(scales))
     x, y = torch.randn(32, 16), torch.randn(32, 4)
@@ -223,3 +223,46 @@ def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, onl
     assert [word(one) for one in found] == ["exact", found[1].accuracy.verdict, "rounding"]
     assert found[1].accuracy.verdict in ("exact", "rounding"), found[1].accuracy
     assert (found[0].accuracy.baseline_gradient_error == 0) is only_float32
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-33])
+@pytest.mark.parametrize("sign", [1, -1], ids=["right", "wrong"])
+def test_very_large_and_small_numbers_are_compared_too(one_thread, size, sign):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).double() if size > 1 else nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-300)
+    x = torch.randn(2, 4, dtype=model.weight.dtype)
+
+    def step():
+        result = model(x) * size * (sign if torch.get_num_threads() == 2 else 1)
+        if size < 1:
+            return result.detach()
+        result.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return None
+
+    found = examined(step, ["threads:2"], model, optimizer).records[1]
+    assert (word(found) == "wrong") is (sign < 0), found.accuracy
+    assert word(found) in ("exact", "wrong")
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), float("inf"), float("nan")], ids=str)
+@pytest.mark.parametrize("fault", ["", "masked other", "not masked", "scaled"])
+def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fault):
+    class Masked(nn.Linear):
+        def forward(self, x):
+            found, there = super().forward(x), torch.get_num_threads() == 2
+            width = {"masked other": 3, "not masked": 5}.get(fault, 4) if there else 4
+            found = found * (1.1 if fault == "scaled" and there else 1)
+            return found.masked_fill(torch.arange(8) >= width, fill)
+
+    torch.manual_seed(0)
+    model, x = Masked(8, 8), torch.randn(16, 8)
+
+    def step():
+        return model(x).detach()
+
+    found = examined(step, ["threads:2", "bf16"], model).records
+    assert word(found[1]) == ("wrong" if fault else "exact"), found[1].accuracy
+    assert word(found[2]) == "rounding", found[2].accuracy
