@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.measure.deviation import Errors, errors
 from speedkit_jupyter.measure.rounding import unit
-from speedkit_jupyter.measure.tolerance import UNDETERMINED, Tolerance
+from speedkit_jupyter.measure.tolerance import UNDETERMINED, Tolerance, in_all
 from speedkit_jupyter.measure.updates import misstep
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ class Yardstick:
             2 * tolerance.whole_numbers(index, size) < size
             for index, (_, size) in enumerate(found.differing)
         )
-        if not (found.numbers or found.gradients or any(enough)):
+        together = in_all(found)[1]
+        together_enough = 2 * tolerance.whole_numbers_in_all(together) < together
+        if not (found.numbers or found.gradients or any(enough) or together_enough):
             return "the step gives too few whole numbers to tell rounding from errors"
         return ""
 

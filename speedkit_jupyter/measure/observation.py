@@ -16,8 +16,9 @@ from speedkit_jupyter.measure.watching import watching
 if TYPE_CHECKING:
     import torch
 
-# Of a step that calls its model more often (to generate, say) the first calls are compared.
-MOST_CALLS = 16
+# Of a step that calls its model more often (to generate, say) the first calls are compared, and
+# as many of the last.
+FIRST_CALLS, MOST_CALLS = 8, 16
 
 
 @dataclass
@@ -102,8 +103,10 @@ class _Observer:
         return zip(self._parameters, self._start, strict=True)
 
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        if self.seen.complete or len(self.seen.calls) >= MOST_CALLS:
+        if self.seen.complete:
             return
+        if len(self.seen.calls) >= MOST_CALLS:
+            del self.seen.calls[FIRST_CALLS]
         self.seen.calls.append(Call(leaves.of([args, kwargs]).exact, leaves.of([result])))
 
     def before_backward(self, tensors: Any) -> None:

@@ -266,3 +266,40 @@ def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fau
     found = examined(step, ["threads:2", "bf16"], model).records
     assert word(found[1]) == ("wrong" if fault else "exact"), found[1].accuracy
     assert word(found[2]) == "rounding", found[2].accuracy
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize("kind", ["list", "rows", "mapping"])
+def test_whole_numbers_in_containers_are_counted_together(one_thread, kind, wrong):
+    torch.manual_seed(0)
+    model, x = nn.Linear(16, 50), torch.randn(32, 16)
+
+    def step():
+        found = model(x).argmax(1)
+        if wrong and torch.get_num_threads() == 2:
+            found = (found + 7) % 50
+        rows = found.view(16, 2).tolist()
+        return {"list": found.tolist(), "rows": rows, "mapping": dict(enumerate(found.tolist()))}[
+            kind
+        ]
+
+    found = examined(step, ["threads:2"], model).records[1]
+    assert word(found) == ("wrong" if wrong else "exact"), found.accuracy
+
+
+@pytest.mark.parametrize("at", [0, 16, 23])
+def test_the_last_calls_of_many_are_compared_too(one_thread, at):
+    class Tampered(nn.Linear):
+        def forward(self, x, index):
+            wrong = torch.get_num_threads() == 2 and index == at
+            return super().forward(x) * (0 if wrong else 1)
+
+    torch.manual_seed(0)
+    model, x = Tampered(16, 16), torch.randn(32, 16)
+
+    def step():
+        with torch.no_grad():
+            for index in range(24):
+                model(x, index)
+
+    assert word(examined(step, ["threads:2"], model).records[1]) == "wrong"
