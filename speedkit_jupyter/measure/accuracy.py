@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.measure.buffers import misled
 from speedkit_jupyter.measure.deviation import Errors, errors
 from speedkit_jupyter.measure.rounding import unit
 from speedkit_jupyter.measure.tolerance import UNDETERMINED, Tolerance, in_all
@@ -107,7 +108,8 @@ class Yardstick:
             return "wrong", "output or gradients: not finite"
         if what := tolerance.beyond(found):
             return "wrong", what + self._amplified(tolerance)
-        if seen is not self.baseline and (what := misstep(seen, self.baseline)):
+        others = seen is not self.baseline
+        if others and (what := misstep(seen, self.baseline) or misled(seen, self.baseline)):
             return "wrong", what
         if lack := self._evidence_lacks(found, tolerance):
             return "not checked", lack

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure import leaves
+from speedkit_jupyter.measure.buffers import held
 from speedkit_jupyter.measure.leaves import Leaves, sampled
 from speedkit_jupyter.measure.magnitudes import norm
 from speedkit_jupyter.measure.watching import watching
@@ -36,7 +37,8 @@ class Observation:
     `outputs` are the tensors on which backward ran, those that `torch.autograd.grad` gave, or
     what the step returned; `calls` those of the models. `gradients` are those that the step made,
     one for each parameter. `updates` are what the first optimizer step added to the parameters,
-    `moved` is how far they are from where they were when the whole step is done.
+    `moved` is how far they are from where they were when the whole step is done; `buffers` are
+    those of the models then, `buffers_before` those before.
     """
 
     outputs: Leaves = field(default_factory=Leaves)
@@ -44,6 +46,8 @@ class Observation:
     gradients: list[torch.Tensor | None] = field(default_factory=list)
     updates: list[torch.Tensor] = field(default_factory=list)
     moved: float = 0.0
+    buffers_before: list[torch.Tensor] = field(default_factory=list)
+    buffers: list[torch.Tensor] = field(default_factory=list)
     complete: bool = False
 
     def has_gradients(self) -> bool:
@@ -71,8 +75,10 @@ def observing(
     _clear(parameters)
     observer = _Observer(parameters, scale, loss_is_scaled, stop_at_step)
     seen = observer.seen
+    seen.buffers_before = held(models)
     with watching(models, observer), suppress(_Enough):
         yield seen
+    seen.buffers = held(models)
     if not seen.complete:
         seen.gradients = observer.made()
     seen.moved = math.hypot(*(norm((p.detach() - old).double()) for p, old in observer.starts()))

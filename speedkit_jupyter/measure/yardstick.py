@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure import draws, roofline, rounding
 from speedkit_jupyter.measure.accuracy import Yardstick
+from speedkit_jupyter.measure.buffers import misled
 from speedkit_jupyter.measure.deviation import Errors, errors
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.observation import Observation
@@ -117,6 +118,8 @@ def _made(steps: Steps, runners: Sequence[Runner]) -> Yardstick:
     baseline, again = steps.twice(runner)
     void, dropped = _unlike(again, baseline)
     same = errors(again, baseline, dropped)
+    if misled(again, baseline):  # other ones in every run
+        baseline.buffers = []
     if void:
         return Yardstick(baseline, baseline, same, void=void)
     reference = _reference(steps, runner)

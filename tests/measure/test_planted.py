@@ -303,3 +303,22 @@ def test_the_last_calls_of_many_are_compared_too(one_thread, at):
                 model(x, index)
 
     assert word(examined(step, ["threads:2"], model).records[1]) == "wrong"
+
+
+@pytest.mark.parametrize("fault", ["", "statistics", "counter"])
+def test_buffers_after_the_step_are_compared(one_thread, fault):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer, x = torch.optim.SGD(model.parameters(), 1e-2), torch.randn(32, 16)
+
+    def step():
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if torch.get_num_threads() == 2:
+            model[1].running_mean.add_(1e3 if fault == "statistics" else 0)
+            model[1].num_batches_tracked.add_(1 if fault == "counter" else 0)
+
+    found = examined(step, ["threads:2", "bf16"], model, optimizer).records
+    assert word(found[1]) == ("wrong" if fault else "exact"), found[1].accuracy
+    assert word(found[2]) == "rounding", found[2].accuracy
