@@ -10,9 +10,10 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.measure.buffers import misled
 from speedkit_jupyter.measure.deviation import Errors, errors
 from speedkit_jupyter.measure.rounding import unit
-from speedkit_jupyter.measure.tolerance import UNDETERMINED, Tolerance
+from speedkit_jupyter.measure.tolerance import UNDETERMINED, Tolerance, in_all
 from speedkit_jupyter.measure.updates import misstep
 
 if TYPE_CHECKING:
@@ -103,11 +104,12 @@ class Yardstick:
     ) -> tuple[Verdict, str]:
         if not found.fits:
             return "wrong", "output: others than the baseline's in number or shape"
-        if not _finite(seen):
+        if not found.finite or _has_nan(seen) > _has_nan(self.reference):
             return "wrong", "output or gradients: not finite"
         if what := tolerance.beyond(found):
             return "wrong", what + self._amplified(tolerance)
-        if seen is not self.baseline and (what := misstep(seen, self.baseline)):
+        others = seen is not self.baseline
+        if others and (what := misstep(seen, self.baseline) or misled(seen, self.baseline)):
             return "wrong", what
         if lack := self._evidence_lacks(found, tolerance):
             return "not checked", lack
@@ -132,7 +134,9 @@ class Yardstick:
             2 * tolerance.whole_numbers(index, size) < size
             for index, (_, size) in enumerate(found.differing)
         )
-        if not (found.numbers or found.gradients or any(enough)):
+        together = in_all(found)[1]
+        together_enough = 2 * tolerance.whole_numbers_in_all(together) < together
+        if not (found.numbers or found.gradients or any(enough) or together_enough):
             return "the step gives too few whole numbers to tell rounding from errors"
         return ""
 
@@ -159,6 +163,14 @@ def _number(value: float | None) -> float | None:
 
 
 def _finite(seen: Observation) -> bool:
-    calls = [one for call in seen.calls for one in call.results.numbers]
-    every: list[torch.Tensor | None] = [*calls, *seen.outputs.numbers, *seen.gradients]
-    return all(bool(one.isfinite().all()) for one in every if one is not None)
+    """Gradients all, and some numbers of each result: others may be masks."""
+    made = (bool(one.isfinite().all()) for one in seen.gradients if one is not None)
+    return all(made) and all(bool(one.isfinite().any()) for one in _results(seen) if one.numel())
+
+
+def _has_nan(seen: Observation) -> bool:
+    return any(bool(one.isnan().any()) for one in _results(seen))
+
+
+def _results(seen: Observation) -> list[torch.Tensor]:
+    return [*(one for call in seen.calls for one in call.results.numbers), *seen.outputs.numbers]

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.measure.magnitudes import LARGE, is_finite, of_finite, tamed
+
 if TYPE_CHECKING:
     import torch
 
     from speedkit_jupyter.measure.observation import Observation
 
 # Near float32's smallest numbers kernels give zero or not.
-NOTHING = 1e-30
+NOTHING = 1e-37
 # What a tensor's gradient is off by counts relative to this share of the whole one's at least.
 LEFT_OF_ZERO = 1e-4
 # And to this much: Adam adds 1e-8 to what it divides by.
@@ -53,6 +55,7 @@ class Errors:
 
     `numbers` are those of the models' calls, then of the outputs; `differing` the shares of whole
     numbers that differ, with how many there are. `output` and `gradient` are all of them together.
+    `finite` is whether it is so wherever the other one is.
     """
 
     numbers: list[Deviation] = field(default_factory=list)
@@ -62,6 +65,7 @@ class Errors:
     gradient: Deviation = field(default_factory=lambda: Deviation(0))
     cosine: float | None = None
     fits: bool = True
+    finite: bool = True
 
 
 def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -> Errors:
@@ -92,17 +96,20 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
         return Errors(fits=False)
     if len(seen.gradients) != len(reference.gradients):
         return Errors(fits=False)
-    pairs = [_both(*pair) for pair in gradients]
-    if any(one.shape != other.shape for one, other in pairs):
+    made = [_both(*pair) for pair in gradients]
+    if any(one.shape != other.shape for one, other in made):
         return Errors(fits=False)
+    pairs = tamed([of_finite(*pair) for pair in made])
+    results = [of_finite(*pair) for pair in zip(ones, others, strict=True)]
     least = _least(pairs)
     return Errors(
-        [deviation(one, other) for one, other in zip(ones, others, strict=True)],
+        [deviation(one, other) for one, other in results],
         [deviation(one, other, least) for one, other in pairs],
         [(int((a != b).sum()), b.numel()) for a, b in zip(exact, exacts, strict=True)],
-        pooled(list(zip(ones, others, strict=True))),
+        pooled(results),
         pooled(pairs),
         _cosine(pairs),
+        finite=all(is_finite(one) for one, _ in (*results, *pairs)),
     )
 
 
@@ -113,6 +120,8 @@ def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHIN
     """
     difference, count = seen - reference, reference.numel()
     norm, off = float(reference.norm()), float(difference.norm())
+    if max(norm, off) > LARGE and (smaller := tamed([(seen, reference)])[0])[1] is not reference:
+        return deviation(*smaller, least)
     if not off or max(norm, float(seen.norm())) < NOTHING * count**0.5:
         return Deviation(count)
     if least > NOTHING:
@@ -133,7 +142,7 @@ def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHIN
 def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Deviation:
     """Distance and slope of all of them together."""
     off = along = total = 0.0
-    for one, other in pairs:
+    for one, other in tamed(pairs):
         difference = one - other
         off += float(difference.norm()) ** 2
         along += float((difference * other).sum())

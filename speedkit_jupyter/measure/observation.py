@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure import leaves
+from speedkit_jupyter.measure.buffers import held
 from speedkit_jupyter.measure.leaves import Leaves, sampled
+from speedkit_jupyter.measure.magnitudes import norm
 from speedkit_jupyter.measure.watching import watching
 
 if TYPE_CHECKING:
     import torch
 
-# Of a step that calls its model more often (to generate, say) the first calls are compared.
-MOST_CALLS = 16
+# Of a step that calls its model more often (to generate, say) the first calls are compared, and
+# as many of the last.
+FIRST_CALLS, MOST_CALLS = 8, 16
 
 
 @dataclass
@@ -33,7 +37,8 @@ class Observation:
     `outputs` are the tensors on which backward ran, those that `torch.autograd.grad` gave, or
     what the step returned; `calls` those of the models. `gradients` are those that the step made,
     one for each parameter. `updates` are what the first optimizer step added to the parameters,
-    `moved` is how far they are from where they were when the whole step is done.
+    `moved` is how far they are from where they were when the whole step is done; `buffers` are
+    those of the models then, `buffers_before` those before.
     """
 
     outputs: Leaves = field(default_factory=Leaves)
@@ -41,6 +46,8 @@ class Observation:
     gradients: list[torch.Tensor | None] = field(default_factory=list)
     updates: list[torch.Tensor] = field(default_factory=list)
     moved: float = 0.0
+    buffers_before: list[torch.Tensor] = field(default_factory=list)
+    buffers: list[torch.Tensor] = field(default_factory=list)
     complete: bool = False
 
     def has_gradients(self) -> bool:
@@ -68,12 +75,13 @@ def observing(
     _clear(parameters)
     observer = _Observer(parameters, scale, loss_is_scaled, stop_at_step)
     seen = observer.seen
+    seen.buffers_before = held(models)
     with watching(models, observer), suppress(_Enough):
         yield seen
+    seen.buffers = held(models)
     if not seen.complete:
         seen.gradients = observer.made()
-    moves = [(p.detach() - old).double().norm() ** 2 for p, old in observer.starts()]
-    seen.moved = float(sum(float(one) for one in moves)) ** 0.5
+    seen.moved = math.hypot(*(norm((p.detach() - old).double()) for p, old in observer.starts()))
 
 
 class _Observer:
@@ -101,8 +109,10 @@ class _Observer:
         return zip(self._parameters, self._start, strict=True)
 
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        if self.seen.complete or len(self.seen.calls) >= MOST_CALLS:
+        if self.seen.complete:
             return
+        if len(self.seen.calls) >= MOST_CALLS:
+            del self.seen.calls[FIRST_CALLS]
         self.seen.calls.append(Call(leaves.of([args, kwargs]).exact, leaves.of([result])))
 
     def before_backward(self, tensors: Any) -> None:

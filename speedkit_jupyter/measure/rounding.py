@@ -22,6 +22,8 @@ PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
     r"|convolution|attention|transformer_encoder"
 )
+# A GradScaler's kernels take their scale in float32, and change it in place.
+IN_FLOAT32 = "_amp_"
 # The dtype of the first operand is that of the result; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
 
@@ -49,6 +51,8 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         def __torch_function__(
             self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            if getattr(function, "__name__", "").startswith(IN_FLOAT32):
+                return _with_scale_in_float32(function, args)
             return function(*tree_map(promoted, args), **tree_map(promoted, kwargs or {}))
 
     for model in models:
@@ -61,6 +65,21 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
                 tensor.grad = torch.zeros_like(tensor)
     with Promoting():
         yield
+
+
+def _with_scale_in_float32(function: Any, args: Any) -> Any:
+    """A GradScaler's kernel: gradients stay as they are, what it marks is handed back."""
+    import torch
+
+    low = [
+        one.float() if isinstance(one, torch.Tensor) and one.dtype is torch.float64 else one
+        for one in args[1:]
+    ]
+    result = function(args[0], *low)
+    for one, other in zip(args[1:], low, strict=True):
+        if one is not other:
+            one.copy_(other)
+    return result
 
 
 @contextmanager

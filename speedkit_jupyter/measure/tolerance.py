@@ -112,16 +112,32 @@ class Tolerance:
     def _beyond_in_whole_numbers(self, seen: Errors) -> str:
         """Rounding decides a few of them, where two candidates are as good."""
         for index, (count, size) in enumerate(seen.differing):
-            limit = self.whole_numbers(index, size)
-            if count > limit:
-                return (
-                    f"{count} of {size} whole numbers differ, more than {self.precision} explains "
-                    f"({limit})"
-                )
-        return ""
+            if count > (limit := self.whole_numbers(index, size)):
+                return self._differ(count, size, limit)
+        # Together too: of a list of single ones each might differ.
+        count, size = in_all(seen)
+        limit = self.whole_numbers_in_all(size)
+        return self._differ(count, size, limit) if count > limit else ""
+
+    def _differ(self, count: int, size: int, limit: int) -> str:
+        return (
+            f"{count} of {size} whole numbers differ, more than {self.precision} explains ({limit})"
+        )
+
+    def whole_numbers_in_all(self, size: int) -> int:
+        """How many of all whole numbers of a step may differ."""
+        return _may_differ(max((in_all(each)[0] for each in self.controls), default=0), size)
 
     def whole_numbers(self, index: int, size: int) -> int:
         """How many of these may differ: the controls' with the scatter of a count, and 1 %."""
         known = [each.differing[index][0] for each in self.controls if index < len(each.differing)]
-        count = max(known, default=0)
-        return int(2 * count + 3 * count**0.5 + 1 + 0.01 * size)
+        return _may_differ(max(known, default=0), size)
+
+
+def in_all(seen: Errors) -> tuple[int, int]:
+    """How many whole numbers differ, of how many."""
+    return sum(count for count, _ in seen.differing), sum(size for _, size in seen.differing)
+
+
+def _may_differ(count: int, size: int) -> int:
+    return int(2 * count + 3 * count**0.5 + 1 + 0.01 * size)

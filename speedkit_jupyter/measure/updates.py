@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.measure.magnitudes import norm
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,11 +35,11 @@ def misstep(seen: Observation, baseline: Observation) -> str:
     along = total = way = off = size = 0.0
     for index, (one, other) in enumerate(zip(seen.updates, baseline.updates, strict=True)):
         mine, theirs = seen.gradients[index], baseline.gradients[index]
-        way += float(other.norm()) ** 2
+        way += _square(other)
         if mine is None or theirs is None or not one.shape == mine.shape == theirs.shape:
             continue
-        off += float((mine - theirs).norm()) ** 2
-        size += float(theirs.norm()) ** 2
+        off += _square(mine - theirs)
+        size += _square(theirs)
         here = _determined(mine, theirs)
         dot, square = float((one * other)[here].sum()), float((other[here] ** 2).sum())
         if int(here.sum()) >= LEAST_ELEMENTS and _differs(dot, square, PARAMETER_OFF):
@@ -47,6 +49,12 @@ def misstep(seen: Observation, baseline: Observation) -> str:
     if total > LEAST_SHARE * way and _differs(along, total, limit):
         return f"the optimizer's step is {along / total:.3g} times the baseline's"
     return ""
+
+
+def _square(tensor: torch.Tensor) -> float:
+    """Of the norm; infinite where no float is as large, which `**` would raise on."""
+    size = norm(tensor)
+    return size * size
 
 
 def _differs(dot: float, square: float, limit: float) -> bool:

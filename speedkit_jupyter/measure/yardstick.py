@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure import draws, roofline, rounding
 from speedkit_jupyter.measure.accuracy import Yardstick
+from speedkit_jupyter.measure.buffers import misled
 from speedkit_jupyter.measure.deviation import Errors, errors
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.observation import Observation
@@ -117,6 +118,8 @@ def _made(steps: Steps, runners: Sequence[Runner]) -> Yardstick:
     baseline, again = steps.twice(runner)
     void, dropped = _unlike(again, baseline)
     same = errors(again, baseline, dropped)
+    if misled(again, baseline):  # other ones in every run
+        baseline.buffers = []
     if void:
         return Yardstick(baseline, baseline, same, void=void)
     reference = _reference(steps, runner)
@@ -137,7 +140,8 @@ def extend(known: Yardstick, steps: Steps, runners: Sequence[Runner]) -> None:
         precision = runner.precision
         if precision in tolerances:
             continue
-        if runner is first and len(runners) > 1:  # judges itself, by its own errors
+        in_float64 = known.reference is not known.baseline
+        if runner is first and len(runners) > 1 and in_float64:  # judges itself, by its own errors
             tolerances[precision] = Tolerance(precision, [known.own])
             continue
         tolerances[precision] = _tolerance(known, steps, first, precision, runner.scale())

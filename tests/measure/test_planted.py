@@ -175,3 +175,150 @@ def test_a_fault_that_comes_later_is_seen_at_the_end():
     record = benchmark(step, "baseline,bf16", model=model, budget_s=0.2).records[1]
     assert record.accuracy.verdict == "wrong"
     assert "after all its steps" in record.accuracy.reason
+
+
+class Reordered(nn.Linear):
+    """Adds up in another order where there are two threads, as kernels may."""
+
+    def __init__(self, *sizes, only_float32=False):
+        super().__init__(*sizes)
+        self.only_float32 = only_float32
+
+    def forward(self, x):
+        if self.only_float32 and x.dtype is torch.float64:
+            raise TypeError("float32 only")
+        if torch.get_num_threads() == 2:
+            return super().forward(x)
+        return nn.functional.linear(x.flip(1), self.weight.flip(1), self.bias)
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("only_float32", [False, True], ids=["float64", "float32 only"])
+@pytest.mark.parametrize("scales", [None, False, True], ids=["plain", "disabled", "enabled"])
+def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, only_float32):
+    torch.manual_seed(0)
+    first = Reordered(16, 32, only_float32=only_float32)
+    model = nn.Sequential(first, nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-2)  # BatchNorm makes the noise as much larger
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", enabled=bool(scales))
+    x, y = torch.randn(32, 16), torch.randn(32, 4)
+
+    def step():
+        loss = scaler.scale(nn.functional.mse_loss(model(x), y))
+        loss.backward()
+        optimizer.step() if scales is None else scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    found = examined(step, ["threads:2", "bf16"], model, optimizer).records
+    assert [word(one) for one in found] == ["exact", found[1].accuracy.verdict, "rounding"]
+    assert found[1].accuracy.verdict in ("exact", "rounding"), found[1].accuracy
+    assert (found[0].accuracy.baseline_gradient_error == 0) is only_float32
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-33])
+@pytest.mark.parametrize("sign", [1, -1], ids=["right", "wrong"])
+def test_very_large_and_small_numbers_are_compared_too(one_thread, size, sign):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).double() if size > 1 else nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-300)
+    x = torch.randn(2, 4, dtype=model.weight.dtype)
+
+    def step():
+        result = model(x) * size * (sign if torch.get_num_threads() == 2 else 1)
+        if size < 1:
+            return result.detach()
+        result.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return None
+
+    found = examined(step, ["threads:2"], model, optimizer).records[1]
+    assert (word(found) == "wrong") is (sign < 0), found.accuracy
+    assert word(found) in ("exact", "wrong")
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), float("inf"), float("nan")], ids=str)
+@pytest.mark.parametrize("fault", ["", "masked other", "not masked", "scaled"])
+def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fault):
+    class Masked(nn.Linear):
+        def forward(self, x):
+            found, there = super().forward(x), torch.get_num_threads() == 2
+            width = {"masked other": 3, "not masked": 5}.get(fault, 4) if there else 4
+            found = found * (1.1 if fault == "scaled" and there else 1)
+            return found.masked_fill(torch.arange(8) >= width, fill)
+
+    torch.manual_seed(0)
+    model, x = Masked(8, 8), torch.randn(16, 8)
+
+    def step():
+        return model(x).detach()
+
+    found = examined(step, ["threads:2", "bf16"], model).records
+    assert word(found[1]) == ("wrong" if fault else "exact"), found[1].accuracy
+    assert word(found[2]) == "rounding", found[2].accuracy
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize("kind", ["list", "rows", "mapping"])
+def test_whole_numbers_in_containers_are_counted_together(one_thread, kind, wrong):
+    torch.manual_seed(0)
+    model, x = nn.Linear(16, 50), torch.randn(32, 16)
+
+    def step():
+        found = model(x).argmax(1)
+        if wrong and torch.get_num_threads() == 2:
+            found = (found + 7) % 50
+        rows = found.view(16, 2).tolist()
+        return {"list": found.tolist(), "rows": rows, "mapping": dict(enumerate(found.tolist()))}[
+            kind
+        ]
+
+    found = examined(step, ["threads:2"], model).records[1]
+    assert word(found) == ("wrong" if wrong else "exact"), found.accuracy
+
+
+@pytest.mark.parametrize("at", [0, 16, 23])
+def test_the_last_calls_of_many_are_compared_too(one_thread, at):
+    class Tampered(nn.Linear):
+        def forward(self, x, index):
+            wrong = torch.get_num_threads() == 2 and index == at
+            return super().forward(x) * (0 if wrong else 1)
+
+    torch.manual_seed(0)
+    model, x = Tampered(16, 16), torch.randn(32, 16)
+
+    def step():
+        with torch.no_grad():
+            for index in range(24):
+                model(x, index)
+
+    assert word(examined(step, ["threads:2"], model).records[1]) == "wrong"
+
+
+@pytest.mark.parametrize("fault", ["", "statistics", "counter"])
+def test_buffers_after_the_step_are_compared(one_thread, fault):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer, x = torch.optim.SGD(model.parameters(), 1e-2), torch.randn(32, 16)
+
+    def step():
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if torch.get_num_threads() == 2:
+            model[1].running_mean.add_(1e3 if fault == "statistics" else 0)
+            model[1].num_batches_tracked.add_(1 if fault == "counter" else 0)
+
+    found = examined(step, ["threads:2", "bf16"], model, optimizer).records
+    assert word(found[1]) == ("wrong" if fault else "exact"), found[1].accuracy
+    assert word(found[2]) == "rounding", found[2].accuracy

@@ -1,0 +1,54 @@
+"""Norms and squares of float64 tensors that neither overflow nor meet what is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+# The square of what is larger may be infinite.
+LARGE = 1e100
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """The Euclidean norm, whatever its square would be."""
+    found = float(tensor.norm())
+    if found <= LARGE:
+        return found
+    size = largest(tensor)
+    return float((tensor / size).norm()) * size if size else found
+
+
+def tamed(pairs: Pairs) -> Pairs:
+    """All divided by one number where a square would be infinite; else as they are."""
+    if all(float(one.norm()) <= LARGE for pair in pairs for one in pair):
+        return pairs
+    size = max(largest(one) for pair in pairs for one in pair)
+    return pairs if size <= LARGE else [(one / size, other / size) for one, other in pairs]
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all of it is: so is the sum then, but for very large numbers."""
+    return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
+
+
+def of_finite(seen: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both with zeros where they are infinite or NaN alike: a mask, say."""
+    import torch
+
+    if is_finite(reference):
+        return seen, reference
+    alike = ~reference.isfinite() & ((seen == reference) | (seen.isnan() & reference.isnan()))
+    zero = torch.zeros((), dtype=reference.dtype)
+    return torch.where(alike, zero, seen), torch.where(alike, zero, reference)
