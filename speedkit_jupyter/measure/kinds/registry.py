@@ -33,7 +33,8 @@ from speedkit_jupyter.measure.kinds.tensors import Gradients, Tensors
 
 # In the order in which they are put back: what holds before what is held, gradients last.
 KINDS: tuple[Kind, ...] = (
-    NamesKind(), Cells(), Functions(), Classes(), Attributes(), Slots(), Scripted(), Dicts(), Lists(), Sets(),
+    NamesKind(), Cells(), Functions(), Classes(), Attributes(), Slots(), Scripted(), Dicts(),
+    Lists(), Sets(),
     Immutables(), Callables(), Modules(), Buffers(), Tensors(), Arrays(), Frames(), Mapped(),
     Generators(), ContextVariables(), Texts(), Files(), Iterators(), Caches(), Gradients(),
 )  # fmt: skip

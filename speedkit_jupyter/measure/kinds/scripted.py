@@ -48,14 +48,15 @@ class Scripted(Kind):
 def _held(module: Any) -> dict[str, Any]:
     import torch
 
+    parts: Any = torch._C  # whose types say less than there is
     inner = vars(module).get("_c")
     if inner is None:  # its constructor has not come that far
         return {}
     held = {
-        **dict(torch._C.ParameterDict(inner).items()),
-        **dict(torch._C.BufferDict(inner).items()),
+        **dict(parts.ParameterDict(inner).items()),
+        **dict(parts.BufferDict(inner).items()),
     }
-    kind = torch._C.ConcreteModuleType.from_jit_type(inner._type())
+    kind = parts.ConcreteModuleType.from_jit_type(inner._type())
     for name in kind.get_attributes():
         one = inner.getattr(name) if inner.hasattr(name) else None
         if isinstance(one, (torch.Tensor, *PLAIN)):
