@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from keyword import iskeyword
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,23 @@ def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
         kind = type(value).__name__
         raise UsageError(f"{command}: {name} is no function but of class {kind}")
     return value
+
+
+def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) -> None:
+    """Whether the result may get this name; raises UsageError."""
+    import torch
+
+    if not name:
+        return
+    if not name.isidentifier() or iskeyword(name):
+        raise UsageError(f"{command}: -v {name}: this is no name for a variable")
+    found = names.get(name)
+    if isinstance(found, torch.nn.Module) or is_optimizer(found):
+        what = "a model" if isinstance(found, torch.nn.Module) else "an optimizer"
+        raise UsageError(
+            f"{command}: -v {name}: {name} is {what}, which the result would replace: "
+            "give another name"
+        )
 
 
 def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
