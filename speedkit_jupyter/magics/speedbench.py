@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,12 @@ from speedkit_jupyter.exceptions import SpeedKitError, StepError, is_text
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
-from speedkit_jupyter.magics.namespace import check_result_name, find_model, named_optimizers
+from speedkit_jupyter.magics.namespace import (
+    bindings_kept,
+    check_result_name,
+    find_model,
+    named_optimizers,
+)
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison
@@ -184,10 +190,10 @@ def _drain(
     with ProgressLine(title, tried) as progress:
         steps: Generator[Progress, None, None] = work.run()
         try:
-            for one in steps:
-                progress.show(one)
+            with bindings_kept(names), closing(steps):
+                for one in steps:
+                    progress.show(one)
         except KeyboardInterrupt:
-            steps.close()
             if work.has_results():
                 result = work.result()
                 if arguments.v:
