@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import flags, interrupts
 from speedkit_jupyter.config import SpeedConfig, nothing
+from speedkit_jupyter.entering import Entering
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.flags import Change
@@ -74,7 +76,7 @@ def prepare(
     Without a config the plan changes nothing. The model must be in its original state.
     """
     context = SpeedContext(model, nothing() if config is None else config, optimizers)
-    context.target.search = False
+    context.target.search, context._prepared = False, True
     context._plan()
     return context
 
@@ -124,7 +126,7 @@ def show(context: SpeedContext) -> None:
 def plan_in_force(model: torch.nn.Module) -> Plan | None:
     """The plan that is applied to the model now."""
     contexts = _contexts(model)
-    return contexts[-1].plan if contexts else None
+    return contexts[-1]._planned if contexts else None
 
 
 def restore_all() -> int:
@@ -201,7 +203,6 @@ class SpeedContext:
     `grad_scaler`.
     """
 
-    plan: Plan
     facts: Facts
     # Who holds a context holds its model. What lies on the model, for as long as that lives, is
     # the context's __dict__, which holds no model: `_contexts` makes a context of it again.
@@ -225,11 +226,19 @@ class SpeedContext:
         self._stack: ExitStack | None = None
         self._before: dict[str, Any] = {}
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
+        self._thread = 0  # that measures under it
+        self._prepared = False
+        self._planned: Plan
 
     @property
     def model(self) -> torch.nn.Module:
         """The user's own model object."""
         return self._model
+
+    @property
+    def plan(self) -> Plan:
+        """The plan; inside a measured step the variant's, as for `autocast()`."""
+        return self._planned if self._prepared else self._acting._planned
 
     @property
     def active(self) -> bool:
@@ -260,7 +269,13 @@ class SpeedContext:
         return bool(self.target.memo.get("autocast_entered"))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """What the forward pass belongs in: autocast of the plan's dtype; nothing once restored."""
+        """What the forward pass belongs in: autocast of the plan's dtype; nothing once restored.
+
+        Chosen at each entry, also of one that is kept, or decorates a function.
+        """
+        return Entering(self._autocast)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
         acting = self._acting
         acting.asked.add("autocast")
         if acting._stack is None:
@@ -270,6 +285,9 @@ class SpeedContext:
 
     def sdpa(self) -> AbstractContextManager[Any]:
         """The plan's choice of attention kernel for one block; nothing once restored."""
+        return Entering(self._sdpa)
+
+    def _sdpa(self) -> AbstractContextManager[Any]:
         acting = self._acting
         return nullcontext() if acting._stack is None else acting._around["sdpa"]()
 
@@ -282,14 +300,21 @@ class SpeedContext:
 
     @property
     def _acting(self) -> SpeedContext:
-        """The context that its model is measured under at present, whichever the code knows."""
-        return _STANDING_IN.get(self._key, self)
+        """The context that its model is measured under at present, whichever the code knows.
+
+        In a thread that measures, that of the first measured model stands for one of any other.
+        """
+        measured = _STANDING_IN.get(self._key)
+        if measured is None and _STANDING_IN:
+            here = threading.get_ident()
+            measured = next((one for one in _STANDING_IN.values() if one._thread == here), None)
+        return self if measured is None else measured
 
     @cached_property
     def _scaler(self) -> torch.amp.GradScaler:
         import torch
 
-        return torch.amp.GradScaler(self.device.type, enabled=self.plan["grad_scaler"].active)
+        return torch.amp.GradScaler(self.device.type, enabled=self._planned["grad_scaler"].active)
 
     @property
     def before(self) -> dict[str, Any]:
@@ -342,6 +367,7 @@ class SpeedContext:
         with _surely(leave):
             with interrupts.undisturbed():
                 self._activate(observe=False)
+                self._thread = threading.get_ident()
                 _STANDING_IN[self._key] = self
             yield
 
@@ -359,7 +385,7 @@ class SpeedContext:
 
     def __repr__(self) -> str:
         state = "restored" if self.restored else "applied" if self.active else "waiting"
-        on = [f"{d.name}={d.value}" for d in self.plan if d.active] or ["nothing to change"]
+        on = [f"{d.name}={d.value}" for d in self._planned if d.active] or ["nothing to change"]
         return f"<SpeedContext {state}: {', '.join(on)}>"
 
     def _start(self) -> tuple[torch.nn.Module, SpeedContext]:
@@ -393,18 +419,18 @@ class SpeedContext:
     def _plan(self) -> None:
         facts = Facts.read(self.model, self.target.optimizers)
         self.facts = replace(facts, optimizers_later=self.target.search)
-        self.plan = plan(self.config, Hardware.current(), self.facts)
+        self._planned = plan(self.config, Hardware.current(), self.facts)
 
     def _activate(self, observe: bool = True) -> None:
         with self.target.searched_once(), ExitStack() as stack:
             if observe:
                 self._before = observed(self.target)
-            for decision in self.plan:
+            for decision in self._planned:
                 if decision.active:
                     optimization = _optimization(decision.name)
                     stack.enter_context(optimization.applied(decision, self.target))
             self._around = {
-                d.name: _optimization(d.name).around_forward(d, self.target) for d in self.plan
+                d.name: _optimization(d.name).around_forward(d, self.target) for d in self._planned
             }
             self._stack = stack.pop_all()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from keyword import iskeyword
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter import lookup
+from speedkit_jupyter import interrupts, lookup
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.wrappers import is_optimizer, unwrapped
 
@@ -103,6 +105,43 @@ def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
         kind = type(value).__name__
         raise UsageError(f"{command}: {name} is no function but of class {kind}")
     return value
+
+
+def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) -> None:
+    """Whether the result may get this name; raises UsageError."""
+    import torch
+
+    if not name:
+        return
+    if not name.isidentifier() or iskeyword(name):
+        raise UsageError(f"{command}: -v {name}: this is no name for a variable")
+    found = names.get(name)
+    if isinstance(found, torch.nn.Module) or is_optimizer(found):
+        what = "a model" if isinstance(found, torch.nn.Module) else "an optimizer"
+        raise UsageError(
+            f"{command}: -v {name}: {name} is {what}, which the result would replace: "
+            "give another name"
+        )
+
+
+@contextmanager
+def bindings_kept(names: MutableMapping[str, Any]) -> Iterator[None]:
+    """Every name means after the block what it meant before, however code bound it meanwhile.
+
+    (`from math import *`, `globals()[...]`, `exec`.) But for iterators that begin with what was
+    drawn from them.
+    """
+    before = dict(names)
+    try:
+        yield
+    finally:
+        with interrupts.held_back():
+            for name in list(names.keys() - before.keys()):
+                names.pop(name, None)
+            for name, found in before.items():
+                now = names.get(name)
+                if (now is not found or name not in names) and not hasattr(type(now), "resumes"):
+                    names[name] = found
 
 
 def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from functools import partial
-from keyword import iskeyword
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -16,7 +16,12 @@ from speedkit_jupyter.exceptions import SpeedKitError, StepError, is_text
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell, streams_kept
-from speedkit_jupyter.magics.namespace import find_model, named_optimizers
+from speedkit_jupyter.magics.namespace import (
+    bindings_kept,
+    check_result_name,
+    find_model,
+    named_optimizers,
+)
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison
@@ -52,8 +57,7 @@ def run(
         raise UsageError("%%speedbench: half a character (as \\ud800) is no code")
     typed, setup = parsing.split_setup(parsing.speedbench_parser(), line)
     arguments = parsing.speedbench_parser().parse_line(typed)
-    if arguments.v and (not arguments.v.isidentifier() or iskeyword(arguments.v)):
-        raise UsageError(f"%%speedbench: -v {arguments.v}: this is no name for a variable")
+    check_result_name("%%speedbench", arguments.v, shell.user_ns)
     cell = Cell(shell, source)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     try:
@@ -188,10 +192,10 @@ def _drain(
     with ProgressLine(title, tried) as progress:
         steps: Generator[Progress, None, None] = work.run()
         try:
-            for one in steps:
-                progress.show(one)
+            with bindings_kept(names), closing(steps):
+                for one in steps:
+                    progress.show(one)
         except KeyboardInterrupt:
-            steps.close()
             if work.has_results():
                 result = work.result()
                 if arguments.v:

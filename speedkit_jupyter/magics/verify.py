@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from keyword import iskeyword
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.context import plan_in_force
-from speedkit_jupyter.magics.namespace import find_function
+from speedkit_jupyter.magics.namespace import check_result_name, find_function
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
@@ -24,8 +23,7 @@ from speedkit_jupyter.tuning.functions import verifier_of
 def run(names: MutableMapping[str, Any], session: Session, arguments: Any) -> None:
     """Train with and without; Ctrl-C shows the curves so far and then stops the notebook."""
     __tracebackhide__ = True
-    if arguments.v and (not arguments.v.isidentifier() or iskeyword(arguments.v)):
-        raise UsageError(f"%speedkit verify: -v {arguments.v}: this is no name for a variable")
+    check_result_name("%speedkit verify", arguments.v, names)
     step = _step(names, session, arguments.step)
     verifier = verifier_of(step, arguments.plan or _plan(step), arguments.steps)
     verifier.result().subject = subject = _subject(session, step, arguments.step)

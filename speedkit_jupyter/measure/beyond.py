@@ -30,6 +30,11 @@ def before(state: State, replays: Replays) -> list[str]:
             "drawn from, and can't be put back as it was: an object in its place gives the same "
             "again",
         ),
+        _line(
+            replays.not_begun,
+            "yet to draw the order of its epoch: the next epoch's may be another than without the "
+            "measurement; draw one batch before it",
+        ),
         _line(named[Files], "written to for real: that can't be put back"),
         _line(
             replays.drawn,

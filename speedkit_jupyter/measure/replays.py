@@ -7,8 +7,9 @@ import itertools
 import operator
 import warnings
 from collections.abc import Iterator, Sequence
+from inspect import GEN_CREATED, getgeneratorstate
 from io import IOBase
-from types import CellType
+from types import CellType, GeneratorType
 from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import Kind, attribute_dict
@@ -133,12 +134,13 @@ class Replays:
 
     `hand_back` puts the user's into their place, `take` takes them away again. `drawn` are those
     that something holds which can hold no other, in words; `given_again` those that come back as
-    another object.
+    another object; `not_begun` those of a loader that has yet to draw its order.
     """
 
     def __init__(self, walk: Walk) -> None:
         self.drawn: list[str] = []
         self.given_again: list[str] = []
+        self.not_begun: list[str] = []
         self._found: list[tuple[Any, Replay, list[Holder]]] = []
         self._lent: list[tuple[Any, Any, int]] = []
         for key, holders in walk.holders.items():
@@ -150,6 +152,7 @@ class Replays:
                 self.drawn.append(words)
                 continue
             is_inner = any(_is_a_loaders(walk.before(holder)) for holder, _ in holders)
+            self.not_begun += [walk.name(o) for o in _shuffled_later(walk, one, holders)]
             self._found.append((one, _replay(one, is_inner), holders))
             if not is_inner and not _comes_back(one):
                 self.given_again.append(words)
@@ -225,6 +228,23 @@ def _is_a_loaders(one: Any) -> bool:
     from torch.utils.data import dataloader
 
     return isinstance(one, dataloader._SingleProcessDataLoaderIter)
+
+
+def _shuffled_later(walk: Walk, one: Any, holders: Sequence[Holder]) -> Iterator[Any]:
+    """The loader's iterator whose order of an epoch is drawn at its first batch, if `one` is its.
+
+    The random numbers that the draw takes are put back, and the user's own first batch is given
+    again: so the next epoch begins from other ones.
+    """
+    from torch.utils.data import SequentialSampler
+
+    if not isinstance(one, GeneratorType) or getgeneratorstate(one) != GEN_CREATED:
+        return
+    for owner in (walk.before(holder) for holder, _ in holders):
+        if _is_a_loaders(owner):
+            batches = owner._index_sampler
+            if not isinstance(getattr(batches, "sampler", batches), SequentialSampler):
+                yield owner
 
 
 def _is_a_module(one: Any) -> bool:

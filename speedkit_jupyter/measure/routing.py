@@ -42,6 +42,11 @@ class Router:
         self._optimizers = list(optimizers)
         self._scaled_a_step = False
 
+    @property
+    def lowers(self) -> bool:
+        """Whether autocast surrounds the step."""
+        return self._context is not None
+
     def run(self, step: Callable[[], Any]) -> Any:
         """One step; the scaler is updated once at its end, if any optimizer stepped in it."""
         __tracebackhide__ = True

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.measure import leaves
+from speedkit_jupyter.measure import elsewhere, leaves
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.observation import Observation, observing
@@ -101,7 +101,12 @@ class Runner:
     def observed(self, check: Sequence[str] = (), stop_at_step: bool = False) -> Observation:
         """What one step computes; the values of the names `check` in place of its outputs."""
         stop = stop_at_step and not check
-        with observing(self.step.models, self.scale, self.scales_itself, stop) as seen:
+        models = self.step.models
+        routed = self._router is not None and self._router.lowers
+        with (
+            elsewhere.refused(models) if routed else nullcontext(),
+            observing(models, self.scale, self.scales_itself, stop) as seen,
+        ):
             result = self.once()
             if not seen.outputs:
                 seen.outputs.add(result)

@@ -6,6 +6,7 @@ a variant is what its name says.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -165,7 +166,63 @@ def autocast_only(network: nn.Module, optimizer: Any) -> tuple[Callable[..., Non
     return step, None
 
 
+def trained_on(network: nn.Module, optimizer: Any, forward: Callable[[], Any]) -> None:
+    """Plain backward pass and step."""
+    forward().pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def decorated(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """`@ctx.autocast()` on the function that the step calls, and `@ctx.sdpa()`."""
+    ctx = apply_speedups(network, SpeedConfig(precision="bf16"), optimizer=optimizer)[1]
+
+    @ctx.sdpa()
+    @ctx.autocast()
+    def forward() -> torch.Tensor:
+        return network(BATCH)
+
+    return (lambda: trained_on(network, optimizer, forward)), ctx
+
+
+def decorated_under_another_precision(
+    network: nn.Module, optimizer: Any
+) -> tuple[Callable[..., None], Any]:
+    """The same under a plan that lowers nothing."""
+    ctx = apply_speedups(network, SpeedConfig(precision="fp32"), optimizer=optimizer)[1]
+    forward = ctx.autocast()(lambda: network(BATCH))
+    return (lambda: trained_on(network, optimizer, forward)), ctx
+
+
+def kept(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """`around = ctx.autocast()` from before, entered twice at once."""
+    ctx = apply_speedups(network, SpeedConfig(precision="bf16"), optimizer=optimizer)[1]
+    around = ctx.autocast()
+
+    def forward() -> torch.Tensor:
+        with around, around:
+            return network(BATCH)
+
+    return (lambda: trained_on(network, optimizer, forward)), ctx
+
+
+def of_another_model(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+    """The context of a model that the step does not use."""
+    other = nn.Linear(1, 1)
+    ctx = apply_speedups(other, SpeedConfig(precision="bf16"))[1]
+
+    def forward() -> torch.Tensor:
+        with ctx.autocast():
+            return network(BATCH)
+
+    return (lambda: trained_on(network, optimizer, forward)), ctx
+
+
 SHAPES = (
+    decorated,
+    decorated_under_another_precision,
+    kept,
+    of_another_model,
     as_argument,
     unused_argument,
     for_the_device_only,
@@ -290,6 +347,31 @@ def test_a_second_model_of_the_step_has_a_context_of_its_own(seen):
         benchmark(step, "baseline,fp16", model=[one, other], budget_s=0.05)
     assert [inside["dtype"] for inside in seen.by("baseline")] == ["float32"]
     assert [inside["dtype"] for inside in seen.by("fp16")] == ["float16"]
+
+
+def test_a_copy_of_the_model_and_the_plan_that_is_read_are_the_variants(seen):
+    network = Network(seen.file)
+    ctx = apply_speedups(network, SpeedConfig(precision="bf16"))[1]
+    average = copy.deepcopy(network)
+
+    def step() -> torch.Tensor:
+        write_plan(seen.file, ctx)
+        with ctx.autocast():
+            return average(BATCH)
+
+    with ctx:
+        benchmark(step, "baseline,fp16", model=average, budget_s=0.05)
+        assert ctx.plan["precision"].value == "bf16"
+    assert [one for one in seen.by("baseline") if "plan" in one] == [{"plan": "fp32"}]
+    assert [one["dtype"] for one in seen.by("baseline") if "dtype" in one] == ["float32"]
+    assert [one for one in seen.by("fp16") if "plan" in one] == [{"plan": "fp16"}]
+    assert [one["dtype"] for one in seen.by("fp16") if "dtype" in one] == ["float16"]
+
+
+def write_plan(file: Path, context: Any) -> None:
+    """The precision of the plan that code reads from a context."""
+    decision = context.plan["precision"]
+    write(file, {"plan": decision.value if decision.active else "fp32"})
 
 
 def test_the_first_variant_need_not_be_a_baseline(parts, seen):

@@ -27,12 +27,14 @@ from speedkit_jupyter.measure.kinds.instances import Attributes, Classes, Slots
 from speedkit_jupyter.measure.kinds.names import Cells, Modules, Names, NamesKind
 from speedkit_jupyter.measure.kinds.origin import is_machinery
 from speedkit_jupyter.measure.kinds.randomness import ContextVariables, Generators
+from speedkit_jupyter.measure.kinds.scripted import Scripted
 from speedkit_jupyter.measure.kinds.streams import Files, Iterators, Replaying, Texts, Unknown
 from speedkit_jupyter.measure.kinds.tensors import Gradients, Tensors
 
 # In the order in which they are put back: what holds before what is held, gradients last.
 KINDS: tuple[Kind, ...] = (
-    NamesKind(), Cells(), Functions(), Classes(), Attributes(), Slots(), Dicts(), Lists(), Sets(),
+    NamesKind(), Cells(), Functions(), Classes(), Attributes(), Slots(), Scripted(), Dicts(),
+    Lists(), Sets(),
     Immutables(), Callables(), Modules(), Buffers(), Tensors(), Arrays(), Frames(), Mapped(),
     Generators(), ContextVariables(), Texts(), Files(), Iterators(), Caches(), Gradients(),
 )  # fmt: skip
