@@ -291,11 +291,15 @@ def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
         sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + 9 * last - 0.5 * fused)),
         budget_s=3,
     )
-    reasons = {one.name: one.reason for one in tuning.rejected}
-    slow = reasons["channels_last+fused_optimizer"]
-    assert slow == "far slower than baseline: 9.5 times in its fastest step"
-    assert reasons["channels_last"] == "left out: channels_last was far slower"
-    assert tuning.winner.name == "fused_optimizer"
+    reasons = {one.name: one.reason for one in tuning.rejected if "channels_last" in one.name}
+    # The first that was tried, whatever else this machine suggests with it.
+    slow = [
+        why for why in reasons.values() if why.startswith("far slower than baseline: 9.5 times")
+    ]
+    assert len(slow) == 1
+    assert set(reasons.values()) == {*slow, "left out: channels_last was far slower"}
+    assert "channels_last" not in tuning.winner.values
+    assert tuning.winner.values["fused_optimizer"] is True
 
 
 def test_a_grid_gives_up_what_is_far_slower_and_goes_on_with_all_others(sleeping):
