@@ -209,7 +209,7 @@ def kept(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
 def of_another_model(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
     """The context of a model that the step does not use."""
     other = nn.Linear(1, 1)
-    ctx = apply_speedups(other, SpeedConfig(precision="bf16"))[1]
+    ctx = apply_speedups(other, SpeedConfig(precision="bf16").alone())[1]
 
     def forward() -> torch.Tensor:
         with ctx.autocast():
