@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import pytest
 import torch
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.magics import speedbench
 from speedkit_jupyter.measure.timing import Timing
 
 pytestmark = pytest.mark.real_time
@@ -60,13 +60,13 @@ def test_n_and_r_together_run_the_step_exactly_so_often(shell):
     assert len(sys.__dict__.pop("seen")) == 6
 
 
-def test_setup_runs_before_each_run_untimed_and_its_names_are_local(shell):
-    shell.run("import sys, time; sys.seen = []")
-    timing = timed(
-        shell, "-n 2 -r 3 text = 'a \"b\"'; sys.seen.append(time.sleep(0.01))", "len(text)"
-    )
+def test_setup_runs_before_each_run_untimed_and_its_names_are_local(shell, made_time, monkeypatch):
+    monkeypatch.setattr(speedbench, "time", made_time)
+    shell.names["sleep"] = made_time.sleep
+    shell.run("import sys; sys.seen = []")
+    timing = timed(shell, "-n 2 -r 3 text = 'a \"b\"'; sys.seen.append(sleep(100))", "len(text)")
     assert len(sys.__dict__.pop("seen")) == 3
-    assert timing.worst < 0.01
+    assert timing.worst == pytest.approx(made_time.tick_s / 2)
     assert "text" not in shell.names
 
 
@@ -90,13 +90,10 @@ def test_cpu_time_is_apart_from_the_time_that_passed(shell):
     assert timing.device_s is None
 
 
-def test_a_budget_asks_for_more_runs(shell):
-    start = time.perf_counter()
-    timing = timed(
-        shell, "-n 1 --budget 0.5", "time.sleep(0.001)" if "time" in shell.names else "1"
-    )
-    assert timing.repeat > 7
-    assert time.perf_counter() - start >= 0.5
+def test_a_budget_asks_for_more_runs(shell, made_time):
+    began = made_time.now_s()
+    assert timed(shell, "-n 1 --budget 0.5", "1").repeat > 7
+    assert made_time.now_s() - began >= 0.5
 
 
 def test_a_training_step_leaves_no_trace(shell):
