@@ -12,8 +12,12 @@ from speedkit_jupyter import store, tune
 
 
 @pytest.fixture
-def tuned(made_time) -> Any:
-    """`tuned(seconds)`: searches; the step takes `seconds(fused, since)` after so many of them."""
+def tuned(made_time, machine) -> Any:
+    """`tuned(seconds)`: searches; the step takes `seconds(fused, since)` after so many of them.
+
+    On a pinned machine: what it suggests comes first, and decides when the others have their turn.
+    """
+    machine("cpu")
 
     def run(seconds: Any) -> Any:
         torch.manual_seed(0)
