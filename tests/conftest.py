@@ -158,6 +158,13 @@ def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
     return install(monkeypatch, tick_s=5e-3)
 
 
+@pytest.fixture(autouse=True)
+def no_noise(request: pytest.FixtureRequest) -> None:
+    """All is measured on the made clock, except where what the real one says is the subject."""
+    if not request.node.get_closest_marker("real_time"):
+        request.getfixturevalue("made_time")
+
+
 @pytest.fixture
 def hardware() -> Callable[[str], Hardware]:
     """`hardware("t4")` is the machine of that name, for tests that plan by hand."""

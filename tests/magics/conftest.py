@@ -54,13 +54,6 @@ class Shell:
         return result, "\n".join([captured.stdout, *shown])
 
 
-@pytest.fixture(autouse=True)
-def no_noise(request: pytest.FixtureRequest) -> None:
-    """Cells are measured on a made clock, except where what the clock says is the subject."""
-    if not request.node.get_closest_marker("real_time"):
-        request.getfixturevalue("made_time")
-
-
 @pytest.fixture
 def shell(_shell: Any) -> Iterator[Shell]:
     """A shell with the extension loaded; the session's model, optimizer, loss and batch."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from made_time import MadeTime
 from torch import nn
 
 from speedkit_jupyter import session
+from speedkit_jupyter.widgets import panel
 
 
 @pytest.fixture(autouse=True)
@@ -20,13 +22,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(found)
-
-
-@pytest.fixture(autouse=True)
-def no_noise(request: pytest.FixtureRequest) -> None:
-    """Steps are measured on a made clock, except where what the clock says is the subject."""
-    if not request.node.get_closest_marker("real_time"):
-        request.getfixturevalue("made_time")
 
 
 @pytest.fixture
@@ -53,3 +48,16 @@ def names() -> Iterator[Any]:
     session.begin(vars(space))
     yield space
     session.end()
+
+
+@pytest.fixture
+def every_round_drawn(names: Any, monkeypatch: pytest.MonkeyPatch, made_time: MadeTime) -> None:
+    """A measurement that goes on to the end of its budget, and a panel that shows all of it."""
+    monkeypatch.setattr(panel, "INTERVAL_S", 0.0)
+    step = names.train_step
+
+    def noisy() -> float:
+        made_time.sleep(made_time.perf_counter() * 7919 % 0.02)
+        return float(step())
+
+    names.train_step = noisy

@@ -281,11 +281,11 @@ def drain(panel: Panel, button: str, cell: Any = None) -> int:
 
 
 @pytest.mark.smoke
-@pytest.mark.real_time  # a panel draws as often as the real clock allows
+@pytest.mark.usefixtures("every_round_drawn")
 def test_measure_compares_baseline_with_the_choice_and_draws_it(names):
     before = state(names)
 
-    panel = Panel(names.model, step=names.train_step, budget_s=2.0)
+    panel = Panel(names.model, step=names.train_step, budget_s=10)
     pick(panel, "precision", "bf16")
     seen = []
     assert drain(panel, "Measure", lambda turn: seen.append(panel.status.value)) > 3
@@ -310,7 +310,7 @@ def test_measuring_with_a_plan_in_force_leaves_it_in_force(names):
 
 
 @pytest.mark.smoke
-@pytest.mark.real_time
+@pytest.mark.usefixtures("every_round_drawn")
 def test_stop_ends_a_long_measurement_with_the_results_so_far(names):
     before = state(names)
     panel = Panel(names.model, step=names.train_step, budget_s=600)
@@ -327,7 +327,7 @@ def test_stop_ends_a_long_measurement_with_the_results_so_far(names):
     assert state(names) == before
 
 
-@pytest.mark.real_time
+@pytest.mark.usefixtures("every_round_drawn")
 def test_a_cell_that_trains_the_model_meanwhile_ends_the_measurement_with_that_message(names):
     panel = Panel(names.model, step=names.train_step, budget_s=600)
     after = []
@@ -342,7 +342,7 @@ def test_a_cell_that_trains_the_model_meanwhile_ends_the_measurement_with_that_m
     assert state(names) == after[0]
 
 
-@pytest.mark.real_time
+@pytest.mark.usefixtures("every_round_drawn")
 def test_a_plan_that_a_magic_applies_meanwhile_ends_the_measurement(names):
     panel = Panel(names.model, step=names.train_step, budget_s=600)
     drain(panel, "Measure", lambda turn: apply_speedups(names.model) if turn == 30 else None)
@@ -375,7 +375,7 @@ def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch, m
     panel.buttons["Restore"].click()
 
 
-@pytest.mark.real_time
+@pytest.mark.usefixtures("every_round_drawn")
 def test_the_end_of_the_session_stops_what_is_measured(names):
     panel = Panel(names.model, step=names.train_step, budget_s=600)
     drain(panel, "Measure", lambda turn: session.end() if turn == 20 else None)
