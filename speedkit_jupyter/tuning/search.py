@@ -96,7 +96,12 @@ class Search:
         if self._identity is None:
             took_s: list[float] = []
             self._identity = learning.identify(
-                self.step, tuning.hardware, tuning.objective, tuning.steps, took_s
+                self.step,
+                tuning.hardware,
+                tuning.objective,
+                tuning.steps,
+                took_s,
+                self._stages.budget,
             )
             self._stages.step_s = min(took_s)
             known = None if self._fresh else learning.find(*self._identity)
