@@ -51,8 +51,8 @@ class Benchmark:
     The rounds end when the verdicts of the `decisive` variants (all, without) are clear, or where
     `settled` says so. In a race, variants with a part that `culprits` knows as far slower are not
     run. They compare with the variant `against`, where it works, in place of the first one, which
-    only accuracy is judged by then. It ends `within` another budget, too; its own began when it
-    first runs, or was `begun_s` on the clock. Whatever happens, models, optimizers, random generators and
+    only accuracy is judged by then. It ends `within` another budget, too; its own begins when it
+    runs, or began at `begun_s` on the clock, where that is set. Whatever happens, models, optimizers, random generators and
     names end as they began. Raises StepError.
     """
 
@@ -71,7 +71,6 @@ class Benchmark:
         settled: Callable[[Comparison], bool] | None = None,
         culprits: Culprits | None = None,
         within: Budget | None = None,
-        begun_s: float | None = None,
     ) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
@@ -94,11 +93,12 @@ class Benchmark:
         self._environment: dict[str, Any] = {}
         self._standings: tuple[Standing, ...] = ()
         self._fallen: tuple[int, list[Record]] = (0, [])
-        self._within, self._begun_s = within, begun_s
+        self._within = within
+        self.begun_s: float | None = None
         self._pace = self._new_pace()
 
     def _new_pace(self, now: Callable[[], float] | None = None) -> Pace:
-        return Pace(self.budget_s, now, self._drop, self._grows, self._within, self._begun_s)
+        return Pace(self.budget_s, now, self._drop, self._grows, self._within, self.begun_s)
 
     @property
     def budget(self) -> Budget:
@@ -146,7 +146,7 @@ class Benchmark:
                 stack.enter_context(hidden(model))
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
-            start = visit.state
+            start, self.budget.reserved_s = visit.state, visit.taking_s
             pauses.append(lambda: visit.paused_s)
             runners = [self._runner(i, config) for i, config in enumerate(configs)]
             self._environment = environment(runners[0].device)
@@ -193,8 +193,7 @@ class Benchmark:
                     raise
                 runner.fail(error)  # a row; the others go on
             # Back to the user's values, so that every variant warms up from the same ones.
-            with pace.putting_back():
-                start.restore()
+            start.restore()
             if number == 0:
                 usual_s = runner.worst_s
                 pace.grow(usual_s, len(runners))

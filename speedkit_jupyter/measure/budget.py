@@ -67,7 +67,7 @@ class Budget:
 
     def allows(self, seconds: float) -> bool:
         """Whether what takes so long may still be begun."""
-        if self._within is not None and not self._within.allows(seconds):
+        if self._within is not None and not self._within.allows(seconds + self.reserved_s):
             return False
         if self.is_a_look and seconds <= SHORT_S:
             return True

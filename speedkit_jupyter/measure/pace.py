@@ -69,14 +69,6 @@ class Pace:
         return f"{text}, short for a clear answer ({more}); "
 
     @contextmanager
-    def putting_back(self) -> Iterator[None]:
-        """What the block takes is kept in reserve for the end, when it comes once more."""
-        begun_s = self.budget.spent_s
-        yield
-        took_s = self.budget.spent_s - begun_s
-        self.budget.reserved_s = max(self.budget.reserved_s, took_s)
-
-    @contextmanager
     def examining(self, runners: Sequence[Runner], note: Callable[[], object]) -> Iterator[None]:
         """Untimed steps: none of them is begun that would, by those before, end too late.
 

@@ -136,7 +136,8 @@ class Timer:
 
     `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then 7 runs.
     With `budget_s` it takes so many seconds: as many runs as fit, and loops so that 7 do. Where
-    both are given, the step runs exactly so often.
+    both are given, the step runs exactly so often. They are counted from when it runs, or from
+    `begun_s` on the clock.
     """
 
     step: Step
@@ -147,6 +148,7 @@ class Timer:
     runs: int | None = None
     budget_s: float | None = None
     timer: Callable[[], float] = time.perf_counter
+    begun_s: float | None = None
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -169,10 +171,12 @@ class Timer:
         """Measure; yields after every run. What the step changed is put back at the end."""
         __tracebackhide__ = True
         exact = self.loops is not None and self.runs is not None
-        self._budget = Budget(math.inf if exact or not self.budget_s else self.budget_s)
+        self._budget = Budget(
+            math.inf if exact or not self.budget_s else self.budget_s, begun_s=self.begun_s
+        )
         with self.step.isolated() as visit:
             state = visit.state
-            self._budget.reserved_s = self._budget.spent_s  # to put it back takes as long
+            self._budget.reserved_s = visit.taking_s  # to put it back takes as long
             if not exact:
                 yield Progress(0.0, "first call")
                 self.timing.first_call_s = self._first_s()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
-from speedkit_jupyter.measure import clock, visit
+from speedkit_jupyter.measure import visit
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.budget import APART, REFERENCE, ROUNDED, Budget, advice
 from speedkit_jupyter.measure.comparison import Comparison, Record
@@ -171,14 +171,13 @@ class Stages:
             culprits=self._culprits,
             within=self.budget,
         )
-        begun_s = clock.now()
         try:
             with closing(benchmark.run()) as run:
-                for number, one in enumerate(run):
-                    if not number:  # copied, and to be put back
-                        self._around_s = max(self._around_s, 2 * (clock.now() - begun_s))
+                for one in run:
                     here = visit.in_progress()
                     paused_s = here.paused_s if here else 0.0
+                    taken_s = here.taking_s if here else 0.0  # to put it back takes as long
+                    self._around_s = max(self._around_s, 2 * taken_s)
                     yield Progress(self.budget.share, f"{title}: {one.text}", one.known)
                     if here:  # turns that were given up
                         self.budget.exclude(here.paused_s - paused_s)
