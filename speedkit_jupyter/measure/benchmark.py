@@ -52,8 +52,8 @@ class Benchmark:
     `settled` says so. In a race, variants with a part that `culprits` knows as far slower are not
     run. They compare with the variant `against`, where it works, in place of the first one, which
     only accuracy is judged by then. It ends `within` another budget, too; its own begins when it
-    runs, or began at `begun_s` on the clock, where that is set. Whatever happens, models, optimizers, random generators and
-    names end as they began. Raises StepError.
+    runs, or began at `begun_s` on the clock, where that is set. Whatever happens, models,
+    optimizers, random generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -222,7 +222,10 @@ class Benchmark:
         pace, check = self._pace, None
         if pace.has_time_to_check(runners):
             check = Examination(runners, start, self._check)
-            with pace.examining(runners, lambda: _not_checked(runners)):
+            with (
+                pace.keeping_rounds(runners),
+                pace.examining(runners, lambda: _not_checked(runners)),
+            ):
                 yield from check.accuracy()
             self._dropout_off = check.dropout_off
         else:
@@ -231,7 +234,10 @@ class Benchmark:
         if self._drop == "race" or not pace.has_time_for_limits(working):
             return check
         about = Examination(working, start)
-        with pace.examining(working, lambda: pace.note_limits(working)):
+        with (
+            pace.keeping_rounds(working),
+            pace.examining(working, lambda: pace.note_limits(working)),
+        ):
             yield from about.memory()
             if not self._chooses:
                 self._flops = about.flops()

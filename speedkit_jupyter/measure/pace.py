@@ -105,6 +105,16 @@ class Pace:
             for one in runners:
                 one.timed = None
 
+    @contextmanager
+    def keeping_rounds(self, runners: Sequence[Runner]) -> Iterator[None]:
+        """In the block the time for rounds enough is in reserve."""
+        rounds_s = self._rounds_s(runners)
+        self.budget.reserved_s += rounds_s
+        try:
+            yield
+        finally:
+            self.budget.reserved_s -= rounds_s
+
     def keep_for(self, runners: Sequence[Runner]) -> None:
         """Time for one more untimed step of each of them, after the rounds."""
         for one in runners:

@@ -216,8 +216,10 @@ class Timer:
 
         No longer than that as many runs as there shall be fit into the budget.
         """
-        loops = 1
-        while loops < MOST_LOOPS and self._budget.allows(0.0):
+        loops, first_s = 1, self.timing.first_call_s or 0.0
+        if self.budget_s is not None and first_s * (RUNS + 1) > self._budget.left_s:
+            return loops
+        while loops < MOST_LOOPS:
             reset()
             run_s = self._once(loops).wall_s
             if run_s >= RUN_S or 10 * run_s * (RUNS + 1) > self._budget.left_s:
