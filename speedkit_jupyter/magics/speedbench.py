@@ -23,6 +23,7 @@ from speedkit_jupyter.magics.namespace import (
     named_optimizers,
 )
 from speedkit_jupyter.magics.progress import ProgressLine
+from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.environment import environment
@@ -53,6 +54,7 @@ def run(
 ) -> Comparison | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
+    begun_s = clock.now()
     if not is_text(line + source):
         raise UsageError("%%speedbench: half a character (as \\ud800) is no code")
     typed, setup = parsing.split_setup(parsing.speedbench_parser(), line)
@@ -62,6 +64,7 @@ def run(
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     try:
         work = _work(shell, cell, arguments, setup, command)
+        work.begun_s = begun_s
         title = next((one for one in source.splitlines() if one.strip()), "")
         session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
         skipped: list[str] = []

@@ -51,8 +51,9 @@ class Benchmark:
     The rounds end when the verdicts of the `decisive` variants (all, without) are clear, or where
     `settled` says so. In a race, variants with a part that `culprits` knows as far slower are not
     run. They compare with the variant `against`, where it works, in place of the first one, which
-    only accuracy is judged by then. Whatever happens, models, optimizers, random generators and
-    names end as they began. Raises StepError.
+    only accuracy is judged by then. It ends `within` another budget, too; its own begins when it
+    runs, or began at `begun_s` on the clock, where that is set. Whatever happens, models,
+    optimizers, random generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Benchmark:
         against: str = "",
         settled: Callable[[Comparison], bool] | None = None,
         culprits: Culprits | None = None,
+        within: Budget | None = None,
     ) -> None:
         if not step.models:
             raise StepError("no model is used in this step, so there is nothing to vary")
@@ -91,7 +93,12 @@ class Benchmark:
         self._environment: dict[str, Any] = {}
         self._standings: tuple[Standing, ...] = ()
         self._fallen: tuple[int, list[Record]] = (0, [])
-        self._pace = Pace(self.budget_s)
+        self._within = within
+        self.begun_s: float | None = None
+        self._pace = self._new_pace()
+
+    def _new_pace(self, now: Callable[[], float] | None = None) -> Pace:
+        return Pace(self.budget_s, now, self._drop, self._grows, self._within, self.begun_s)
 
     @property
     def budget(self) -> Budget:
@@ -131,7 +138,7 @@ class Benchmark:
             """
             return clock.now() - sum(one() for one in pauses)
 
-        self._pace = Pace(self.budget_s, now, self._drop, self._grows)
+        self._pace = self._new_pace(now)
         configs = [config_of(one, step.models) for one in self.variants]
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
@@ -139,7 +146,7 @@ class Benchmark:
                 stack.enter_context(hidden(model))
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
-            start = visit.state
+            start, self.budget.reserved_s = visit.state, visit.taking_s
             pauses.append(lambda: visit.paused_s)
             runners = [self._runner(i, config) for i, config in enumerate(configs)]
             self._environment = environment(runners[0].device)
@@ -148,7 +155,7 @@ class Benchmark:
             check = yield from self._examine(runners, start)
             yield from self._sample(self._compared(_warm(runners)), now)
             if check is not None and not self._chooses:
-                yield from check.again(_working(runners))
+                yield from self._check_again(check, _working(runners))
             if not self._chooses:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
@@ -188,7 +195,7 @@ class Benchmark:
             # Back to the user's values, so that every variant warms up from the same ones.
             start.restore()
             if number == 0:
-                usual_s = runner.step_s
+                usual_s = runner.worst_s
                 pace.grow(usual_s, len(runners))
                 ahead = pace.ahead(runners)
             elif self._drop == "race" and runner.warm is not None:
@@ -212,24 +219,43 @@ class Benchmark:
         Where rounds are too few for any verdict, there is nothing to check either.
         """
         __tracebackhide__ = True
-        budget, usual_s = self.budget, runners[0].step_s
-        check: Examination | None = None
-        if self._pace.has_time_to_check(runners):
+        pace, check = self._pace, None
+        if pace.has_time_to_check(runners):
             check = Examination(runners, start, self._check)
-            yield from budget.without_compiling(check.accuracy(), usual_s)
+            with (
+                pace.keeping_rounds(runners),
+                pace.examining(runners, lambda: _not_checked(runners)),
+            ):
+                yield from check.accuracy()
             self._dropout_off = check.dropout_off
         else:
-            for one in runners:
-                one.record.accuracy = Accuracy("not checked", "the budget was too short to check")
+            _not_checked(runners)
         working = _warm(runners)
-        if self._drop == "race" or not self._pace.has_time_for_limits(working):
+        if self._drop == "race" or not pace.has_time_for_limits(working):
             return check
         about = Examination(working, start)
-        yield from budget.without_compiling(about.memory(), usual_s)
-        if not self._chooses:
-            self._flops = about.flops()
-            yield from about.limits(self._flops)
+        with (
+            pace.keeping_rounds(working),
+            pace.examining(working, lambda: pace.note_limits(working)),
+        ):
+            yield from about.memory()
+            if not self._chooses:
+                self._flops = about.flops()
+                yield from about.limits(self._flops)
         return check
+
+    def _check_again(self, check: Examination, runners: Sequence[Runner]) -> Iterator[Progress]:
+        """What is right at first may be so no longer after all the steps."""
+        __tracebackhide__ = True
+        self._pace.take_what_was_kept()
+
+        def note() -> None:
+            runners[0].record.notes["again"] = (
+                "accuracy was checked in the first step only, since the budget is short"
+            )
+
+        with self._pace.examining(runners, note):
+            yield from check.again(runners)
 
     def _compared(self, runners: Sequence[Runner]) -> Sequence[Runner]:
         """With the one to compare with in front, in place of the first; results follow."""
@@ -249,8 +275,12 @@ class Benchmark:
             right = [one for one in runners if result.verdict(one.record) != "wrong"]
             fast = [one for one in right if not dropping.is_too_slow(one, first)]
             runners = [first, *(one for one in fast if one is not first)]
-        left_s = max(self.budget.left_s, min(self.budget.seconds, OVERHEAD_S / 2))
-        self._sampler = Sampler(runners, left_s, self._throughput, now)
+        budget = self.budget
+        if not self._chooses:
+            self._pace.keep_for([one for one in runners[1:] if one.record.is_checked])
+        least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
+        left_s = max(budget.left_s, least_s)
+        self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
         if self._drop != "race" and (warning := self._sampler.too_few(self.budget.seconds)):
             yield Progress(0.0, warning)
         for one in self._sampler.run(self._settled, self._known, self._is_hopeless, self._decided):
@@ -302,6 +332,13 @@ class Benchmark:
         """Notes the intervals at a look, which progress shows row by row and not in its text."""
         self._standings = standings(self.result())
         return ""
+
+
+def _not_checked(runners: Sequence[Runner]) -> None:
+    """Those that no check has come to."""
+    for one in runners:
+        if one.record.accuracy is None:
+            one.record.accuracy = Accuracy("not checked", "the budget was too short to check")
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable
 
-from speedkit_jupyter.measure import clock, compilations
-
-T = TypeVar("T")
+from speedkit_jupyter.measure import clock
 
 # Nothing is begun that would end later than this many times the budget.
 LATEST = 1.1
-# What a measurement of the shortest step takes anyway: imports, copies, checks. A step shorter
-# than SHORT_S is warmed up and checked within that, whatever the budget is.
+# What a measurement of the shortest step takes anyway: imports, copies, checks. A budget below that
+# is for a look: steps shorter than SHORT_S are warmed up and checked then, whatever the clock says.
 OVERHEAD_S, SHORT_S = 1.0, 0.05
 # For a clear answer each variant runs about so often: warm-up and check, rounds. Besides them the
 # baseline is checked twice and in float64, and rounded to each other precision among the variants,
@@ -23,13 +20,30 @@ APART, ROUNDS, REFERENCE, ROUNDED = 4, 12, 8, 8
 MOST_ADVISED_S = 900.0
 
 
-class Budget:
-    """Seconds for all of a measurement. `excluded_s` don't count: compiling, turns given up."""
+class OutOfTime(BaseException):
+    """The next step would end too late. Not an error of the step, so that nothing takes it for one.
 
-    def __init__(self, seconds: float, now: Callable[[], float] | None = None) -> None:
-        self.seconds, self.excluded_s = seconds, 0.0
-        self._now = now or clock.now
-        self._start = self._now()
+    Raised between steps, never in one.
+    """
+
+
+class Budget:
+    """Seconds for all of a measurement. `excluded_s` don't count: compiling, turns given up.
+
+    `reserved_s` are kept for what comes at the end anyway. One that lies `within` another ends
+    with it at the latest. `begun_s` is when it began on the clock; now, without.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        now: Callable[[], float] | None = None,
+        within: Budget | None = None,
+        begun_s: float | None = None,
+    ) -> None:
+        self.seconds, self.excluded_s, self.reserved_s = seconds, 0.0, 0.0
+        self._now, self._within = now or clock.now, within
+        self._start = self._now() if begun_s is None else begun_s
 
     @property
     def spent_s(self) -> float:
@@ -39,31 +53,32 @@ class Budget:
     @property
     def left_s(self) -> float:
         """What remains; negative once it is overdrawn."""
-        return self.seconds - self.spent_s
+        return self.seconds - self.spent_s - self.reserved_s
 
     @property
     def share(self) -> float:
         """How much of it is spent, 0 to 1."""
         return min(max(self.spent_s / self.seconds, 0.0), 1.0)
 
-    def allows(self, seconds: float) -> bool:
-        """Whether steps that take so long may still be begun; short ones always may."""
-        return seconds <= SHORT_S or self.spent_s + seconds <= max(
-            LATEST * self.seconds, OVERHEAD_S
-        )
+    @property
+    def is_a_look(self) -> bool:
+        """Whether it is shorter than what a measurement takes anyway."""
+        return self.seconds < OVERHEAD_S if self._within is None else self._within.is_a_look
 
-    def without_compiling(self, parts: Iterable[T], usual_s: float) -> Iterator[T]:
-        """The same parts; where one of them compiled, what it took beyond `usual_s` is excluded."""
-        every = iter(parts)
-        while True:
-            start, graphs = self._now(), compilations.graphs()
-            try:
-                part = next(every)
-            except StopIteration:
-                return
-            if compilations.graphs() > graphs:
-                self.excluded_s += max(self._now() - start - usual_s, 0.0)
-            yield part
+    def allows(self, seconds: float) -> bool:
+        """Whether what takes so long may still be begun."""
+        if self._within is not None and not self._within.allows(seconds + self.reserved_s):
+            return False
+        if self.is_a_look and seconds <= SHORT_S:
+            return True
+        latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_a_look else 0.0)
+        return self.spent_s + self.reserved_s + seconds <= latest_s
+
+    def exclude(self, seconds: float) -> None:
+        """These did not count, here and in what it lies within."""
+        self.excluded_s += max(seconds, 0.0)
+        if self._within is not None:
+            self._within.exclude(seconds)
 
 
 def clear_answer_s(step_s: float, variants: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.reach import (
@@ -43,6 +44,7 @@ def benchmark(
     synchronized around each step, or with `throughput` around blocks of steps. Raises StepError
     where it can't be measured; whatever happens, all that it changed is put back.
     """
+    begun_s = clock.now()
     names = variants.split(",") if isinstance(variants, str) else variants
     measured = Benchmark(
         step_of(step, model, optimizer),
@@ -51,6 +53,7 @@ def benchmark(
         throughput=throughput,
         command=_command(step, names, budget_s),
     )
+    measured.begun_s = begun_s
     for _ in measured.run():
         pass
     return measured.result()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from speedkit_jupyter.measure import dropping
+from speedkit_jupyter.measure import clock, compilations, dropping
 from speedkit_jupyter.measure.budget import (
     LATEST,
     OVERHEAD_S,
     REFERENCE,
     ROUNDED,
     Budget,
+    OutOfTime,
     advice,
     clear_answer_s,
     few_digits,
@@ -21,10 +23,9 @@ from speedkit_jupyter.measure.statistics import ERROR, LAST_LOOK, least_pairs
 
 # A budget that is not the user's grows with the step up to so many seconds.
 MOST_GROWN_S = 600.0
-# Below so many seconds a budget is for a look at a short step: then nothing is left out.
-LEAST_S = 3.0
-# Memory and limits are measured anyway where that takes no longer than so many seconds.
-SHORT_CHECK_S = 0.3
+# What is measured of the machine takes so long beside the steps: products in each precision, a
+# copy. Where all is as short as this, a budget for a look has it too.
+LIMITS_S, SHORT_CHECK_S = 0.8, 3.0
 
 
 class Pace:
@@ -36,8 +37,14 @@ class Pace:
         now: Callable[[], float] | None = None,
         drop: Drop = "",
         grows: bool = False,
+        within: Budget | None = None,
+        begun_s: float | None = None,
     ) -> None:
-        self.budget, self._drop, self._grows = Budget(seconds, now), drop, grows
+        self.budget = Budget(seconds, now, within, begun_s)
+        self._drop, self._grows = drop, grows
+        # The longest of each so far: an untimed step by its variant, and what lies between two.
+        self._untimed_s: dict[int, float] = {}
+        self._between_s = self._kept_s = 0.0
 
     def grow(self, step_s: float, variants: int) -> None:
         """Time enough for a clear answer, where the budget is not the user's."""
@@ -61,6 +68,64 @@ class Pace:
         )
         return f"{text}, short for a clear answer ({more}); "
 
+    @contextmanager
+    def examining(self, runners: Sequence[Runner], note: Callable[[], object]) -> Iterator[None]:
+        """Untimed steps: none of them is begun that would, by those before, end too late.
+
+        Then the block ends there, and `note` says what is missing. What they compile is excluded.
+        """
+        ended_s: float | None = None
+
+        @contextmanager
+        def timed(runner: Runner) -> Iterator[None]:
+            nonlocal ended_s
+            begun_s, graphs = clock.now(), compilations.graphs()
+            if ended_s is not None:
+                self._between_s = max(self._between_s, begun_s - ended_s)
+            usual_s = self._untimed_s.get(id(runner), runner.worst_s)
+            if not self.budget.allows(usual_s + self._between_s):
+                raise OutOfTime
+            try:
+                yield
+            finally:
+                ended_s = clock.now()
+                took_s = ended_s - begun_s
+                if compilations.graphs() > graphs:
+                    self.budget.exclude(took_s - usual_s)
+                    took_s = usual_s
+                self._untimed_s[id(runner)] = max(usual_s, took_s)
+
+        for one in runners:
+            one.timed = timed
+        try:
+            yield
+        except OutOfTime:
+            note()
+        finally:
+            for one in runners:
+                one.timed = None
+
+    @contextmanager
+    def keeping_rounds(self, runners: Sequence[Runner]) -> Iterator[None]:
+        """In the block the time for rounds enough is in reserve."""
+        rounds_s = self._rounds_s(runners)
+        self.budget.reserved_s += rounds_s
+        try:
+            yield
+        finally:
+            self.budget.reserved_s -= rounds_s
+
+    def keep_for(self, runners: Sequence[Runner]) -> None:
+        """Time for one more untimed step of each of them, after the rounds."""
+        for one in runners:
+            self._kept_s += self._untimed_s.get(id(one), 0.0) + self._between_s
+        self.budget.reserved_s += self._kept_s
+
+    def take_what_was_kept(self) -> None:
+        """The rounds are over."""
+        self.budget.reserved_s -= self._kept_s
+        self._kept_s = 0.0
+
     def leave_out(self, runner: Runner) -> None:
         """Not measured, and that is said."""
         short = f"{few_digits(self.budget.seconds)} s are too short"
@@ -83,22 +148,26 @@ class Pace:
     def has_time_to_check(self, runners: Sequence[Runner]) -> bool:
         """And for rounds enough to tell anything; else there is nothing that could be wrong.
 
-        A check that is as short as the least of budgets is always made.
+        In a look, a short check is always made.
         """
-        if self.budget.seconds < LEAST_S and self._check_s(runners) < LEAST_S:
+        if self.budget.is_a_look and self._check_s(runners) < SHORT_CHECK_S:
             return True
         return self._needed_s(runners) <= self.budget.left_s * LATEST
 
     def has_time_for_limits(self, runners: Sequence[Runner]) -> bool:
         """Beside the rounds, which come first; where there is none, that is said."""
-        steps_s = 2 * sum(one.fastest_s for one in runners) + 2 * runners[0].fastest_s
+        each_s = [one.worst_s + self._between_s for one in (*runners, runners[0])]
+        steps_s = 2 * sum(each_s) + (LIMITS_S if not self._drop else 0.0)
         left_s = self.budget.left_s - self._rounds_s(runners)
-        anyway_s = LEAST_S if self.budget.seconds < LEAST_S else SHORT_CHECK_S
-        has = steps_s <= max(left_s, anyway_s)
+        has = steps_s <= max(left_s, SHORT_CHECK_S if self.budget.is_a_look else 0.0)
         if not has:
-            note = "memory and limits were left out, since the budget is short"
-            runners[0].record.notes["limits"] = note
+            self.note_limits(runners)
         return has
+
+    def note_limits(self, runners: Sequence[Runner]) -> None:
+        """That they are missing, at least in part."""
+        note = "memory and limits were left out, since the budget is short"
+        runners[0].record.notes["limits"] = note
 
     def _needed_s(self, runners: Sequence[Runner]) -> float:
         """For the check, and for rounds enough."""
@@ -108,12 +177,12 @@ class Pace:
         first, *others = runners
         rounded = {one.precision for one in others} - {first.precision}
         of_baseline = REFERENCE + ROUNDED * len(rounded)
-        return of_baseline * first.fastest_s + sum(one.fastest_s for one in runners)
+        return of_baseline * first.worst_s + sum(one.worst_s for one in runners)
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
         least = least_pairs(ERROR * LAST_LOOK / max(len(runners) - 1, 1))
         least = dropping.RACE_ROUNDS if self._drop == "race" else least
-        return least * sum(one.fastest_s for one in runners)
+        return least * sum(one.worst_s for one in runners)
 
 
 def _variants(number: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
 
 # What a plan changes in a step beside flags, model and optimizers.
 ROUTED = ("precision", "grad_scaler")
+# A step is expected to take as long as the slowest of so many before it.
+RECENT = 8
 
 
 @dataclass
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then.
+    `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then,
+    `recent_s` the latest ones. `timed`, where there is one, surrounds each step: an untimed one
+    that the budget has no time for is not begun.
     """
 
     step: Step
@@ -39,8 +44,15 @@ class Runner:
     warm: State | None = field(default=None, repr=False)
     step_s: float = 0.0
     fastest_s: float = 0.0
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
+    timed: Callable[[Runner], AbstractContextManager[None]] | None = field(default=None, repr=False)
     skipped_in_a_row: int = 0
     _router: Router | None = None
+
+    @property
+    def worst_s(self) -> float:
+        """How long a step may take, by the slowest of the latest ones."""
+        return max(self.recent_s, default=self.step_s)
 
     @property
     def device(self) -> torch.device:
@@ -62,6 +74,13 @@ class Runner:
 
     def once(self, rewind: bool = True) -> object:
         """One step, on the same data as every other unless it shall not `rewind`."""
+        __tracebackhide__ = True
+        if self.timed is not None:
+            with self.timed(self):
+                return self._once(rewind)
+        return self._once(rewind)
+
+    def _once(self, rewind: bool) -> object:
         __tracebackhide__ = True
         if rewind:
             self.step.rewind()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from speedkit_jupyter.measure import clock
-from speedkit_jupyter.measure.budget import LATEST, advice
+from speedkit_jupyter.measure.budget import Budget, advice
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.standing import Standing
@@ -28,8 +29,10 @@ BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
 # so many seconds that is no matter, and another one would be dear.
 LEAD_IN_S, LONG_S = 0.0005, 0.05
 MOST_ROUNDS = 20_000
-# One round is taken anyway where it is as short as this.
+# In a look one round is taken anyway where it is as short as this.
 SHORT_ROUND_S = 0.5
+# A block is expected to take as long as the slowest of so many of the variant's before it.
+RECENT = 8
 # So many rounds in a row without an optimizer step, and the variant does not work.
 MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
@@ -47,7 +50,8 @@ class Progress:
 
 
 class Sampler:
-    """Takes the times, in rounds that end within `budget_s`.
+    """Takes the times, in rounds that end within about `budget_s`, and as the `budget` of the whole
+    measurement allows.
 
     `looks` are the rounds after which it may end before the budget does.
     """
@@ -58,8 +62,11 @@ class Sampler:
         budget_s: float,
         throughput: bool,
         now: Callable[[], float] = time.perf_counter,
+        budget: Budget | None = None,
     ) -> None:
         self._now = now
+        self._budget = Budget(max(budget_s, 1e-9), now) if budget is None else budget
+        self._blocks_s: dict[int, deque[float]] = {}
         self._comparisons = len(runners) - 1
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
@@ -82,6 +89,11 @@ class Sampler:
 
     def _block_s(self, runner: Runner) -> float:
         return (self._lead_in + self._length) * runner.step_s
+
+    def _worst_s(self, runner: Runner) -> float:
+        """How long its next block may take."""
+        seen = self._blocks_s.get(id(runner))
+        return max(seen) if seen else (self._lead_in + self._length) * runner.worst_s
 
     def too_few(self, given_s: float = 0.0) -> str:
         """Why the budget (`given_s` in all) gives no interval, with one that does; or empty."""
@@ -117,7 +129,7 @@ class Sampler:
                 break
             times: dict[int, float] | None = {}
             for runner in order.sample(self.runners, len(self.runners)):
-                if not self._fits(runner, self._now() - start, number):
+                if not self._fits(runner, number):
                     self.ended = True
                     return
                 seconds = self._tried(runner)
@@ -156,11 +168,11 @@ class Sampler:
                 break
         self.ended = True
 
-    def _fits(self, runner: Runner, elapsed: float, rounds: int) -> bool:
+    def _fits(self, runner: Runner, rounds: int) -> bool:
         """Whether its block ends within the budget; else the round is left out."""
-        if rounds == 0 and self.expected_round_s() <= SHORT_ROUND_S:
+        if rounds == 0 and self._budget.is_a_look and self.expected_round_s() <= SHORT_ROUND_S:
             return True
-        return elapsed + self._block_s(runner) <= LATEST * self.budget_s
+        return self._budget.allows(self._worst_s(runner))
 
     def _least(self) -> int:
         return least_pairs(ERROR * LAST_LOOK / max(self._comparisons, 1))
@@ -182,6 +194,7 @@ class Sampler:
 
     def _tried(self, runner: Runner) -> float | None:
         """A block; a variant that fails now is a row too, and the others go on."""
+        begun = self._now()
         try:
             return self._block(runner)
         except Exception as error:
@@ -189,6 +202,9 @@ class Sampler:
                 raise
             runner.fail(error)
             return None
+        finally:
+            seen = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
+            seen.append(self._now() - begun)
 
     def _leave_out(self) -> None:
         """A round in which a GradScaler skipped the optimizer's step did other work."""

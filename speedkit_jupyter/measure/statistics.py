@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 Word = Literal[
@@ -62,18 +63,29 @@ def paired_ratio(
     the level 1 - `error`: see `error_of_a_look`. Below LEAST_PAIRS the interval is everything.
     """
     import numpy as np
-    from scipy import stats
 
-    logs = np.log(np.asarray(baseline_s)) - np.log(np.asarray(candidate_s))
-    median = float(np.exp(np.median(logs)))
-    if len(logs) < LEAST_PAIRS:
-        return Ratio(median, 0.0, float("inf"), len(logs))
-    interval = stats.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence_level=1 - error)
-    low, high = (float(np.exp(one)) for one in interval)
-    # Too few pairs for the level: scipy answers nan, which means "no bound".
-    return Ratio(
-        median, 0.0 if np.isnan(low) else low, float("inf") if np.isnan(high) else high, len(logs)
-    )
+    logs = np.sort(np.log(np.asarray(baseline_s)) - np.log(np.asarray(candidate_s)))
+    median, pairs = float(np.exp(np.median(logs))), len(logs)
+    rank = order_statistic(pairs, error)
+    if pairs < LEAST_PAIRS or not rank:
+        return Ratio(median, 0.0, float("inf"), pairs)
+    return Ratio(median, float(np.exp(logs[rank - 1])), float(np.exp(logs[-rank])), pairs)
+
+
+@cache
+def order_statistic(number: int, error: float) -> int:
+    """The how manieth smallest and largest of so many values bound their median at 1 - `error`.
+
+    By the binomial test; 0 where they are too few. (Importing scipy.stats takes two seconds, which
+    would be the user's, out of the budget.)
+    """
+    tail, rank = 0.0, 0
+    while True:
+        below = math.lgamma(number + 1) - math.lgamma(rank + 1) - math.lgamma(number - rank + 1)
+        tail += math.exp(below - number * math.log(2))
+        if tail >= error / 2:
+            return rank
+        rank += 1
 
 
 def planned_looks(rounds: int) -> tuple[int, ...]:
@@ -113,13 +125,10 @@ def pairs_needed(ratio: Ratio) -> int | None:
 def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[float, float, float]:
     """Median with its distribution-free interval; the widest one where the times are too few."""
     import numpy as np
-    from scipy import stats
 
-    test = stats.quantile_test(np.asarray(seconds), q=0, p=0.5)
-    low, high = test.confidence_interval(confidence_level=1 - error)
-    low = min(seconds) if np.isnan(low) else low
-    high = max(seconds) if np.isnan(high) else high
-    return float(np.median(seconds)), float(low), float(high)
+    ordered, rank = np.sort(np.asarray(seconds)), order_statistic(len(seconds), error)
+    low, high = (ordered[rank - 1], ordered[-rank]) if rank else (ordered[0], ordered[-1])
+    return float(np.median(ordered)), float(low), float(high)
 
 
 # What took no time by a coarse clock took less than this.

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.exceptions import StepError
-from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure import clock, compilations
+from speedkit_jupyter.measure.budget import Budget
 from speedkit_jupyter.measure.clock import Stopwatch
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.shown import Shown
@@ -133,8 +134,10 @@ class Timing(Shown):
 class Timer:
     """Drain `run()`, then read `timing`.
 
-    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then 7 runs
-    or, with `budget_s`, as many as fit. Where both are given, the step runs exactly so often.
+    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then 7 runs.
+    With `budget_s` it takes so many seconds: as many runs as fit, and loops so that 7 do. Where
+    both are given, the step runs exactly so often. They are counted from when it runs, or from
+    `begun_s` on the clock.
     """
 
     step: Step
@@ -145,6 +148,8 @@ class Timer:
     runs: int | None = None
     budget_s: float | None = None
     timer: Callable[[], float] = time.perf_counter
+    begun_s: float | None = None
+    _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.loops is not None and self.loops < 1:
@@ -166,17 +171,22 @@ class Timer:
         """Measure; yields after every run. What the step changed is put back at the end."""
         __tracebackhide__ = True
         exact = self.loops is not None and self.runs is not None
+        self._budget = Budget(
+            math.inf if exact or not self.budget_s else self.budget_s, begun_s=self.begun_s
+        )
         with self.step.isolated() as visit:
             state = visit.state
+            self._budget.reserved_s = visit.taking_s  # to put it back takes as long
             if not exact:
                 yield Progress(0.0, "first call")
-                self.timing.first_call_s = self._once(1).wall_s
+                self.timing.first_call_s = self._first_s()
                 state = self.step.state()  # optimizer state and compiled code are there now
             self.timing.loops = self.loops or (yield from self._autorange(state.restore))
-            start, number = time.perf_counter(), 0
-            while not self._enough(number, time.perf_counter() - start):
+            number, slowest_s = 0, 0.0
+            while not self._enough(number) and (not number or self._budget.allows(slowest_s)):
+                begun_s = clock.now()
                 state.restore()
-                if not exact:
+                if not exact and self._is_short:
                     self._once(1)  # untimed: caches and clocks settle after the reset
                 watch = self._once(self.timing.loops)
                 number += 1
@@ -184,14 +194,35 @@ class Timer:
                 self.timing.cpu_runs.append(watch.cpu_s)
                 if watch.device_s is not None:
                     self.timing.device_runs.append(watch.device_s)
-                yield Progress(self._done(number, time.perf_counter() - start), f"run {number}")
+                slowest_s = max(slowest_s, clock.now() - begun_s)
+                yield Progress(self._done(number), f"run {number}")
+
+    def _first_s(self) -> float:
+        """Seconds of the first call; where it compiles, they are no part of the budget."""
+        __tracebackhide__ = True
+        graphs, wall_s = compilations.graphs(), self._once(1).wall_s
+        if compilations.graphs() > graphs:
+            self._budget.exclude(wall_s)
+        return wall_s
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether an untimed call is no matter for the budget."""
+        first_s = self.timing.first_call_s or 0.0
+        return self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
 
     def _autorange(self, reset: Callable[[], None]) -> Generator[Progress, None, int]:
-        """1, 10, 100 … loops until a run takes long enough, as `timeit` does."""
-        loops = 1
+        """1, 10, 100 … loops until a run takes long enough, as `timeit` does.
+
+        No longer than that as many runs as there shall be fit into the budget.
+        """
+        loops, first_s = 1, self.timing.first_call_s or 0.0
+        if self.budget_s is not None and first_s * (RUNS + 1) > self._budget.left_s:
+            return loops
         while loops < MOST_LOOPS:
             reset()
-            if self._once(loops).wall_s >= RUN_S:
+            run_s = self._once(loops).wall_s
+            if run_s >= RUN_S or 10 * run_s * (RUNS + 1) > self._budget.left_s:
                 break
             loops *= 10
             yield Progress(0.0, f"{loops} loops a run")
@@ -208,14 +239,13 @@ class Timer:
                 raise StepError(OUT_OF_DATA) from None
         return watch
 
-    def _enough(self, number: int, elapsed: float) -> bool:
+    def _enough(self, number: int) -> bool:
         if self.runs is not None:
             return number >= self.runs
-        return number >= RUNS and elapsed >= (self.budget_s or 0.0)
+        return number >= RUNS and (self.budget_s is None or self._budget.left_s <= 0)
 
-    def _done(self, number: int, elapsed: float) -> float:
-        runs = self.runs or RUNS
-        return min(elapsed / self.budget_s if self.budget_s else number / runs, 1.0)
+    def _done(self, number: int) -> float:
+        return self._budget.share if self.budget_s else min(number / (self.runs or RUNS), 1.0)
 
 
 @contextmanager

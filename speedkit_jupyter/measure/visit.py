@@ -45,18 +45,19 @@ class Visit:
     """What a step changes, copied when the visit begins and put back at its end.
 
     One at a time: raises StepError while there is another. `state` is the user's, `paused_s` are
-    the seconds that were given away.
+    the seconds that were given away, `taking_s` those that copying took.
     """
 
     def __init__(self, step: Step) -> None:
         if _IN_PROGRESS:
             raise StepError(BUSY)
         self.step = step
-        self.paused_s = 0.0
+        self.paused_s = self.taking_s = 0.0
         self._at_home = False  # whether the user has everything back
 
     def __enter__(self) -> Visit:
         _IN_PROGRESS.append(self)
+        begun_s = time.perf_counter()
         self._iterators = Replays(self.step.walk())
         try:
             with interrupts.held_back():
@@ -65,6 +66,7 @@ class Visit:
                 self.state = self.step.state()
             self.step.begin(self.state, self._iterators.rewind)
             self.step.tell(beyond.before(self.state, self._iterators))
+            self.taking_s = time.perf_counter() - begun_s
         except BaseException:  # also a warning that the user has made an error
             self.step.end()
             self._iterators.hand_back()

@@ -24,8 +24,9 @@ def warm_up(
     """Steps until two are alike and nothing is compiled any more; what they cost is noted.
 
     Beyond the first call, which may compile, it takes no longer than about `most_s` seconds, and
-    no step is begun that the budget does not allow. What calls that compile take beyond the
-    `usual_s` of a step is no part of it. A `hasty` one ends with a hopeless first step.
+    no step is begun that would, by the slowest of those before, end later than the budget allows.
+    What calls that compile take beyond the `usual_s` of a step is no part of it. A `hasty` one
+    ends with a hopeless first step.
     Raises what the step raises, and StepError where a GradScaler goes on skipping.
     """
     __tracebackhide__ = True
@@ -33,14 +34,18 @@ def warm_up(
     with record.compilations.counted():
         now = record.first_call_s = clock.timed(runner.once, device)
     if record.compilations.graphs:
-        budget.excluded_s += max(now - usual_s, 0.0)
+        budget.exclude(now - usual_s)
     last, spent, calls, skipped = now, now, 1, False
     runner.fastest_s = math.inf
     hopeless = 0 < HOPELESS * usual_s < now and now > HOPELESS_SHARE * budget.seconds
     if hasty and hopeless and not record.compilations.graphs:
         runner.step_s = runner.fastest_s = now
         return
-    while calls < MOST_SKIPPED and budget.allows(min(last, usual_s or last)):
+    runner.recent_s.clear()
+    # The first step of all is often the slowest, and nobody knows; nor how long one takes without
+    # the compiling that the first call did.
+    expected_s = usual_s if record.compilations.graphs or not usual_s else now
+    while calls < MOST_SKIPPED and budget.allows(expected_s):
         graphs, scale = record.compilations.graphs, runner.scale()
         with record.compilations.counted():
             now = clock.timed(runner.once, device)
@@ -48,7 +53,10 @@ def warm_up(
         runner.fastest_s = min(runner.fastest_s, now)
         compiled = record.compilations.graphs > graphs
         if compiled:
-            budget.excluded_s += max(now - usual_s, 0.0)
+            budget.exclude(now - usual_s)
+        else:
+            runner.recent_s.append(now)
+            expected_s = runner.worst_s
         skipped = runner.scale() < scale
         settled = calls > 2 and abs(now - last) < STABLE * last
         settled = settled and not compiled

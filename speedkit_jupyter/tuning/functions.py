@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import CURRENT, config_of, variant
@@ -39,7 +40,9 @@ def tune(
     step can't be measured; all that it changed is put back. Ctrl-C goes on to the caller, with the
     best so far as the error's `tuning`.
     """
+    begun_s = clock.now()
     search = Search(step_of(step, model, optimizer), budget_s, steps, objective, fresh)
+    search.begun_s = begun_s
     try:
         for _ in search.run():
             pass

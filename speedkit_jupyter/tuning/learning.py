@@ -19,6 +19,7 @@ from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure.budget import Budget
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.confinement import optimizer_hooks
 from speedkit_jupyter.measure.runner import Runner
@@ -38,6 +39,8 @@ EARLIER = (
 )
 # A step is looked at again until that took so long, or so often.
 SHORT_S, MOST_LOOKS = 1.0, 5
+# And for this share of the budget at most.
+LOOKING = 0.1
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,12 @@ def identify(
     objective: str,
     steps: int | None,
     took_s: list[float] | None = None,
+    budget: Budget | None = None,
 ) -> tuple[str, Task]:
     """The setting and the task of a step. Runs it once, undone at its end; raises what it raises.
 
-    A short step runs some times, since the first one is slower; `took_s` gets the seconds of each.
+    A short step runs some times, as the `budget` allows, since the first one is slower; `took_s`
+    gets the seconds of each.
     A model that was compiled by the user runs no hooks: its inputs stay unknown.
     """
     __tracebackhide__ = True
@@ -111,7 +116,8 @@ def identify(
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
         with noted, _watched(watched, seen):
             times_s.append(clock.timed(runner.once, runner.device))
-        while sum(times_s) < SHORT_S and len(times_s) < MOST_LOOKS:
+        short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
+        while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:
             times_s.append(clock.timed(runner.once, runner.device))
     optimizers = tuple(str(one) for one in facts.optimizers)
     inputs = seen[0] if seen else ()

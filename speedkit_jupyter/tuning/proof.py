@@ -33,6 +33,10 @@ class Proof:
         """
         __tracebackhide__ = True
         tuning = self.stages.tuning
+        if not self.stages.has_time(1):
+            tuning.winner, tuning.comparison = BASELINE, None
+            tuning.unclear = f"no time was left to prove {best.name}; {self.stages.more()}"
+            return
         others = [one for one in ablation.plans(best) if one.values] if parts else []
 
         def settled(comparison: Comparison) -> bool:
@@ -68,6 +72,10 @@ class Proof:
         """
         __tracebackhide__ = True
         stages, tuning = self.stages, self.stages.tuning
+        if not stages.has_time(len(losers)):
+            names = " and ".join(one.name for one in losers)
+            tuning.unclear = f"no time was left to look at {names} again; {stages.more()}"
+            return BASELINE
         seconds = (1 - PROOF) * stages.budget.left_s
         comparison = yield from stages.benchmark(
             "what lost narrowly", list(losers), seconds, drop="slower"
@@ -92,6 +100,8 @@ class Proof:
         if tuning.objective == "memory" or not idle or not rest.values:
             return
         records = {one.name: one for one in comparison.records}
+        if len(idle) > 1 and not self.stages.has_time(2):
+            return
         if len(idle) > 1:  # none of them alone, but perhaps together
             shorter = yield from self.stages.benchmark(
                 "without what is not proven", [rest, best], self.stages.budget.left_s

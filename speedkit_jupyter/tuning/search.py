@@ -46,8 +46,8 @@ class Search:
 
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`; with `steps` it is the total time of so many steps, what
-    comes before the first one included. `fresh` searches although a plan is known. Raises
-    StepError.
+    comes before the first one included. `fresh` searches although a plan is known. The budget
+    begins when it runs, or began at `begun_s` on the clock, where that is set. Raises StepError.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Search:
         with hidden(model):
             facts = Facts.read(model, step.holders(model))
         self._tuning = Tuning(step, Hardware.current(), facts, objective, steps)
+        self.begun_s: float | None = None
         self._identity: tuple[str, Task] | None = None
         self._stages = Stages(self.step, self._tuning, Budget(budget_s or DEFAULT_S), 0.0)
 
@@ -96,7 +97,12 @@ class Search:
         if self._identity is None:
             took_s: list[float] = []
             self._identity = learning.identify(
-                self.step, tuning.hardware, tuning.objective, tuning.steps, took_s
+                self.step,
+                tuning.hardware,
+                tuning.objective,
+                tuning.steps,
+                took_s,
+                self._stages.budget,
             )
             self._stages.step_s = min(took_s)
             known = None if self._fresh else learning.find(*self._identity)
@@ -108,7 +114,7 @@ class Search:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         __tracebackhide__ = True
         start = time.perf_counter()
-        budget = self._stages.budget = Budget(self.budget_s)
+        budget = self._stages.budget = Budget(self.budget_s, begun_s=self.begun_s)
         tuning, stages = self._tuning, self._stages
         yield Progress(0.0, "looking at one step")
         known = self.recall().winner

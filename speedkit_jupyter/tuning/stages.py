@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
-from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure import visit
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.budget import APART, REFERENCE, ROUNDED, Budget, advice
 from speedkit_jupyter.measure.comparison import Comparison, Record
@@ -42,6 +42,12 @@ class Stages:
         self._left_out: list[str] = []
         self._culprits = Culprits()
         self._raced: dict[str, Candidate] = {}
+        self._around_s = 0.0
+
+    def has_time(self, variants: int) -> bool:
+        """Whether a stage of so many beside the baseline could tell anything."""
+        steps_s = (1 + variants) * (1 + RACE_ROUNDS) * self.step_s
+        return self.budget.is_a_look or self.budget.allows(self._around_s + steps_s)
 
     def race(
         self, title: str, tried: Sequence[Candidate], share: float, best: Candidate = BASELINE
@@ -157,17 +163,25 @@ class Stages:
         variants = [one.variant() for one in (BASELINE, *tried)]
         seconds = max(seconds, 0.01)
         benchmark = Benchmark(
-            self._step, variants, seconds, drop=drop, settled=settled, culprits=self._culprits
+            self._step,
+            variants,
+            seconds,
+            drop=drop,
+            settled=settled,
+            culprits=self._culprits,
+            within=self.budget,
         )
         try:
             with closing(benchmark.run()) as run:
                 for one in run:
-                    begun = clock.now()
+                    here = visit.in_progress()
+                    paused_s = here.paused_s if here else 0.0
+                    taken_s = here.taking_s if here else 0.0  # to put it back takes as long
+                    self._around_s = max(self._around_s, 2 * taken_s)
                     yield Progress(self.budget.share, f"{title}: {one.text}", one.known)
-                    # The time of whoever drains this.
-                    self.budget.excluded_s += clock.now() - begun
+                    if here:  # turns that were given up
+                        self.budget.exclude(here.paused_s - paused_s)
         finally:
-            self.budget.excluded_s += benchmark.budget.excluded_s
             self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
             if benchmark.has_results():

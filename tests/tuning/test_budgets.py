@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter.context import prepare
 from speedkit_jupyter.measure.budget import Budget, advice, clear_answer_s
+from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.pace import Pace
+from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.tuning.search import Search
 
 CASES = [
@@ -141,20 +145,40 @@ def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
 
     graphs = 0
     monkeypatch.setattr(compilations, "graphs", lambda: graphs)
-    budget = Budget(10.0, made_time.perf_counter)
+    pace = Pace(10.0, made_time.perf_counter)
+    step = step_of(lambda: None, nn.Linear(1, 1))
+    runner = Runner(step, [prepare(step.models[0], None)], Record("compile"), step_s=1.0)
+    notes: list[str] = []
 
-    def parts() -> Any:
+    def work(context: Any) -> None:
         nonlocal graphs
-        made_time.sleep(1.0)
-        yield "plain"
-        graphs += 1
-        made_time.sleep(21.0)
-        yield "compiled"
+        made_time.sleep(21.0 if graphs == 0 else 1.0)
+        graphs = 1
 
-    assert list(budget.without_compiling(parts(), usual_s=1.0)) == ["plain", "compiled"]
-    assert budget.spent_s == pytest.approx(2.0, abs=0.01)
-    assert budget.allows(5.0)
-    assert not budget.allows(10.0)
+    step.run = work
+    with pace.examining([runner], lambda: notes.append("ended")):
+        runner.once()
+        runner.once()
+        assert pace.budget.spent_s == pytest.approx(2.0, abs=0.01)
+        made_time.sleep(9.0)
+        runner.once()
+    assert notes == ["ended"]
+    assert pace.budget.spent_s == pytest.approx(11.0, abs=0.01)
+
+
+def test_a_budget_within_another_ends_with_it(made_time):
+    whole = Budget(10.0, made_time.perf_counter)
+    part = Budget(8.0, made_time.perf_counter, within=whole)
+    made_time.sleep(5.0)
+    part.exclude(1.0)
+    assert part.spent_s == pytest.approx(4.0, abs=0.01)
+    assert whole.spent_s == pytest.approx(4.0, abs=0.01)
+    whole.reserved_s = 4.0
+    assert whole.allows(2.9)
+    assert part.allows(2.9)
+    assert not part.allows(3.1)
+    part.reserved_s = 1.0
+    assert not part.allows(2.9)
 
 
 @pytest.mark.parametrize("given_s", [0.5, 2.5, 5, 15, 30, 200, 450])
