@@ -29,14 +29,29 @@ def held_back() -> Iterator[None]:
     if not in_main_thread or not callable(handler) or isinstance(handler, _Held):
         yield
         return
-    held = _Held()
+    held = _Held(handler)
     signal.signal(signal.SIGINT, held)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if held.caught:
-            handler(*held.caught[0])
+        signal.signal(signal.SIGINT, held.handler)
+        if held.caught and callable(held.handler):
+            held.handler(*held.caught[0])
+
+
+def handler_of(number: int) -> Any:
+    """A signal's handler; where it is held back, the one that gets it afterwards."""
+    handler = signal.getsignal(number)
+    return handler.handler if isinstance(handler, _Held) else handler
+
+
+def set_handler(number: int, handler: Any) -> None:
+    """Raises what `signal.signal` raises; where the signal is held back, from then on."""
+    held = signal.getsignal(number)
+    if isinstance(held, _Held):
+        held.handler = handler
+    else:
+        signal.signal(number, handler)
 
 
 @contextmanager
@@ -96,9 +111,10 @@ def _run_what_waits() -> None:
 
 
 class _Held:
-    """A handler that keeps what arrives."""
+    """A handler that keeps what arrives for another."""
 
-    def __init__(self) -> None:
+    def __init__(self, handler: Any) -> None:
+        self.handler = handler
         self.caught: list[tuple[int, Any]] = []
 
     def __call__(self, number: int, frame: Any) -> None:

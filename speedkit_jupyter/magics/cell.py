@@ -133,7 +133,8 @@ class Cell:
     def names(self) -> Names:
         """Every name that the cell's code uses: what it reaches, it reaches from there."""
         used = (node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name))
-        return Names(self._names, used)
+        codes = [one for one in (self._code, self._last) if one is not None]
+        return Names(self._names, used, codes=codes)
 
     def iterators(self) -> list[str]:
         """The names of iterators that the cell draws from: its next batch, say."""

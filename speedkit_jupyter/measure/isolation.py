@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.kinds import process
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
 from speedkit_jupyter.measure.kinds.names import Names
-from speedkit_jupyter.measure.kinds.process import Settings
 from speedkit_jupyter.measure.kinds.registry import KINDS
+from speedkit_jupyter.measure.kinds.settings import Settings, failure
 from speedkit_jupyter.measure.walk import Walk
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ class State:
                     self.fail(self.walk.name(one), error)
                 except BaseException as error:  # Ctrl-C: all else first
                     stopped = stopped or error
-        for name, failure in (*self._settings.restore(), *self._random.restore()):
-            self.fail(name, failure)
+        for name, why in (*self._settings.restore(), *self._random.restore()):
+            self.failed[name] = why
         if stopped is not None:
             raise stopped
 
@@ -136,7 +136,7 @@ class State:
 
     def fail(self, name: str, error: Exception) -> None:
         """Note what could not be put back."""
-        self.failed[name] = f"could not be put back ({_line(error)})"
+        self.failed[name] = failure(error)
 
     def holds(self) -> bool:
         """Whether the values of tensors, arrays and frames are the copied ones."""

@@ -18,7 +18,8 @@ from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure import beyond
 from speedkit_jupyter.measure.fingerprint import Fingerprint
 from speedkit_jupyter.measure.kinds import process
-from speedkit_jupyter.measure.kinds.process import Settings
+from speedkit_jupyter.measure.kinds.patches import Patches
+from speedkit_jupyter.measure.kinds.settings import Settings
 from speedkit_jupyter.measure.replays import Replays
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class Visit:
         try:
             with interrupts.held_back():
                 self._iterators.take()
-                self._surroundings = Settings(process.surroundings())
                 self.state = self.step.state()
+                self._look_around()
             self.step.begin(self.state, self._iterators.rewind)
             self.step.tell(beyond.before(self.state, self._iterators))
             self.taking_s = time.perf_counter() - begun_s
@@ -85,10 +86,18 @@ class Visit:
     def _go_home(self, for_good: bool = True) -> None:
         try:
             self.state.restore()
-            for name, error in self._surroundings.restore():
-                self.state.fail(name, error)
+            self.state.failed.update(self._surroundings.restore(self._spelled))
+            self.state.failed.update(self._patches.restore())
         finally:
             self._iterators.hand_back(for_good)
+
+    def _look_around(self) -> None:
+        """What is to come back beside the step's own state."""
+        self._surroundings = Settings(process.surroundings())
+        self._patches = Patches(self.state.walk.found.values())
+
+    def _spelled(self) -> set[str]:
+        return self._patches.words.named
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -113,6 +122,7 @@ class Visit:
             self._at_home = False
             for plan in plans:
                 hide(plan)
+            self._look_around()
             self._iterators.take()
         self.paused_s += time.perf_counter() - start
 

@@ -13,12 +13,19 @@ from speedkit_jupyter.measure.kinds.origin import is_the_users_module
 
 
 class Names:
-    """Some names of a namespace: those that code reads, and those that it binds anew."""
+    """Some names of a namespace: those that code reads, and those that it binds anew.
+
+    `codes` is the code itself where no function has it: a cell's.
+    """
 
     def __init__(
-        self, space: MutableMapping[str, Any], read: Iterable[str], bound: Iterable[str] = ()
+        self,
+        space: MutableMapping[str, Any],
+        read: Iterable[str],
+        bound: Iterable[str] = (),
+        codes: Iterable[CodeType] = (),
     ) -> None:
-        self.space, self.bound = space, frozenset(bound)
+        self.space, self.bound, self.codes = space, frozenset(bound), tuple(codes)
         self.all = [*dict.fromkeys([*read, *self.bound])]
 
 

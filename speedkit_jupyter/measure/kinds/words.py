@@ -1,0 +1,76 @@
+"""What the user's own code spells: attributes that it names or stores, modules, texts."""
+
+from __future__ import annotations
+
+import dis
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from speedkit_jupyter.measure.kinds.names import Names
+from speedkit_jupyter.measure.kinds.origin import is_the_users_function
+
+STORES = ("STORE_ATTR", "DELETE_ATTR")
+WORD = re.compile(r"[^\W\d]\w*")
+
+
+class Words:
+    """Of all code of the user's among objects: functions, methods, a cell.
+
+    `named` are all words; `stored` those that code gives a value as an attribute, or that stand
+    in a text, be it for `setattr` or `exec`; `modules` are those that it imports or names whole.
+    """
+
+    def __init__(self, found: Iterable[Any]) -> None:
+        self.named: set[str] = set()
+        self.stored: set[str] = set()
+        self.modules: set[str] = set()
+        codes = [code for one in found for code in _codes(one)]
+        seen: set[CodeType] = set()
+        while codes:
+            code = codes.pop()
+            if code not in seen:
+                seen.add(code)
+                codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+                self._read(code)
+        self.named |= self.stored
+
+    def _read(self, code: CodeType) -> None:
+        self.named.update(code.co_names)
+        for one in dis.get_instructions(code):
+            if one.opname in STORES:
+                self.stored.add(one.argval)
+            elif one.opname == "IMPORT_NAME":
+                self.modules.add(one.argval)
+        for text in _texts(code.co_consts):
+            self.stored.update(WORD.findall(text))
+            parts = text.split(".")
+            self.modules.update(".".join(parts[:n]) for n in range(1, len(parts) + 1))
+
+    def namespaces(self) -> Iterator[ModuleType]:
+        """The modules that it imports or names, where they are loaded."""
+        for name in self.modules:
+            parts = name.split(".")
+            for n in range(1, len(parts) + 1):
+                module = sys.modules.get(".".join(parts[:n]))
+                if isinstance(module, ModuleType):
+                    yield module
+
+
+def _codes(found: Any) -> Iterator[CodeType]:
+    if type(found) is Names:
+        yield from found.codes
+    elif type(found) is FunctionType and is_the_users_function(found):
+        yield found.__code__
+
+
+def _texts(constants: tuple[Any, ...]) -> Iterator[str]:
+    """Also those in tuples and sets; but for those with spaces that are no code, as in docs."""
+    for one in constants:
+        if isinstance(one, str):
+            if "=" in one or "(" in one or " " not in one.strip():
+                yield one
+        elif isinstance(one, tuple | frozenset):
+            yield from _texts(tuple(one))
