@@ -7,7 +7,8 @@ from typing import Any
 
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.kinds.functions import Caches
-from speedkit_jupyter.measure.kinds.streams import Files, Unknown
+from speedkit_jupyter.measure.kinds.opaque import Unknown
+from speedkit_jupyter.measure.kinds.streams import Files
 from speedkit_jupyter.measure.replays import Replays
 
 # So many names in a line.

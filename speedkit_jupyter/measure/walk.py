@@ -14,6 +14,7 @@ from speedkit_jupyter.measure.kinds.instances import Attributes
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.kinds.registry import Registry
+from speedkit_jupyter.measure.kinds.weak import PROXIES
 
 # More are not looked at. Containers of more elements than LARGE come last, so that they hide
 # nothing.
@@ -97,7 +98,7 @@ class Walk:
                 return
             children = [child for child in children if type(child) in changing]
             for child in children:
-                if issubclass(type(child), Iterator):
+                if issubclass(type(child), Iterator) and type(child) not in PROXIES:
                     self.holders.setdefault(id(child), []).append((one, kind))
             self._add(children, id(one), self._waiting)
         if is_the_users_class(cls := type(one)):

@@ -22,8 +22,11 @@ class Kind(NamedTuple):
 
 
 PRELUDE = """
-import abc, array, collections, copy, ctypes, dataclasses, decimal, enum, functools, io, itertools
-import logging, mmap, operator, os, queue, random, sys, tempfile, types, warnings
+import abc, array, asyncio, collections, concurrent.futures, contextlib, contextvars, copy, csv, ctypes
+import dataclasses, decimal, enum, functools, gzip, hashlib, heapq, inspect, io, itertools, logging
+import mmap, multiprocessing, multiprocessing.shared_memory, operator, os, queue, random, re, socket
+import sqlite3, struct, sys, tempfile, threading, types, warnings, weakref, zlib
+import xml.etree.ElementTree as ET
 import numpy as np
 import torch
 from torch import nn
@@ -400,5 +403,306 @@ a logger's level | o = logging.getLogger('kinds'); o.setLevel(30) | o.setLevel(1
 the recursion limit | pass | sys.setrecursionlimit(sys.getrecursionlimit() + 1) | sys.getrecursionlimit()
 gc's thresholds | import gc | gc.set_threshold(500, 10, 10) | gc.get_threshold()
 the decimal precision | pass | decimal.getcontext().prec = 10 | decimal.getcontext().prec
+""",
+)
+
+family(
+    "weak references",
+    """
+what a reference leads to | k = Plain(); o = weakref.ref(k); HOLD = [k] | o().log.append(1) | k.log
+what only a reference leads to | exec("def make():\\n    k = Plain()\\n    HOLDS.append(k)\\n    return weakref.ref(k)", globals()); HOLDS = []; o = make() | o().n += 1 | HOLDS[0].n
+what a proxy leads to | k = Plain(); o = weakref.proxy(k) | o.log.append(1); o.n += 1 | (k.log, k.n)
+what a callable proxy leads to | k = Counting(); o = weakref.proxy(k) | o() | k.n
+a weak method's object | k = Counting(); o = weakref.WeakMethod(k.step) | o()() | k.n
+a WeakKeyDictionary | k = Plain(); o = weakref.WeakKeyDictionary({k: 0}) | o[k] += 1 | o[k]
+its list | k = Plain(); o = weakref.WeakKeyDictionary({k: []}) | o[k].append(1) | o[k]
+a key that goes from one | k = Plain(); o = weakref.WeakKeyDictionary({k: 0}) | o.pop(k, None) | len(o)
+a WeakValueDictionary | k = Plain(); o = weakref.WeakValueDictionary({1: k}) | o[2] = k | sorted(o)
+its object | k = Plain(); o = weakref.WeakValueDictionary({1: k}) | o[1].log.append(1) | k.log
+a WeakSet | k = Plain(); o = weakref.WeakSet() | o.add(k) | len(o)
+objects in a WeakSet | k = Plain(); o = weakref.WeakSet([k]) | next(iter(o)).log.append(1) | k.log
+a descriptor's weak dict | exec("class De:\\n    def __init__(s): s.v = weakref.WeakKeyDictionary()\\n    def __get__(s, o, t): return s.v.get(o, 0)\\n    def __set__(s, o, x): s.v[o] = x\\nclass Holds:\\n    d = De()", globals()); o = Holds() | o.d += 1 | o.d
+a model behind a reference | k = nn.Linear(2, 2); o = weakref.ref(k) | o().weight.data.add_(1) | k.weight
+""",
+)
+
+family(
+    "threads and locks",
+    """
+a threading.local's number | o = threading.local(); o.n = 0 | o.n += 1 | o.n
+a threading.local's list | o = threading.local(); o.log = [] | o.log.append(1) | o.log
+an attribute that a threading.local gets | o = threading.local() | o.late = 1 | sorted(vars(o))
+a derived threading.local | exec("class Own(threading.local):\\n    n = 0", globals()); o = Own(); o.log = [] | o.n += 1; o.log.append(1) | (o.n, o.log)
+a Lock | o = threading.Lock() | o.acquire(blocking=False) | o.locked()
+a Lock that is released | o = threading.Lock(); o.acquire() | o.locked() and o.release() | o.locked()
+an RLock | o = threading.RLock() | o.acquire(blocking=False) | 'count=0' in repr(o)
+an Event | o = threading.Event() | o.set() | o.is_set()
+an Event that is cleared | o = threading.Event(); o.set() | o.clear() | o.is_set()
+a Semaphore | o = threading.Semaphore(5) | o.acquire(blocking=False) | o._value
+a BoundedSemaphore | o = threading.BoundedSemaphore(5) | o.acquire(blocking=False) | o._value
+a Condition | o = threading.Condition() | o.acquire(blocking=False) | 'count=0' in repr(o._lock)
+a Barrier | o = threading.Barrier(2) | o.abort() | o.broken
+a lock in an object | o = Plain(); o.lock = threading.Lock() | o.lock.acquire(blocking=False) | o.lock.locked()
+an asyncio.Queue | o = asyncio.Queue() | o.put_nowait(1) | o.qsize()
+an asyncio.Event | o = asyncio.Event() | o.set() | o.is_set()
+an asyncio.Semaphore | o = asyncio.Semaphore(3) | o._value -= 1 | o._value
+an asyncio.Future | loop = asyncio.new_event_loop(); o = loop.create_future() | o.done() or o.set_result(1) | o.done()
+a Future | o = concurrent.futures.Future() | o.done() or o.set_result(1) | o.done()
+an executor's work | pool = concurrent.futures.ThreadPoolExecutor(1); o = [] | pool.submit(o.append, 1).result() | o
+a LifoQueue | o = queue.LifoQueue() | o.put(1) | (o.qsize(), o.unfinished_tasks)
+a coroutine | exec("async def co():\\n    await asyncio.sleep(0)", globals()); o = co() | inspect.getcoroutinestate(o) == 'CORO_CREATED' and o.send(None) | inspect.getcoroutinestate(o)
+an async generator | exec("async def many():\\n    while True:\\n        yield 1", globals()); o = many() | [None for _ in [0] if o.ag_frame and not o.ag_running and contextlib.suppress(StopIteration).__enter__() is None and next(iter([o.aclose().close()]))] | o.ag_frame.f_lasti
+a context variable | o = contextvars.ContextVar('o', default=0) | o.set(o.get() + 1) | o.get()
+a context variable's list | o = contextvars.ContextVar('o'); o.set([]) | o.get().append(1) | o.get()
+a context variable without a value | o = contextvars.ContextVar('o') | o.set(1) | o.get(None)
+""",
+)
+
+family(
+    "processes",
+    """
+a SharedMemory | o = multiprocessing.shared_memory.SharedMemory(create=True, size=16); weakref.finalize(o, o.unlink) if 0 else o.unlink() | o.buf[0] = (o.buf[0] + 1) % 256 | bytes(o.buf[:4])
+a ShareableList | o = multiprocessing.shared_memory.ShareableList([0, 0]); o.shm.unlink() | o[0] = 1 | list(o)
+a multiprocessing.Value | o = multiprocessing.Value('i', 0) | o.value += 1 | o.value
+a multiprocessing.Array | o = multiprocessing.Array('i', 3) | o[0] += 1 | list(o)
+a RawArray | o = multiprocessing.sharedctypes.RawArray('i', 3) | o[0] += 1 | list(o)
+a multiprocessing.Queue | o = multiprocessing.Queue() | o.put(1) | (__import__('time').sleep(0.05), o.empty())[1]
+a multiprocessing.SimpleQueue | o = multiprocessing.SimpleQueue() | o.empty() and o.put(1) | o.empty()
+a Pipe | o, end = multiprocessing.Pipe() | end.poll() or o.send(1) | end.poll()
+a multiprocessing.Event | o = multiprocessing.Event() | o.set() | o.is_set()
+a multiprocessing.Semaphore | o = multiprocessing.Semaphore(500) | o.acquire(False) | o.get_value()
+a multiprocessing.Lock | o = multiprocessing.Lock() | o.acquire(False) | o._semlock._get_value()
+a socket | o, end = socket.socketpair() | end.settimeout(0.01) or o.send(b'x') | bool(__import__('select').select([end], [], [], 0)[0])
+""",
+)
+
+family(
+    "views",
+    """
+values of a dict | d = {'a': []}; o = d.values() | next(iter(o)).append(1) | d
+items of a dict | d = {'a': []}; o = d.items() | next(iter(o))[1].append(1) | d
+keys of a dict, objects | k = Counting(); d = {k: 1}; o = d.keys() | next(iter(o)).step() | k.n
+values of an OrderedDict | d = collections.OrderedDict(a=[]); o = d.values() | next(iter(o)).append(1) | list(d['a'])
+a proxy of a dict that grows | d = {'a': 1}; o = types.MappingProxyType(d); put = functools.partial(operator.setitem, d) | len(o) and put('b', 1) | dict(o)
+a class's own view | exec("class Viewed:\\n    log = []", globals()); o = vars(Viewed) | o['log'].append(1) | Viewed.log
+what a memoryview is of | b = bytearray(4); o = memoryview(b).cast('I') | o[0] += 1 | bytes(b)
+a memoryview of an array | b = np.zeros(3); o = memoryview(b) | o[0] += 1 | b
+a memoryview of array.array | b = array.array('d', [0.0]); o = memoryview(b) | o[0] += 1 | list(b)
+a ctypes pointer | b = (ctypes.c_int * 3)(); o = ctypes.cast(b, ctypes.POINTER(ctypes.c_int)) | o[0] += 1; o[2] += 1 | list(b)
+a ctypes pointer to another | b, d = ctypes.c_int(1), ctypes.c_int(2); o = ctypes.pointer(b) | o.contents = d | o.contents.value
+a ctypes number | o = ctypes.c_double(0) | o.value += 1 | o.value
+a ctypes buffer | o = ctypes.create_string_buffer(4) | o.value = b'ab' | o.raw
+a ctypes union | o = type('U', (ctypes.Union,), {'_fields_': [('n', ctypes.c_int), ('f', ctypes.c_float)]})() | o.f += 1 | o.n
+a mmap's file | f = open('kinds.map', 'w+b'); f.truncate(16); o = mmap.mmap(f.fileno(), 16) | o[0] = (o[0] + 1) % 256 | o[:4]
+""",
+)
+
+family(
+    "exceptions",
+    """
+its arguments | o = ValueError('a') | o.args += (1,) | o.args
+an argument's list | o = ValueError([]) | o.args[0].append(1) | o.args
+its cause | o = ValueError('a') | o.__cause__ = KeyError('b') | repr(o.__cause__)
+its context | o = ValueError('a') | o.__context__ = KeyError('b') | repr(o.__context__)
+its notes | o = ValueError('a') | o.add_note('x') | getattr(o, '__notes__', [])
+its traceback | o = ValueError('a') | exec("try:\\n    raise o\\nexcept ValueError:\\n    pass", {'o': o}) | o.__traceback__ is None
+an attribute of one | o = ValueError('a'); o.log = [] | o.log.append(1) | o.log
+an OSError's number | o = OSError(2, 'no') | o.errno += 1 | o.errno
+a StopIteration's value | o = StopIteration(1) | o.value = 5 | o.value
+a group's inner one | o = ExceptionGroup('g', [ValueError([])]) | o.exceptions[0].args[0].append(1) | o.exceptions[0].args
+an exception's class | exec("class Own(Exception):\\n    raised = 0", globals()); o = Own() | Own.raised += 1 | Own.raised
+""",
+)
+
+family(
+    "names of functions and classes",
+    """
+a function's name | exec("def f(v=1): pass", globals()) | f.__name__ = 'g' | f.__name__
+a function's qualified name | exec("def f(v=1): pass", globals()) | f.__qualname__ = 'g' | f.__qualname__
+a function's docstring | exec("def f(v=1): pass", globals()) | f.__doc__ = 'g' | f.__doc__
+a function's module | exec("def f(v=1): pass", globals()) | f.__module__ = 'g' | f.__module__
+a function's annotations | exec("def f(v: int = 1): pass", globals()) | f.__annotations__['w'] = 1 | f.__annotations__
+annotations of one without | exec("def f(v=1): pass", globals()) | f.__annotations__['w'] = 1 | f.__annotations__
+new annotations | exec("def f(v: int = 1): pass", globals()) | f.__annotations__ = {'w': 1} | f.__annotations__
+new default arguments | exec("def f(v=1): return v", globals()) | f.__defaults__ = (2,) | f()
+new keyword defaults | exec("def f(*, v=1): return v", globals()) | f.__kwdefaults__ = {'v': 2} | f()
+a keyword default that is added | exec("def f(*, v=1): return v", globals()) | f.__kwdefaults__['v'] = 2 | f()
+what a decorator wraps | f = functools.wraps(fresh)(lambda: 1) | f.__wrapped__ = len | f.__wrapped__.__name__
+a whole new __dict__ of a function | exec("def f(): pass", globals()); f.n = 0 | f.__dict__ = {'n': 1} | f.n
+a class's name | exec("class A: pass", globals()) | A.__name__ = 'B' | A.__name__
+a class's qualified name | exec("class A: pass", globals()) | A.__qualname__ = 'B' | A.__qualname__
+a class's docstring | exec("class A:\\n    'a'", globals()) | A.__doc__ = 'b' | A.__doc__
+a class's module | exec("class A: pass", globals()) | A.__module__ = 'b' | A.__module__
+a class's bases | exec("class A: pass\\nclass B: pass\\nclass C(A): pass", globals()) | C.__bases__ = (B,) | [one.__name__ for one in C.__bases__]
+a class's annotations | exec("class A:\\n    n: int", globals()) | A.__annotations__['m'] = int | sorted(A.__annotations__)
+annotations of a class without | exec("class A: pass", globals()) | A.__annotations__['m'] = int | sorted(A.__annotations__)
+a method that is replaced | exec("class A:\\n    def f(self): return 1", globals()) | A.f = lambda self: 2 | A().f()
+a class's metaclass | exec("class M(type): pass\\nclass N(type): pass\\nclass A(metaclass=M): pass", globals()) | A.__class__ = N | type(A).__name__
+a metaclass's attribute | exec("class M(type):\\n    n = 0\\n    log = []\\nclass A(metaclass=M): pass", globals()) | M.n += 1; type(A).log.append(1) | (M.n, M.log)
+ABC.register | exec("class A(abc.ABC): pass", globals()) | A.register(int) | issubclass(int, A)
+abstract methods | exec("class A(abc.ABC):\\n    @abc.abstractmethod\\n    def f(self): pass", globals()) | A.__abstractmethods__ = frozenset() | sorted(A.__abstractmethods__)
+a property's docstring | exec("class A:\\n    @property\\n    def f(self): return 1", globals()) | vars(A)['f'].__doc__ = 'x' | A.f.__doc__
+a property that is replaced | exec("class A:\\n    @property\\n    def f(self): return 1", globals()) | A.f = A.f.getter(lambda self: 2) | A().f
+a static method's attribute | exec("class A:\\n    @staticmethod\\n    def f(): pass", globals()); vars(A)['f'].n = 0 | vars(A)['f'].n += 1 | vars(A)['f'].n
+a partial's state | f = functools.partial(max, 1) | f.__setstate__((min, (2,), {}, None)) | (f.func.__name__, f.args)
+a partialmethod's list | exec("class A:\\n    log = []\\n    def f(self, to): to.append(1)\\n    g = functools.partialmethod(f, log)", globals()); o = A() | o.g() | A.log
+a singledispatchmethod | exec("class A:\\n    @functools.singledispatchmethod\\n    def f(self, v): return 0", globals()) | vars(A)['f'].register(int, lambda self, v: 1) | A().f(1)
+a method's lru_cache | exec("class A:\\n    @functools.lru_cache\\n    def f(self, v): return v", globals()); o = A() | o.f(o.f.cache_info().currsize) | A.f.cache_info().currsize
+an enum member's attribute | exec("class E(enum.Enum):\\n    A = 1", globals()) | E.A.n = getattr(E.A, 'n', 0) + 1 | getattr(E.A, 'n', 0)
+an enum member's list | exec("class E(enum.Enum):\\n    A = []", globals()) | E.A.value.append(1) | E.A.value
+a flag that is made up | exec("class E(enum.Flag):\\n    A = 1\\n    B = 2", globals()) | E(3) | len(E._value2member_map_)
+slots through inheritance | exec("class A:\\n    __slots__ = ('a',)\\nclass B(A):\\n    __slots__ = ('b', '__dict__')", globals()); o = B(); o.a = 0; o.b = []; o.c = 0 | o.a += 1; o.b.append(1); o.c += 1 | (o.a, o.b, o.c)
+private slots | exec("class A:\\n    __slots__ = ('__a',)\\n    def __init__(s): s.__a = 0\\n    def up(s): s.__a += 1\\n    def get(s): return s.__a", globals()); o = A() | o.up() | o.get()
+a slot behind another | exec("class A:\\n    __slots__ = ('a',)\\nclass B(A):\\n    __slots__ = ('a',)\\n    def up(s): A.a.__set__(s, A.a.__get__(s) + 1)", globals()); o = B(); A.a.__set__(o, 0) | o.up() | A.a.__get__(o)
+a frozen dataclass with slots | exec("@dataclasses.dataclass(frozen=True, slots=True)\\nclass A:\\n    n: int = 0", globals()); o = A() | object.__setattr__(o, 'n', o.n + 1) | o.n
+another class of an object | exec("class A: pass\\nclass B: pass", globals()); o = A() | o.__class__ = B | type(o).__name__
+an int's attribute | exec("class A(int): pass", globals()); o = A(3); o.log = [] | o.log.append(1) | o.log
+a tuple's attribute | exec("class A(tuple): pass", globals()); o = A(([],)); o.n = 0 | o.n += 1; o[0].append(1) | (o.n, list(o[0]))
+attributes behind __getattribute__ | exec("class A:\\n    def __init__(s): object.__setattr__(s, '_d', {'n': 0})\\n    def __getattribute__(s, k): return object.__getattribute__(s, '_d')[k] if k != '__class__' else A\\n    def __setattr__(s, k, v): object.__getattribute__(s, '_d')[k] = v", globals()); o = A() | o.n += 1 | o.n
+an object that equals everything | exec("class A:\\n    n = 0\\n    __hash__ = None\\n    def __eq__(s, o): return True", globals()); o = [A()] | o[0] = A(); o[0].n = 1 | o[0].n
+an object of another class | exec("class A:\\n    n = 0\\n    __class__ = property(lambda s: int)", globals()); o = A() | o.n += 1 | o.n
+""",
+)
+
+family(
+    "C objects",
+    """
+an element of a tree | o = ET.Element('a') | ET.SubElement(o, 'b'); o.set('k', 'v') | (len(o), dict(o.attrib))
+an element's text, deep | o = ET.Element('a'); b = ET.SubElement(o, 'b') | o[0].text = 'x' | b.text
+a hash | o = hashlib.sha256() | o.update(b'a') | o.hexdigest()
+a compressor | o = zlib.compressobj() | o.compress(os.urandom(1000)) | len(o.copy().flush()) < 100
+a database | o = sqlite3.connect(':memory:'); o.execute('create table t(a)') | o.execute('insert into t values (1)') | o.execute('select count(*) from t').fetchone()
+a pickler | f = io.BytesIO(); o = __import__('pickle').Pickler(f) | o.dump([1]) | f.getvalue()
+a heap | o = [3, 4]; heapq.heapify(o) | heapq.heappush(o, 1) | o
+an ExitStack | o = contextlib.ExitStack() | o.callback(print) | len(o._exit_callbacks)
+a struct's iterator | o = struct.iter_unpack('b', b'a' * 10**5) | next(o) | operator.length_hint(o)
+a regular expression's iterator | o = re.finditer('a', 'a' * 10**5) | next(o) | next(o).start()
+a csv reader | o = csv.reader(['a,b'] * 10**5) | next(o) | o.line_num
+a csv writer | f = io.StringIO(); o = csv.writer(f) | o.writerow([1]) | f.getvalue()
+a text over bytes | f = io.BytesIO(); o = io.TextIOWrapper(f) | o.write('a'); o.flush() | f.getvalue()
+a binary file that is read | open('kinds.bin', 'wb').write(b'abc' * 9999); o = open('kinds.bin', 'rb') | o.read(1) | o.tell()
+a raw file that is read | open('kinds.bin', 'wb').write(b'abc' * 9999); o = open('kinds.bin', 'rb', buffering=0) | o.read(1) | o.tell()
+a gzip file that is read | gzip.open('kinds.gz', 'wb').write(b'abc' * 9999); o = gzip.open('kinds.gz') | o.read(1) | o.tell()
+a temporary file | o = tempfile.NamedTemporaryFile() | o.write(b'x') | o.tell()
+numpy's seeds | o = np.random.SeedSequence(0) | o.spawn(1) | o.n_children_spawned
+children of a generator | o = np.random.default_rng(0) | o.spawn(1) | o.bit_generator.seed_seq.n_children_spawned
+""",
+)
+
+family(
+    "itertools",
+    """
+accumulate | o = itertools.accumulate(range(10**6)) | next(o) | next(o)
+chain | o = itertools.chain([1, 2], [3]) | next(o) | list(o)
+combinations | o = itertools.combinations(range(30), 2) | next(o) | next(o)
+compress | o = itertools.compress(range(10**6), itertools.repeat(1)) | next(o) | next(o)
+dropwhile | o = itertools.dropwhile(bool, range(10**6)) | next(o) | next(o)
+filter | o = filter(None, range(10**6)) | next(o) | next(o)
+filterfalse | o = itertools.filterfalse(None, [0] * 10**5) | next(o) | len(list(o))
+groupby | o = itertools.groupby(range(10**5)) | next(o) | next(o)[0]
+islice | o = itertools.islice(range(10**6), 10**6) | next(o) | next(o)
+islice of a counter | c = itertools.count(); o = itertools.islice(c, None) | next(o) | next(c)
+pairwise | o = itertools.pairwise(range(10**6)) | next(o) | next(o)
+permutations | o = itertools.permutations(range(9)) | next(o) | next(o)
+product | o = itertools.product(range(99), repeat=3) | next(o) | next(o)
+repeat | o = itertools.repeat(1, 10**6) | next(o) | operator.length_hint(o)
+starmap | o = itertools.starmap(max, zip(range(10**6), range(10**6))) | next(o) | next(o)
+takewhile | o = itertools.takewhile(lambda i: True, range(10**6)) | next(o) | next(o)
+tee | o, p = itertools.tee(iter(range(10**6))) | next(o) | (next(o), next(p))
+zip_longest | o = itertools.zip_longest(range(10**6), [1]) | next(o) | next(o)
+a set's iterator | o = iter({1, 2, 3}) | next(o) | operator.length_hint(o)
+a sentinel's iterator | n0 = Counting(); o = iter(lambda: n0.step(), 5) | next(o) | n0.n
+""",
+)
+
+family(
+    "torch's objects",
+    """
+a storage | o = torch.zeros(2).untyped_storage() | o.fill_(1) | list(o)
+a storage's size | o = torch.zeros(2).untyped_storage() | o.resize_(64) | o.nbytes()
+a typed storage | o = torch.zeros(2).storage() | o.fill_(1) | list(o)
+a tensor that is shared now | t = torch.zeros(3) | t.share_memory_().add_(1) | (t.is_shared(), t.tolist())
+a tensor that was shared | t = torch.zeros(3).share_memory_() | t.add_(1) | t
+set_ | t = torch.zeros(3) | t.set_(torch.ones(3)) | t
+a hook of a computed tensor | o = []; t = model[0].weight * 1 | t.register_hook(lambda g: o.append(1)) | (t.sum().backward(retain_graph=True), len(o))[1]
+a computed tensor's gradient | t = torch.ones(3, requires_grad=True) * 1; t.retain_grad() | t.sum().backward(retain_graph=True) | t.grad
+a computed tensor that retains its | t = torch.ones(3, requires_grad=True) * 1 | t.retain_grad() | t.retains_grad
+a hook of a node | acc = model[0].weight.expand_as(model[0].weight).grad_fn.next_functions[0][0]; o = [] | acc.register_hook(lambda *a: o.append(1)) | len(o)
+a nested tensor | t = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]) | t.add_(t + 1 if 0 else torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) | [one.tolist() for one in t.unbind()]
+a jagged tensor | t = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged) | t.values().add_(1) | t.values()
+a conjugate view | b = torch.zeros(3, dtype=torch.complex64); t = b.conj() | b.add_(1j) | t.clone()
+an mkldnn tensor | t = torch.ones(3).to_mkldnn() | t.add_(t) | t.to_dense()
+a subclass with an attribute | exec("class T(torch.Tensor): pass", globals()); t = torch.zeros(3).as_subclass(T); t.log = [] | t.log.append(1); t.add_(1) | (t.log, t.tolist())
+a tensor of two tensors | from torch.testing._internal.two_tensor import TwoTensor; t = TwoTensor(torch.zeros(3), torch.zeros(3)) | t.add_(1) | (t.a, t.b)
+a gradient that is a view | w = nn.Linear(2, 2); b = torch.zeros(6); w.weight.grad = b[:4].view(2, 2) | w.weight.grad.add_(1) | b
+a gradient that goes | w = nn.Linear(2, 2); w.weight.grad = torch.ones(2, 2) | w.weight.grad = None | w.weight.grad
+another dtype of a module | w = nn.Linear(2, 2) | w.double() | str(w.weight.dtype)
+a parameter that becomes a buffer | w = nn.Linear(2, 2) | 'bias' in w._parameters and (w.__delattr__('bias'), w.register_buffer('bias', torch.zeros(2))) | 'bias' in w._parameters
+parametrization that is added | w = nn.Linear(2, 2) | torch.nn.utils.parametrize.is_parametrized(w) or torch.nn.utils.parametrizations.weight_norm(w) | (type(w).__name__, sorted(n for n, _ in w.named_parameters()))
+parametrization that is removed | w = torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)) | torch.nn.utils.parametrize.is_parametrized(w) and torch.nn.utils.parametrize.remove_parametrizations(w, 'weight') | (type(w).__name__, sorted(n for n, _ in w.named_parameters()))
+a pruning mask | import torch.nn.utils.prune; w = nn.Linear(2, 2); torch.nn.utils.prune.identity(w, 'weight') | w.weight_mask.zero_() | w.weight_mask
+a lazy module | w = nn.LazyLinear(2) | w(torch.ones(1, 3)) | type(w).__name__
+a dynamically quantized module | w = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2)), {nn.Linear}); v = w[0].weight() | w[0].set_weight_bias(torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8), torch.ones(2)) | (w[0].weight().dequantize(), w[0].bias())
+an observer | o = torch.ao.quantization.MinMaxObserver() | o(torch.randn(4) * 99) | (o.min_val, o.max_val)
+a scripted module's statistics | o = torch.jit.script(nn.BatchNorm1d(3)) | o(torch.randn(4, 3)) | o.running_mean
+a traced module's statistics | o = torch.jit.trace(nn.BatchNorm1d(3).train(), torch.ones(4, 3)) | o(torch.randn(4, 3)) | o.running_mean
+a scripted module's number | exec("class S(nn.Module):\\n    n: int\\n    def __init__(self):\\n        super().__init__()\\n        self.n = 0\\n    def forward(self, x): return x", globals()); o = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)); o.extra = [] | o.extra.append(1) | o.extra
+a GraphModule's attribute | o = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2))) | o.n = 1 | hasattr(o, 'n')
+a GraphModule's weights | o = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2))) | o.get_parameter('0.weight').data.add_(1) | o.state_dict()
+a graph that is edited | o = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2))) | o.graph.placeholder('q') | len(o.graph.nodes)
+a library of operators | o = torch.library.Library('kinds', 'FRAGMENT') | o.define(f'f{len(o._op_defs)}{os.urandom(4).hex()}(Tensor a) -> Tensor') | len(o._op_defs)
+AveragedModel's count | o = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)) | o.update_parameters(model) | (int(o.n_averaged), o.module[0].weight)
+SWALR | o = torch.optim.swa_utils.SWALR(optimizer, 0.5) | o.step() | (o.state_dict()['last_epoch'], optimizer.param_groups[0]['lr'])
+a scheduler with a closure | log = []; o = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda e: (log.append(e), 0.5 ** e)[1]); log.clear() | o.step() | (o.last_epoch, log, optimizer.param_groups[0]['lr'])
+a learning rate in a tensor | optimizer.param_groups[0]['lr'] = torch.tensor(0.1) | optimizer.param_groups[0]['lr'].mul_(0.5) | optimizer.param_groups[0]['lr']
+an optimizer's defaults | pass | optimizer.defaults['lr'] = 9.0 | optimizer.defaults['lr']
+an optimizer's state that is cleared | loss = model(x).sum(); loss.backward(); optimizer.step(); optimizer.zero_grad(); del loss | optimizer.state.clear() | len(optimizer.state)
+a scaler's growth | o = torch.amp.GradScaler('cpu', init_scale=8.0) | o.scale(model(x).sum()); o._growth_tracker = 5 | (o._scale, o._growth_tracker)
+a sampler's set | exec("class Own(torch.utils.data.Sampler):\\n    def __init__(self): self.epoch, self.seen = 0, []\\n    def __iter__(self): self.seen.append(1); self.epoch += 1; return iter([0])", globals()); o = torch.utils.data.DataLoader(range(3), sampler=Own()) | next(iter(o)) | (o.sampler.epoch, o.sampler.seen)
+a dataset's cache | exec("class Own(torch.utils.data.Dataset):\\n    def __init__(self): self.seen = {}\\n    def __len__(self): return 4\\n    def __getitem__(self, i): self.seen[i] = 1; return i", globals()); o = torch.utils.data.DataLoader(Own(), batch_size=4) | next(iter(o)) | o.dataset.seen
+a data pipe | from torch.utils.data.datapipes.iter import IterableWrapper; o = iter(IterableWrapper(range(10**5))) | next(o) | next(o)
+a Sobol engine | o = torch.quasirandom.SobolEngine(2) | o.draw(1) | (o.num_generated, o.quasi)
+a distribution's parameter | o = torch.distributions.Normal(torch.zeros(2), 1.0) | o.loc.add_(1) | o.loc
+a parameter's grad_fn hook list | o = []; h = model[0].weight.register_post_accumulate_grad_hook(lambda p: o.append(1)) | pass | o
+""",
+)
+
+family(
+    "arrays, more",
+    """
+an array that is locked | a = np.zeros(3) | a.setflags(write=False) | a.flags.writeable
+an array that is unlocked | a = np.zeros(3); a.flags.writeable = False | a.flags.writeable = True | a.flags.writeable
+another dtype of an array | a = np.zeros(3) | a.dtype = np.int64 | a.dtype
+strides of an array | a = np.arange(9.0)[:4] | a.strides = (16,) if a.strides == (8,) else a.strides | (a.strides, a.tolist())
+fields with objects | a = np.zeros(2, dtype=[('n', float), ('o', object)]); a['o'][0] = [] | a['n'] += 1; a['o'][0].append(1) | (a['n'].tolist(), a['o'][0])
+a field of objects, replaced | a = np.zeros(2, dtype=[('n', float), ('o', object)]) | a['o'][0] = 5 | a['o'].tolist()
+a record array | a = np.rec.array([(1, 2.0)], names='n,v') | a.n += 1 | a.tolist()
+an array of shape () | a = np.array(0.0) | a += 1 | a
+an array with an attribute | exec("class A(np.ndarray): pass", globals()); a = np.zeros(3).view(A); a.log = [] | a.log.append(1); a += 1 | (a.log, a.tolist())
+an array in a file | a = np.memmap('kinds.mm', dtype='f4', mode='w+', shape=(4,)) | a[0] += 1 | np.array(a)
+dates | a = np.array(['2020-01-01'], dtype='M8[D]') | a += 1 | a.astype(str).tolist()
+a masked array's fill value | a = np.ma.array([1.0, 2.0]) | a.fill_value = 5 | a.fill_value
+""",
+)
+
+family(
+    "libraries",
+    """
+an attrs class | import attr; exec("@attr.s(slots=True)\\nclass A:\\n    n = attr.ib(0)\\n    log = attr.ib(factory=list)", globals()); o = A() | o.n += 1; o.log.append(1) | (o.n, o.log)
+a pydantic model | import pydantic; A = pydantic.create_model('A', n=(int, 0), log=(list, [])); o = A() | o.n += 1; o.log.append(1) | (o.n, o.log, o.model_fields_set)
+a pydantic model's private | import pydantic; A = type('A', (pydantic.BaseModel,), {'_n': pydantic.PrivateAttr(default=0), '__module__': '__main__'}); o = A() | o._n += 1 | o._n
+a traitlets object | import traitlets; A = type('A', (traitlets.HasTraits,), {'n': traitlets.Int(0), 'log': traitlets.List(), '__module__': '__main__'}); o = A() | o.n += 1; o.log.append(1) | (o.n, list(o.log))
+a widget's value | import ipywidgets; o = ipywidgets.IntSlider() | o.value += 1 | o.value
+an observer of a widget | import ipywidgets; o = ipywidgets.IntSlider(); seen = []; o.observe(lambda c: seen.append(1), 'value') | o.value += 1 | (o.value, seen)
+a bar of tqdm | import tqdm; o = tqdm.tqdm(total=10**9, file=io.StringIO()) | o.update(1) | o.n
+a bar of tqdm on stderr | import tqdm; o = tqdm.tqdm(total=10**9, disable=False, mininterval=10**6) | o.update(1); o.set_postfix(a=1, refresh=False) | (o.n, o.postfix)
+an estimator | from sklearn.linear_model import SGDRegressor; o = SGDRegressor(random_state=0).partial_fit([[1.0]], [1.0]) | o.partial_fit([[2.0]], [5.0]) | (o.coef_, o.t_)
+a tree's estimator | from sklearn.tree import DecisionTreeRegressor; o = DecisionTreeRegressor().fit([[1.0], [2.0]], [1.0, 2.0]) | o.tree_.value.fill(0) | o.tree_.value.tolist()
+a scaler of scikit-learn | from sklearn.preprocessing import StandardScaler; o = StandardScaler().partial_fit([[1.0], [2.0]]) | o.partial_fit([[9.0]]) | (o.mean_, o.n_samples_seen_)
+a sparse matrix of scipy | import scipy.sparse; o = scipy.sparse.csr_matrix(np.eye(3)) | o.data += 1 | o.toarray()
+another shape of one | import scipy.sparse; o = scipy.sparse.lil_matrix((2, 2)) | o[0, 1] = 5 | o.toarray()
+an image | from PIL import Image; o = Image.new('L', (4, 4)) | o.putpixel((0, 0), o.getpixel((0, 0)) + 1) | o.tobytes()
+a metric | import torchmetrics; o = torchmetrics.MeanMetric() | o.update(torch.ones(1)) | (o.mean_value, o.weight, o._update_count)
+a history of Hugging Face | from transformers import TrainerState; o = TrainerState() | o.global_step += 1; o.log_history.append({'a': 1}) | (o.global_step, o.log_history)
 """,
 )

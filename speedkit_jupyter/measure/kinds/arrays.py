@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import math
 import mmap
+import operator
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
+
+# A copy or, where it is too large, a checksum; dtype, shape, strides, whether it can be written.
+Memory = tuple[Any, Any, tuple[Any, ...]]
 
 
 def _numpy(name: str) -> Any:
@@ -17,7 +24,7 @@ def _numpy(name: str) -> Any:
 
 
 class Arrays(Kind):
-    """Values, bit by bit, and the shape. Arrays of objects hold them as a list does."""
+    """Values, bit by bit, and how they lie. Arrays of objects hold them as a list does."""
 
     can_replace = True
 
@@ -30,54 +37,58 @@ class Arrays(Kind):
 
     def children(self, found: Any) -> Iterable[Any]:
         """Objects, where it holds some."""
-        return found.ravel().tolist() if found.dtype.hasobject else ()
+        return [one for part in _parts(_plain(found), True) for one in part.ravel().tolist()]
 
-    def copy(self, found: Any, copies: Copies) -> tuple[Any, Any]:
-        """A copy; or a checksum where it would be too large. A read-only one may be a view."""
+    def copy(self, found: Any, copies: Copies) -> Memory:
+        """A copy; or a checksum where it would be too large."""
         plain = _plain(found)
         if copies.fits(found, plain.nbytes):
-            return plain.copy(order="K"), None
-        return None, _checksum(plain)
+            return plain.copy(order="K"), None, _header(plain)
+        return None, _checksum(plain), _header(plain)
 
-    def glance(self, found: Any) -> tuple[Any, Any]:
-        """Nothing: values are compared apart."""
-        return None, None
+    def glance(self, found: Any) -> Memory:
+        """How it lies: values are compared apart."""
+        return None, None, _header(found)
 
-    def same(self, found: Any, memory: tuple[Any, Any]) -> bool:
+    def same(self, found: Any, memory: Memory) -> bool:
+        """Also whether it can be written."""
+        return bool(_header(found) == memory[2]) and self.same_values(found, memory)
+
+    def same_values(self, found: Any, memory: Memory) -> bool:
         """Bit by bit; objects by identity."""
-        import operator
-
         saved, plain = memory[0], _plain(found)
         if saved is None:
             return True
         if plain.shape != saved.shape or plain.dtype != saved.dtype:
             return False
-        if plain.dtype.hasobject:
-            return all(map(operator.is_, plain.ravel().tolist(), saved.ravel().tolist()))
-        return bool((_bytes(plain) == _bytes(saved)).all())
+        for of_objects, alike in ((True, _same_objects), (False, _same_bytes)):
+            pairs = zip(_parts(plain, of_objects), _parts(saved, of_objects), strict=True)
+            if not all(alike(one, other) for one, other in pairs):
+                return False
+        return True
 
-    def is_too_large(self, memory: tuple[Any, Any]) -> bool:
+    def is_too_large(self, memory: Memory) -> bool:
         """Data."""
         return memory[1] is not None
 
-    def same_checksum(self, found: Any, memory: tuple[Any, Any]) -> bool:
+    def same_checksum(self, found: Any, memory: Memory) -> bool:
         """Of what was too large to copy."""
         return bool(_checksum(_plain(found)) == memory[1])
 
-    def put_back(self, found: Any, memory: tuple[Any, Any]) -> None:
-        """Into its own memory."""
+    def put_back(self, found: Any, memory: Memory) -> None:
+        """Into its own memory. A read-only one may be a view of one that is not."""
         import numpy as np
 
-        saved, plain = memory[0], _plain(found)
-        if plain.shape != saved.shape:
-            if plain.size != saved.size:
-                found.resize(saved.shape, refcheck=False)
-            else:
-                found.shape = saved.shape
-            plain = _plain(found)
-        if not plain.flags.writeable:
-            plain.setflags(write=True)
-        np.copyto(plain, saved)
+        saved, _, header = memory
+        if _header(found)[:3] != header[:3]:
+            _lay(found, header)
+        plain = _plain(found)
+        if saved is not None and not self.same_values(found, memory):
+            if not plain.flags.writeable:
+                plain.setflags(write=True)
+            np.copyto(plain, saved)
+        if found.flags.writeable != header[3]:
+            found.setflags(write=header[3])
 
     def replace(self, found: Any, old: Any, new: Any) -> None:
         """An object in it."""
@@ -90,6 +101,41 @@ class Arrays(Kind):
 def _plain(found: Any) -> Any:
     """Without what a subclass does."""
     return found.view(_numpy("ndarray"))
+
+
+def _header(found: Any) -> tuple[Any, ...]:
+    return found.dtype, found.shape, found.strides, found.flags.writeable
+
+
+def _lay(found: Any, header: tuple[Any, ...]) -> None:
+    """As it lay; numpy would rather have a view, but it is this object that others hold."""
+    dtype, shape, strides, _ = header
+    size = math.prod(shape) * dtype.itemsize
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        if found.nbytes != size:
+            found.resize(size // found.dtype.itemsize, refcheck=False)
+        if found.dtype != dtype:
+            found.dtype = dtype
+        if found.shape != shape:
+            found.shape = shape
+        if found.strides != strides:
+            found.strides = strides
+
+
+def _parts(plain: Any, of_objects: bool) -> list[Any]:
+    """The fields of a structured array, or itself: those of objects, or all others."""
+    if plain.dtype.names and plain.dtype.hasobject:
+        return [p for name in plain.dtype.names for p in _parts(plain[name], of_objects)]
+    return [plain] if plain.dtype.hasobject == of_objects else []
+
+
+def _same_objects(one: Any, other: Any) -> bool:
+    return all(map(operator.is_, one.ravel().tolist(), other.ravel().tolist()))
+
+
+def _same_bytes(one: Any, other: Any) -> bool:
+    return bool((_bytes(one) == _bytes(other)).all())
 
 
 def _bytes(plain: Any) -> Any:
@@ -139,13 +185,19 @@ class Frames(Kind):
 
 
 class Mapped(Kind):
-    """Memory that is written through it: `memoryview`, `mmap`, ctypes' structures and arrays."""
+    """Memory that is written through it: `memoryview`, `mmap`, what ctypes has."""
 
     def recognizes(self, cls: type) -> bool:
         """Those of Python's own."""
-        return issubclass(cls, (memoryview, mmap.mmap, ctypes.Structure, ctypes.Union)) or (
-            issubclass(cls, (ctypes.Array, ctypes._SimpleCData))  # type: ignore[arg-type]
-        )
+        data: Any = ctypes._SimpleCData.__mro__[1]
+        return issubclass(cls, (memoryview, mmap.mmap, data))
+
+    def children(self, found: Any) -> Iterable[Any]:
+        """What a view is of, what a pointer points to."""
+        if isinstance(found, memoryview):
+            return (found.obj,)
+        kept = [one for one in gc.get_referents(found) if isinstance(one, dict)]
+        return [one for held in kept for one in held.values()]
 
     def copy(self, found: Any, copies: Copies) -> bytes | None:
         """The bytes, and of a mapped file where it is read."""
@@ -167,6 +219,6 @@ def _bytes_of(found: Any) -> memoryview:
     view = memoryview(found)
     if not view.contiguous:
         return view
-    if isinstance(found, ctypes.Structure | ctypes.Union | ctypes.Array | ctypes._SimpleCData):
+    if not isinstance(found, memoryview | mmap.mmap):
         return memoryview((ctypes.c_char * ctypes.sizeof(found)).from_buffer(found)).cast("B")
     return view.cast("B")

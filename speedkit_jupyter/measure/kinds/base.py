@@ -48,6 +48,10 @@ class Kind:
     bulky = False
     has_state = True
     can_replace = False
+    # Whether it holds for classes of threads, event loops and compilers, which are left alone
+    # otherwise; whether it knows what an object keeps in C, if it is of such a class.
+    anywhere = False
+    knows_memory = True
 
     def recognizes(self, cls: type) -> bool:
         """Whether instances of this class are of this kind."""

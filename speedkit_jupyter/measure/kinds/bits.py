@@ -54,7 +54,8 @@ def write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
         for one, other in zip(_parts(tensor), _parts(saved), strict=True):
             one.copy_(other)
     else:
-        tensor.data = saved.to(tensor.device, copy=True)
+        same_place = tensor.device == saved.device
+        tensor.data = saved.clone() if same_place else saved.to(tensor.device)
 
 
 def _compressed() -> tuple[Any, ...]:

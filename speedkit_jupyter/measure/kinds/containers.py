@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import array
+import gc
 import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
-from types import MappingProxyType
+from collections.abc import Iterable, MappingView
+from types import GetSetDescriptorType, MappingProxyType
 from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import MISSING, Copies, Kind, is_the_plans
@@ -142,13 +143,22 @@ class Immutables(Kind):
 
     def recognizes(self, cls: type) -> bool:
         """Tuples, named ones too, frozen sets, views of a dict."""
-        return issubclass(cls, tuple | frozenset) or cls is MappingProxyType
+        return issubclass(cls, tuple | frozenset | MappingView) or cls is MappingProxyType
 
     def children(self, found: Any) -> Iterable[Any]:
         """The elements, or the dict behind a view."""
         if isinstance(found, tuple):
             return tuple.__iter__(found)
-        return list(found.values()) if isinstance(found, MappingProxyType) else found
+        if isinstance(found, frozenset):
+            return frozenset.__iter__(found)
+        behind = gc.get_referents(found)
+        return [cls for one in behind for cls in _class_of(one)] or behind
+
+
+def _class_of(behind: Any) -> list[type]:
+    """The class whose attributes a dict is, which can't be written as a dict."""
+    own = behind.get("__dict__") if type(behind) is dict else None
+    return [own.__objclass__] if isinstance(own, GetSetDescriptorType) else []
 
 
 class Buffers(Kind):

@@ -67,16 +67,14 @@ class Callables(Kind):
     has_state = False
 
     def recognizes(self, cls: type) -> bool:
-        """Bound methods, partial objects, descriptors of a class."""
+        """Bound methods, descriptors of a class."""
         return cls in (
             MethodType, BuiltinFunctionType, MethodWrapperType, staticmethod, classmethod, property
-        ) or issubclass(cls, functools.partial | functools.partialmethod)  # fmt: skip
+        ) or issubclass(cls, functools.partialmethod)  # fmt: skip
 
     def children(self, found: Any) -> Iterable[Any]:
         """The functions, and the object that one is bound to."""
-        if isinstance(found, functools.partial):
-            yield from (found.func, found.args, found.keywords)
-        elif isinstance(found, property):
+        if isinstance(found, property):
             yield from (one for one in (found.fget, found.fset, found.fdel) if one is not None)
         elif isinstance(found, staticmethod | classmethod | MethodType):
             yield found.__func__

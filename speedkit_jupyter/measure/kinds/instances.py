@@ -12,10 +12,9 @@ from speedkit_jupyter.measure.kinds.origin import is_the_users_class
 # What a class has beside what its body says.
 OF_EVERY_CLASS = frozenset(
     [
-        "__dict__", "__weakref__", "__module__", "__qualname__", "__doc__",
-        "__abstractmethods__", "_abc_impl", "__annotations__", "__annotate__",
-        "__annotations_cache__", "__slots__", "__static_attributes__", "__firstlineno__",
-        "__parameters__", "__orig_bases__", "__type_params__",
+        "__dict__", "__weakref__", "_abc_impl", "__annotate__", "__annotations_cache__",
+        "__slots__", "__static_attributes__", "__firstlineno__", "__parameters__",
+        "__orig_bases__", "__type_params__",
     ]
 )  # fmt: skip
 
@@ -25,6 +24,8 @@ class Attributes(Kind):
 
     That of a list's subclass, a tensor, a function and a module, too.
     """
+
+    knows_memory = False
 
     def recognizes(self, cls: type) -> bool:
         """Whatever has one."""
@@ -57,6 +58,7 @@ class Slots(Kind):
     """Attributes without a dictionary."""
 
     can_replace = True
+    knows_memory = False
 
     def recognizes(self, cls: type) -> bool:
         """Classes that name some, be it none."""

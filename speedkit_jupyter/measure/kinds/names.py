@@ -110,6 +110,7 @@ class Modules(Kind):
     """A module that the user wrote: all of its names."""
 
     has_state = False
+    anywhere = True
 
     def recognizes(self, cls: type) -> bool:
         """Modules of every kind."""

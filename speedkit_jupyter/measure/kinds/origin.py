@@ -15,10 +15,16 @@ MACHINERY = frozenset(
         "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado",
         "jupyter_client", "asyncio", "concurrent", "multiprocessing", "threading",
         "_thread", "logging", "importlib", "_frozen_importlib", "inspect", "pytest",
-        "_pytest", "pluggy", "hypothesis", "debugpy", "pdb", "bdb", "gc", "weakref",
-        "types", "abc", "ast",
+        "_pytest", "pluggy", "hypothesis", "debugpy", "pdb", "bdb", "gc", "types", "abc",
+        "ast",
     ]
 ) | {PACKAGE}  # fmt: skip
+
+# Of these: what is a user's own state, and leads no further.
+HANDED_OUT = (
+    "asyncio.queues", "asyncio.locks", "multiprocessing.shared_memory",
+    "multiprocessing.sharedctypes", "multiprocessing.synchronize",
+)  # fmt: skip
 
 # Of torch: what compiles, records and communicates, whose parts fit one another.
 INNER_MODULES = (
@@ -45,7 +51,19 @@ def is_installed(package: str) -> bool:
 def is_the_users_class(cls: type) -> bool:
     """Written in the notebook or in the user's own files."""
     home = cls.__dict__.get("__module__")
-    return isinstance(home, str) and not is_installed(home.partition(".")[0])
+    if not isinstance(home, str):
+        return False
+    return not is_installed(home.partition(".")[0]) or _is_made_for_one(cls, home)
+
+
+def _is_made_for_one(cls: type, home: str) -> bool:
+    """A module's own class, which a library has made of it: with parametrizations, say."""
+    import torch
+
+    if not issubclass(cls, torch.nn.Module) or "<" in cls.__qualname__:
+        return False
+    first = cls.__qualname__.partition(".")[0]
+    return not hasattr(sys.modules.get(home), first)
 
 
 def is_the_users_function(function: FunctionType) -> bool:
@@ -71,7 +89,7 @@ def is_machinery(cls: type) -> bool:
         return False
     if home.startswith(INNER_MODULES):
         return not issubclass(cls, torch.nn.Module | torch.Tensor | torch.optim.Optimizer)
-    return home.partition(".")[0] in MACHINERY
+    return home.partition(".")[0] in MACHINERY and not home.startswith(HANDED_OUT)
 
 
 def is_machinerys_function(function: FunctionType) -> bool:

@@ -19,8 +19,9 @@ class Generators(Kind):
         return bool(_ways(cls))
 
     def children(self, found: Any) -> Any:
-        """The bit generator, which others may share."""
-        return [one for one in (getattr(found, "bit_generator", None),) if one is not None]
+        """The bit generator, which others may share, and what it was seeded by."""
+        held = (getattr(found, name, None) for name in ("bit_generator", "seed_seq"))
+        return [one for one in held if one is not None]
 
     def copy(self, found: Any, copies: Copies) -> Any:
         """Its state."""
@@ -77,6 +78,8 @@ def _flat(state: Any) -> Any:
 class ContextVariables(Kind):
     """The value that a context variable has here."""
 
+    anywhere = True
+
     def recognizes(self, cls: type) -> bool:
         """Python's own."""
         return cls is ContextVar
@@ -86,12 +89,15 @@ class ContextVariables(Kind):
         return [one for one in (found.get(MISSING),) if one is not MISSING]
 
     def copy(self, found: ContextVar[Any], copies: Copies) -> Any:
-        """The value."""
-        return found.get(MISSING)
+        """The value, or the default."""
+        try:
+            return found.get()
+        except LookupError:
+            return MISSING
 
     def same(self, found: ContextVar[Any], memory: Any) -> bool:
         """By identity."""
-        return found.get(MISSING) is memory
+        return self.copy(found, Copies()) is memory
 
     def put_back(self, found: ContextVar[Any], memory: Any) -> None:
         """One that had none can only be given one."""

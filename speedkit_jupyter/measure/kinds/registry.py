@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import re
-import weakref
 from types import (
     CodeType,
-    CoroutineType,
     EllipsisType,
     FrameType,
     GenericAlias,
@@ -22,29 +20,44 @@ from types import (
 from speedkit_jupyter.measure.kinds.arrays import Arrays, Frames, Mapped
 from speedkit_jupyter.measure.kinds.base import Kind
 from speedkit_jupyter.measure.kinds.containers import Buffers, Dicts, Immutables, Lists, Sets
+from speedkit_jupyter.measure.kinds.fields import Fields, Registered
 from speedkit_jupyter.measure.kinds.functions import Caches, Callables, Functions
 from speedkit_jupyter.measure.kinds.instances import Attributes, Classes, Slots
+from speedkit_jupyter.measure.kinds.locks import Locals, Locks
+from speedkit_jupyter.measure.kinds.memory import Storages
 from speedkit_jupyter.measure.kinds.names import Cells, Modules, Names, NamesKind
+from speedkit_jupyter.measure.kinds.opaque import (
+    Reduced,
+    Unknown,
+    hides_memory,
+    is_elsewhere,
+    says_its_state,
+)
 from speedkit_jupyter.measure.kinds.origin import is_machinery
 from speedkit_jupyter.measure.kinds.randomness import ContextVariables, Generators
 from speedkit_jupyter.measure.kinds.scripted import Scripted
-from speedkit_jupyter.measure.kinds.streams import Files, Iterators, Replaying, Texts, Unknown
+from speedkit_jupyter.measure.kinds.shown import Images, Widgets
+from speedkit_jupyter.measure.kinds.streams import Files, Iterators, Replaying, Texts
 from speedkit_jupyter.measure.kinds.tensors import Gradients, Tensors
+from speedkit_jupyter.measure.kinds.watched import Graphs, Seeds
+from speedkit_jupyter.measure.kinds.weak import Weak
 
 # In the order in which they are put back: what holds before what is held, gradients last.
 KINDS: tuple[Kind, ...] = (
-    NamesKind(), Cells(), Functions(), Classes(), Attributes(), Slots(), Scripted(), Dicts(),
-    Lists(), Sets(),
-    Immutables(), Callables(), Modules(), Buffers(), Tensors(), Arrays(), Frames(), Mapped(),
-    Generators(), ContextVariables(), Texts(), Files(), Iterators(), Caches(), Gradients(),
+    NamesKind(), Cells(), Functions(), Classes(), Fields(), Registered(), Attributes(), Slots(),
+    Scripted(), Dicts(), Lists(), Sets(), Immutables(), Callables(), Reduced(), Weak(),
+    Modules(), Buffers(), Storages(), Tensors(), Arrays(), Frames(), Mapped(), Images(),
+    Generators(), Seeds(), Widgets(), ContextVariables(), Texts(), Files(), Iterators(),
+    Caches(), Locals(), Locks(), Graphs(), Gradients(),
 )  # fmt: skip
 UNKNOWN, REPLAYING = Unknown(), Replaying()
+REDUCED = next(kind for kind in KINDS if type(kind) is Reduced)
 # Plain values, which can't change.
 ATOMS: frozenset[type] = frozenset(
     {
         int, float, complex, bool, str, bytes, range, slice, object, NoneType, EllipsisType,
-        NotImplementedType, CodeType, CoroutineType, FrameType, TracebackType, GenericAlias,
-        GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType, weakref.ref,
+        NotImplementedType, CodeType, FrameType, TracebackType, GenericAlias,
+        GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType,
         datetime.datetime, re.Pattern,
     }
 )  # fmt: skip
@@ -73,18 +86,22 @@ def _kinds(cls: type) -> tuple[Kind, ...]:
     found = tuple(kind for kind in KINDS if kind.recognizes(cls))
     if any(type(kind) is Iterators for kind in found):
         return tuple(kind for kind in found if type(kind) is Iterators)
-    if is_machinery(cls):
-        return tuple(kind for kind in found if type(kind) in (Modules, ContextVariables))
-    if found or _is_inner(cls) or not UNKNOWN.recognizes(cls):
+    if is_elsewhere(cls):
+        return (UNKNOWN,)
+    if is_machinery(cls) and not issubclass(cls, type):
+        return tuple(kind for kind in found if kind.anywhere)
+    if any(kind.knows_memory for kind in found) or _is_inner(cls):
         return found
-    return (UNKNOWN,)
+    if not UNKNOWN.recognizes(cls) or (found and not hides_memory(cls)):
+        return found
+    return (*found, REDUCED if says_its_state(cls) else UNKNOWN)
 
 
-# torch's own C++ objects, numpy's functions and Python's inner ones: nobody's state.
+# torch's own C++ objects, numpy's functions, Python's and pydantic's inner ones: nobody's state.
 INNER = frozenset(
     [
         "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct",
-        "_abc",
+        "_abc", "collections", "_ctypes", "pydantic_core",
     ]
 )  # fmt: skip
 

@@ -1,9 +1,10 @@
-"""Files, iterators, and what nothing is known about."""
+"""Files and iterators."""
 
 from __future__ import annotations
 
 import io
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from types import GeneratorType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
 from speedkit_jupyter.measure.kinds.names import Names, global_names
 from speedkit_jupyter.measure.kinds.origin import is_installed
+from speedkit_jupyter.measure.kinds.weak import PROXIES
 
 
 class Texts(Kind):
@@ -60,9 +62,9 @@ class Files(Kind):
         found.seek(memory)
 
     def beyond(self, found: Any) -> str:
-        """Where it can be written, or read only once."""
+        """Where it can be written, or read only once. What is printed is printed."""
         try:
-            if found.closed:
+            if found.closed or _is_standard(found):
                 return ""
             return "is written to for real" if found.writable() or not found.seekable() else ""
         except (OSError, ValueError, AttributeError):
@@ -76,7 +78,7 @@ class Iterators(Kind):
         """Generators, iterators that are kept in C, a loader's that has processes of its own."""
         if issubclass(cls, GeneratorType) or _has_workers(cls) or hasattr(cls, "resumes"):
             return True
-        if not issubclass(cls, Iterator) or issubclass(cls, io.IOBase):
+        if not issubclass(cls, Iterator) or issubclass(cls, io.IOBase) or cls in PROXIES:
             return False
         return cls.__dictoffset__ == 0 and "__slots__" not in cls.__dict__
 
@@ -107,17 +109,9 @@ class Replaying(Kind):
         return () if isinstance(found._source, GeneratorType) else (found._source,)
 
 
-class Unknown(Kind):
-    """What no other kind recognizes, and is no plain value: kept in C by some library."""
-
-    def recognizes(self, cls: type) -> bool:
-        """Hashed by what it is: then it may change. What is hashed by its value does not."""
-        own: Any = cls.__hash__
-        return cls is not object and (own is None or own is object.__hash__)
-
-    def beyond(self, found: Any) -> str:
-        """Always."""
-        return "is not known"
+def _is_standard(file: Any) -> bool:
+    streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    return any(file is one or file is getattr(one, "buffer", one) for one in streams)
 
 
 def _has_workers(cls: type) -> bool:

@@ -28,6 +28,7 @@ class Memory:
     is_leaf: bool
     requires_grad: bool
     version: int | None
+    is_shared: bool = False
 
 
 class Tensors(Kind):
@@ -49,11 +50,14 @@ class Tensors(Kind):
     def copy(self, found: torch.Tensor, copies: Copies) -> Memory:
         """A clone; or a checksum where it would be too large."""
         import torch
+        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         plain = found.detach()
         size = plain.numel() * plain.element_size()
         saved = summed = home = None
-        if copies.fits(found, size):
+        if is_traceable_wrapper_subclass(found):
+            pass  # what it consists of are tensors, which are copied themselves
+        elif copies.fits(found, size):
             once = flat(plain)
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
         else:
@@ -69,6 +73,7 @@ class Tensors(Kind):
             found.is_leaf,
             found.requires_grad,
             _version(found),
+            _is_shared(found),
         )
 
     def glance(self, found: torch.Tensor) -> Memory:
@@ -86,7 +91,7 @@ class Tensors(Kind):
         """Whatever its strides."""
         if memory.saved is None or found.is_meta:
             return True
-        if found.shape != memory.layout[0] or found.dtype != memory.layout[1]:
+        if _layout(found)[:2] != memory.layout[:2]:
             return False
         if memory.size and found.untyped_storage().nbytes() < memory.size:  # given back
             return False
@@ -118,6 +123,8 @@ class Tensors(Kind):
             found.detach_()
         if found.requires_grad != memory.requires_grad:
             found.requires_grad_(memory.requires_grad)
+        if _is_shared(found) and not memory.is_shared:
+            raise RuntimeError("it lies in memory of all processes now")
 
 
 class Gradients(Kind):
@@ -131,12 +138,13 @@ class Gradients(Kind):
 
     def children(self, found: torch.Tensor) -> Iterable[Any]:
         """The gradient and the dicts of hooks."""
-        return [one for one in self.copy(found, Copies()) if one is not None]
+        return [one for one in self.copy(found, Copies()) if not isinstance(one, bool | None)]
 
     def copy(self, found: torch.Tensor, copies: Copies) -> tuple[Any, ...]:
-        """The objects themselves."""
-        gradient = found.grad if found.is_leaf else None  # others warn
-        return (gradient, *(getattr(found, name, None) for name in SLOTS))
+        """The objects themselves; whether one that is computed keeps its gradient."""
+        gradient = found.grad if found.is_leaf or found.retains_grad else None  # others warn
+        hooks = [getattr(found, name, None) for name in SLOTS]
+        return (gradient, found.retains_grad and not found.is_leaf, *hooks)
 
     def same(self, found: torch.Tensor, memory: tuple[Any, ...]) -> bool:
         """By identity."""
@@ -145,13 +153,29 @@ class Gradients(Kind):
         )
 
     def put_back(self, found: torch.Tensor, memory: tuple[Any, ...]) -> None:
-        """It fits the parameter by now."""
-        gradient, *hooks = memory
-        if found.is_leaf and found.grad is not gradient:
+        """It fits the parameter by now. Raises RuntimeError for what torch can't take back."""
+        gradient, retains, *hooks = memory
+        if (found.is_leaf or found.retains_grad) and found.grad is not gradient:
             found.grad = gradient
         for name, one in zip(SLOTS, hooks, strict=True):
-            if getattr(found, name, None) is not one:
+            now = getattr(found, name, None)
+            if now is not one:
+                if isinstance(now, dict):
+                    now.clear()  # which a graph goes on asking
                 setattr(found, name, one)
+        if found.retains_grad and not found.is_leaf and not retains:
+            raise RuntimeError("it retains its gradient from now on")
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    import torch
+
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    try:
+        return bool(tensor.is_shared())
+    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
+        return False
 
 
 def _version(tensor: torch.Tensor) -> int | None:
@@ -160,7 +184,10 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     import torch
+    from torch.nn.parameter import is_lazy
 
+    if is_lazy(tensor):  # which will not say its shape
+        tensor = tensor.data
     if tensor.layout != torch.strided:
         return tensor.shape, tensor.dtype, tensor.device, tensor.layout
     try:
