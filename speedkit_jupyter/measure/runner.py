@@ -18,6 +18,7 @@ from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.observation import Observation, observing
 from speedkit_jupyter.measure.routing import Router
 from speedkit_jupyter.measure.step import OUT_OF_DATA, Step
+from speedkit_jupyter.tracebacks import door
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,7 @@ class Runner:
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
 
+    @door
     def _first(self) -> object:
         """The first step of all shows what its code asks a context for.
 
