@@ -1,23 +1,34 @@
-"""An error that goes on to the user shows our lines, and keeps nothing of ours alive."""
+"""An error that goes on to the user shows the user's lines, and keeps nothing of ours alive."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = __name__.partition(".")[0]
+# Code of ours that calls the user's: what is raised below is the user's error, not one of ours.
+# And that of `lets_go`, below which nothing of ours is left then.
+_DOORS: set[CodeType] = set()
+_GATES: set[CodeType] = set()
+
+
+def door(function: Callable[P, R]) -> Callable[P, R]:
+    """What it calls is the user's own code. The function stays as it is, and as fast."""
+    _DOORS.add(function.__code__)  # type: ignore[attr-defined]
+    return function
 
 
 def lets_go(function: Callable[P, R]) -> Callable[P, R]:
     """Where it raises, our own frames lose their variables: models, and copies of their state.
 
     A notebook keeps the last traceback, and with it the variables of every frame, until the next
-    error. The user's own frames keep theirs, for a debugger.
+    error. The user's own frames keep theirs, for a debugger; of an error of the user's only they
+    are left.
     """
 
     @wraps(function)
@@ -28,24 +39,67 @@ def lets_go(function: Callable[P, R]) -> Callable[P, R]:
         except BaseException as error:
             # Its own frame is still at work, so that it lets go by itself.
             del args, kwargs
-            _clear(error, set())
+            _clear(error)
+            if _leave_the_users(error):  # a plain `raise` would bring the whole traceback back
+                raise error.with_traceback(error.__traceback__)  # noqa: B904
             raise
 
+    _GATES.add(call.__code__)  # type: ignore[attr-defined]
     return call
 
 
-def _clear(error: BaseException | None, seen: set[int]) -> None:
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        _clear_frames(error.__traceback__)
-        _clear(error.__cause__, seen)
-        error = error.__context__
+def users_part(error: BaseException) -> TracebackType | None:
+    """The frames of the user's own error that `lets_go` left; None for an error of ours."""
+    ours = [one for one in _entries(error.__traceback__) if _is_ours(one)]
+    return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
-def _clear_frames(found: TracebackType | None) -> None:
+def _leave_the_users(error: BaseException) -> bool:
+    """Take our frames out of an error of the user's, and of those that it came from."""
+    below = list(_entries(error.__traceback__))
+    while below and below[0].tb_frame.f_code not in _DOORS:
+        del below[0]
+    if all(map(_is_ours, below)):
+        return False
+    error.with_traceback(_chained(below))
+    for one in _reasons(error):
+        if one is not error:
+            one.with_traceback(_chained(_entries(one.__traceback__)))
+    return True
+
+
+def _chained(entries: Iterable[TracebackType]) -> TracebackType | None:
+    """A traceback of these entries without ours: a new one, as Python holds on to the old."""
+    chain = None
+    for one in reversed([one for one in entries if not _is_ours(one)]):
+        chain = TracebackType(chain, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return chain
+
+
+def _reasons(error: BaseException) -> Iterator[BaseException]:
+    """The error, and every one that it came from."""
+    seen, waiting = set[int](), [error]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [more for more in (one.__cause__, one.__context__) if more is not None]
+
+
+def _entries(found: TracebackType | None) -> Iterator[TracebackType]:
     while found is not None:
-        frame = found.tb_frame
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == PACKAGE:
-            with suppress(RuntimeError):  # still at work
-                frame.clear()
+        yield found
         found = found.tb_next
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return str(entry.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == PACKAGE
+
+
+def _clear(error: BaseException) -> None:
+    for one in _reasons(error):
+        for entry in _entries(one.__traceback__):
+            if _is_ours(entry):
+                with suppress(RuntimeError):  # still at work
+                    entry.tb_frame.clear()

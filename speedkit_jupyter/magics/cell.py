@@ -16,6 +16,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.measure.clock import Stopwatch
 from speedkit_jupyter.measure.kinds.names import Names
+from speedkit_jupyter.tracebacks import door
 
 LOOP = """
 def {loop}({steps}, {begin}, {end}):
@@ -29,19 +30,23 @@ def {loop}({steps}, {begin}, {end}):
 class Cell:
     """The code of a cell: run it again and again in the user's namespace.
 
-    Raises SyntaxError for code that does not compile, UsageError for what can't be measured.
+    `line` is what stands behind `%%speedbench`. Raises SyntaxError for code that does not compile,
+    UsageError for what can't be measured.
     """
 
-    def __init__(self, shell: Any, source: str) -> None:
+    def __init__(self, shell: Any, source: str, line: str = "") -> None:
         __tracebackhide__ = True
         self._shell = shell
-        transformed = shell.transform_cell(source)
-        self.tree: ast.Module = shell.transform_ast(shell.compile.ast_parse(transformed))
+        # Under a name that IPython knows, and with the magic as its first line, so that a traceback
+        # shows the cell's own lines with the numbers that they have in the notebook.
+        transformed = (
+            f"# %%speedbench {line.strip()}".rstrip() + "\n" + shell.transform_cell(source)
+        )
+        self._file = name = shell.compile.cache(transformed, shell.execution_count)
+        self.tree: ast.Module = shell.transform_ast(shell.compile.ast_parse(transformed, name))
         if not self.tree.body:
             raise UsageError("%%speedbench: the cell is empty: write the step to measure in it")
         _refuse_await(self.tree)
-        # Under a name that IPython knows, so that a traceback shows the cell's own lines.
-        self._file = name = shell.compile.cache(transformed)
         body, last = list(self.tree.body), None
         if isinstance(body[-1], ast.Expr):
             last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
@@ -50,6 +55,7 @@ class Cell:
         self._names = shell.user_ns
         self._silence = _Silence(sys.stdout)
 
+    @door
     def run(self) -> Any:
         """One step; gives the value of a trailing expression. Only the first one may print."""
         __tracebackhide__ = True
@@ -96,7 +102,9 @@ class Cell:
         found: dict[str, Any] = {}
         exec(code, self._names, found)
         inner_loop = found[ours["loop"]]
+        inner_loop.__code__ = inner_loop.__code__.replace(co_name="<module>")
 
+        @door
         def run(loops: int, watch: Stopwatch) -> None:
             __tracebackhide__ = True
             inner_loop(itertools.repeat(None, loops), watch.begin, watch.end)

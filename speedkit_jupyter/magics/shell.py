@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import ChainMap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import (
     Magics,
     cell_magic,
@@ -18,6 +14,8 @@ from IPython.core.magic import (
     needs_local_scope,
     no_var_expand,
 )
+
+from speedkit_jupyter.magics.errors import shown
 
 
 @magics_class
@@ -36,8 +34,7 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         __tracebackhide__ = True
         from speedkit_jupyter.magics.speedkit import run
 
-        with one_line_errors():
-            run(_names(self.shell, local_ns), self._session(), line)
+        shown(self.shell, "%speedkit", run, _names(self.shell, local_ns), self._session(), line)
 
     @cell_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -46,11 +43,7 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         __tracebackhide__ = True
         from speedkit_jupyter.magics.speedbench import run
 
-        try:
-            with one_line_errors():
-                return run(self.shell, self._session(), line, cell)
-        except SyntaxError as error:  # IPython shows every frame of these: leave only this one
-            raise error.with_traceback(None) from None
+        return shown(self.shell, "%%speedbench", run, self.shell, self._session(), line, cell)
 
     def _session(self) -> Any:
         from speedkit_jupyter import session
@@ -87,19 +80,3 @@ def _names(shell: Any, local: Any) -> Any:
     return (
         shell.user_ns if local is None or local is shell.user_ns else _Names(local, shell.user_ns)
     )
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Errors for users whatever was typed: words of some letters, and nothing unprintable."""
-    __tracebackhide__ = True
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(legible(str(error))) from None
-
-
-def legible(text: str) -> str:
-    """The text with long words cut and with escapes for what no terminal can show."""
-    short = re.sub(r"\S{161,}", lambda found: f"{found[0][:120]}…{found[0][-20:]}", text)
-    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in short)

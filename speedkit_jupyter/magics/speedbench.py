@@ -16,6 +16,7 @@ from speedkit_jupyter.exceptions import SpeedKitError, StepError, is_text
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell, streams_kept
+from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.namespace import (
     bindings_kept,
     check_result_name,
@@ -60,7 +61,7 @@ def run(
     typed, setup = parsing.split_setup(parsing.speedbench_parser(), line)
     arguments = parsing.speedbench_parser().parse_line(typed)
     check_result_name("%%speedbench", arguments.v, shell.user_ns)
-    cell = Cell(shell, source)
+    cell = Cell(shell, source, line)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     try:
         work = _work(shell, cell, arguments, setup, command)
@@ -204,9 +205,7 @@ def _drain(
                 if arguments.v:
                     names[arguments.v] = result
                 progress.replace(result)
-                raise KeyboardInterrupt("stopped; all is put back") from None
-            stopped = "stopped before anything was measured; all is put back"
-            raise KeyboardInterrupt(stopped) from None
+            raise KeyboardInterrupt(STOPPED) from None
         result = work.result()
         if arguments.v:
             names[arguments.v] = result

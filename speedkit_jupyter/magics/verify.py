@@ -8,6 +8,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.context import plan_in_force
+from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.namespace import check_result_name, find_function
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.functions import step_of
@@ -36,7 +37,7 @@ def run(names: MutableMapping[str, Any], session: Session, arguments: Any) -> No
             steps.close()
             if verifier.has_results():
                 progress.replace(verifier.result())
-            raise
+            raise KeyboardInterrupt(STOPPED) from None
         progress.replace(verifier.result())
     if arguments.v:
         names[arguments.v] = verifier.result()

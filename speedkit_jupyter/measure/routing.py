@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.confinement import optimizer_hooks, patched
+from speedkit_jupyter.tracebacks import door
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,7 @@ class Router:
         """Whether autocast surrounds the step."""
         return self._context is not None
 
+    @door
     def run(self, step: Callable[[], Any]) -> Any:
         """One step; the scaler is updated once at its end, if any optimizer stepped in it."""
         __tracebackhide__ = True

@@ -19,6 +19,7 @@ from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.observation import Observation, observing
 from speedkit_jupyter.measure.routing import Router
 from speedkit_jupyter.measure.step import OUT_OF_DATA, Step
+from speedkit_jupyter.tracebacks import door
 
 if TYPE_CHECKING:
     import torch
@@ -91,6 +92,7 @@ class Runner:
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
 
+    @door
     def _first(self) -> object:
         """The first step of all shows what its code asks a context for.
 
