@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.measure.buffers import misled
-from speedkit_jupyter.measure.deviation import Errors, errors
+from speedkit_jupyter.measure.deviation import LEAST_GRADIENT, Errors, errors
+from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.rounding import unit
 from speedkit_jupyter.measure.tolerance import UNDETERMINED, Tolerance, in_all
 from speedkit_jupyter.measure.updates import misstep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -27,6 +28,10 @@ Verdict = Literal["exact", "rounding", "wrong", "not checked"]
 
 # From here on it is said that a net amplifies rounding: so many roundings of the baseline's own.
 AMPLIFIES = 64
+
+
+# What is off by so many times what controls are is wrong, whatever more of them would say.
+CLEARLY = 8.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Yardstick:
     """What variants are judged by: the step in float64 (or the baseline's own, where that is not
     to be had), the baseline's, and the tolerance of each precision.
 
-    `void` says why nothing can be judged, `dropped` which outputs are other ones in every run.
+    `void` says why nothing can be judged, `dropped` which outputs are other ones in every run;
+    `names` are the model's own; `surer` the precisions that have further controls.
     """
 
     reference: Observation
@@ -71,15 +77,26 @@ class Yardstick:
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     void: str = ""
     dropped: frozenset[int] = frozenset()
+    names: Names = field(default_factory=Names)
+    surer: set[str] = field(default_factory=set)
 
-    def judge(self, seen: Observation, precision: str) -> Accuracy:
-        """Exact as the baseline, rounding as its dtype brings, wrong, or not checked and why."""
+    def judge(
+        self, seen: Observation, precision: str, more: Callable[[], Sequence[Errors]] | None = None
+    ) -> Accuracy:
+        """Exact as the baseline, rounding as its dtype brings, wrong, or not checked and why.
+
+        `more` runs further controls before a variant is accused by a narrow margin: of a net that
+        amplifies rounding, one may have been lucky.
+        """
         if self.void:
             return Accuracy("not checked", self.void)
         if not _finite(self.baseline):
             return Accuracy("not checked", "the step itself gives numbers that are not finite")
         found, tolerance = errors(seen, self.reference, self.dropped), self.tolerances[precision]
         verdict, reason = self._verdict(seen, found, tolerance)
+        if verdict == "wrong" and (surer := self._surer(found, tolerance, more)):
+            tolerance = surer
+            verdict, reason = self._verdict(seen, found, tolerance)
         if not found.fits:
             return Accuracy(verdict, reason)
         return Accuracy(
@@ -106,10 +123,9 @@ class Yardstick:
             return "wrong", "output: others than the baseline's in number or shape"
         if not found.finite or _has_nan(seen) > _has_nan(self.reference):
             return "wrong", "output or gradients: not finite"
-        if what := tolerance.beyond(found):
+        if what := tolerance.beyond(found, self.names):
             return "wrong", what + self._amplified(tolerance)
-        others = seen is not self.baseline
-        if others and (what := misstep(seen, self.baseline) or misled(seen, self.baseline)):
+        if seen is not self.baseline and (what := self._left(seen, tolerance)):
             return "wrong", what
         if lack := self._evidence_lacks(found, tolerance):
             return "not checked", lack
@@ -120,10 +136,39 @@ class Yardstick:
             return "exact", ""
         return "rounding", self._amplified(tolerance).removeprefix("; ")
 
+    def _surer(
+        self,
+        found: Errors,
+        tolerance: Tolerance,
+        more: Callable[[], Sequence[Errors]] | None,
+    ) -> Tolerance | None:
+        """With more controls, where these could acquit; None where they could not."""
+        precision = tolerance.precision
+        if more is None or precision in self.surer or not found.fits or not found.finite:
+            return None
+        if tolerance.wider(CLEARLY).beyond(found):
+            return None
+        self.surer.add(precision)
+        surer = Tolerance(precision, [*tolerance.controls, *more()])
+        self.tolerances = {**self.tolerances, precision: surer}
+        return surer
+
+    def _left(self, seen: Observation, tolerance: Tolerance) -> str:
+        """What is wrong with the parameters and buffers that the step leaves behind."""
+        lowered, noise = tolerance.precision != "fp32", tolerance.noise()
+        return misstep(seen, self.baseline, self.names.parameters) or misled(
+            seen, self.baseline, self.names.buffers, noise, lowered
+        )
+
     def _evidence_lacks(self, found: Errors, tolerance: Tolerance) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
         if not (found.numbers or found.gradients or found.differing):
             return NOTHING_TO_COMPARE
+        if found.vanishing:
+            return (
+                f"no gradient is larger than {LEAST_GRADIENT:g}, which is noise: nothing can be "
+                "told from it"
+            )
         most = tolerance.undetermined()
         if most >= UNDETERMINED and found.numbers:
             return (

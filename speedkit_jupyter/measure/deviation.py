@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.measure.buffers import off_from
 from speedkit_jupyter.measure.magnitudes import LARGE, is_finite, of_finite, tamed
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Near float32's smallest numbers kernels give zero or not.
 NOTHING = 1e-37
+# Rows of so many elements are compared each on its own scale.
+LEAST_IN_ROW = 8
 # What a tensor's gradient is off by counts relative to this share of the whole one's at least.
 LEFT_OF_ZERO = 1e-4
 # And to this much: Adam adds 1e-8 to what it divides by.
@@ -33,8 +36,9 @@ class Deviation:
 
     `distance`: norm of the difference over the norm of the reference. `slope`: the regression
     coefficient of the difference on the reference. `shift`: the mean difference, `row` the root
-    mean square of the worst row or column, `element` the largest difference, each over the root
-    mean square of the reference.
+    mean square of the worst row (what lies at one index of any dimension), `element` the largest
+    difference, each over the root mean square of the reference. `rows` are the root mean squares
+    of difference and reference, (2, number of rows), for small rows beside large ones.
     """
 
     size: int
@@ -43,10 +47,11 @@ class Deviation:
     shift: float = 0.0
     row: float = 0.0
     element: float = 0.0
+    rows: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     def values(self) -> tuple[float, ...]:
         """What is off, in the order of NAMES."""
-        return astuple(self)[1:]
+        return self.distance, self.slope, self.shift, self.row, self.element
 
 
 @dataclass
@@ -55,7 +60,10 @@ class Errors:
 
     `numbers` are those of the models' calls, then of the outputs; `differing` the shares of whole
     numbers that differ, with how many there are. `output` and `gradient` are all of them together.
-    `finite` is whether it is so wherever the other one is.
+    `which` are the parameters that `gradients` belong to, `buffers`
+    the norms (of whole numbers: how much they differ by in all) by which the models' are off, None
+    where the other step left them alone. `finite` is whether it is so wherever the other one is,
+    `vanishing` whether all gradients are too small to tell anything from.
     """
 
     numbers: list[Deviation] = field(default_factory=list)
@@ -66,6 +74,9 @@ class Errors:
     cosine: float | None = None
     fits: bool = True
     finite: bool = True
+    vanishing: bool = False
+    which: list[int] = field(default_factory=list)
+    buffers: list[float | None] = field(default_factory=list)
 
 
 def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -> Errors:
@@ -89,9 +100,9 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
         )
         ones, others = ones + found, others + wanted
         exact, exacts = exact + seen.outputs.exact, exacts + reference.outputs.exact
-    gradients = [
-        pair for pair in zip(seen.gradients, reference.gradients, strict=False) if _any(pair)
-    ]
+    pairs_of_all = list(zip(seen.gradients, reference.gradients, strict=False))
+    which = [index for index, pair in enumerate(pairs_of_all) if _any(pair)]
+    gradients = [pairs_of_all[index] for index in which]
     if not (_fit(ones, others) and _fit(exact, exacts)):
         return Errors(fits=False)
     if len(seen.gradients) != len(reference.gradients):
@@ -107,9 +118,12 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
         [deviation(one, other, least) for one, other in pairs],
         [(int((a != b).sum()), b.numel()) for a, b in zip(exact, exacts, strict=True)],
         pooled(results),
-        pooled(pairs),
+        pooled(pairs, LEAST_GRADIENT),
         _cosine(pairs),
         finite=all(is_finite(one) for one, _ in (*results, *pairs)),
+        vanishing=bool(pairs) and _root_mean_square(pairs) < LEAST_GRADIENT,
+        which=which,
+        buffers=off_from(seen, reference),
     )
 
 
@@ -127,7 +141,8 @@ def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHIN
     if least > NOTHING:
         norm = max(norm, least * count**0.5)
     if not norm:
-        return Deviation(count, *[float("inf")] * 5)
+        infinite = float("inf")
+        return Deviation(count, infinite, infinite, infinite, infinite, infinite)
     size = norm / count**0.5
     return Deviation(
         count,
@@ -136,11 +151,14 @@ def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHIN
         abs(float(difference.mean())) / size,
         _worst_row(difference) / size,
         float(difference.abs().max()) / size,
+        _rows(difference, reference),
     )
 
 
-def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Deviation:
-    """Distance and slope of all of them together."""
+def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], least: float = NOTHING) -> Deviation:
+    """Distance and slope of all of them together, relative to a root mean square of `least` at
+    least: what is smaller may be the noise of a signal that died on its way through the net.
+    """
     off = along = total = 0.0
     for one, other in tamed(pairs):
         difference = one - other
@@ -148,6 +166,7 @@ def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Deviation:
         along += float((difference * other).sum())
         total += float(other.norm()) ** 2
     count = sum(other.numel() for _, other in pairs)
+    total = max(total, least**2 * count)
     if total == 0:
         return Deviation(count, 0.0 if off == 0 else float("inf"))
     return Deviation(count, (off / total) ** 0.5, abs(along) / total)
@@ -155,9 +174,13 @@ def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Deviation:
 
 def _least(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """Gradients so much smaller than the others may be what rounding left of a zero."""
+    return max(LEAST_GRADIENT, LEFT_OF_ZERO * _root_mean_square(pairs))
+
+
+def _root_mean_square(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Of all references."""
     count = sum(other.numel() for _, other in pairs)
-    square = sum(float(other.norm()) ** 2 for _, other in pairs)
-    return max(LEAST_GRADIENT, LEFT_OF_ZERO * math.sqrt(square / max(count, 1)))
+    return math.sqrt(sum(float(other.norm()) ** 2 for _, other in pairs) / max(count, 1))
 
 
 def _calls_alike(seen: Observation, reference: Observation) -> int | None:
@@ -200,12 +223,27 @@ def _both(
 
 
 def _worst_row(difference: torch.Tensor) -> float:
-    """The largest root mean square over what lies at one index of the first or last dimension."""
-    if difference.dim() < 2:
+    """The largest root mean square over what lies at one index of any dimension."""
+    if difference.dim() < 2 or not difference.numel():
         return 0.0
-    square = difference**2
-    rows = square.flatten(1).mean(1), square.flatten(0, -2).mean(0)
-    return math.sqrt(max(float(one.max()) for one in rows))
+    return math.sqrt(max(float(one.max()) for one in _mean_squares(difference, 1)))
+
+
+def _rows(difference: torch.Tensor, reference: torch.Tensor) -> torch.Tensor | None:
+    """Root mean squares of both, for each index of each dimension that has elements enough."""
+    import torch
+
+    both = _mean_squares(difference, LEAST_IN_ROW), _mean_squares(reference, LEAST_IN_ROW)
+    return torch.stack([torch.cat(one).sqrt() for one in both]) if both[0] else None
+
+
+def _mean_squares(tensor: torch.Tensor, least: int) -> list[torch.Tensor]:
+    square, count = tensor**2, tensor.numel()
+    return [
+        square.mean([one for one in range(tensor.dim()) if one != dimension])
+        for dimension, size in enumerate(tensor.shape)
+        if tensor.dim() > 1 and size > 1 and count >= least * size
+    ] or ([square.flatten(1).mean(1)] if tensor.dim() > 1 and least == 1 else [])
 
 
 def _cosine(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float | None:

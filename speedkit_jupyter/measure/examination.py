@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from speedkit_jupyter.measure import memory, roofline, yardstick
 from speedkit_jupyter.measure.accuracy import Accuracy, Yardstick, is_finite
@@ -69,7 +70,8 @@ class Examination:
         except Exception as error:
             runner.fail(error)
             return
-        found = known.judge(seen, runner.precision)
+        more = partial(yardstick.more, known, self._steps, self._runners, runner.precision)
+        found = known.judge(seen, runner.precision, more)
         if found.verdict == "wrong" and (why := self._why_random(runner)) and is_finite(found):
             found = replace(found, verdict="not checked", reason=f"{why} ({found.reason})")
         runner.record.accuracy = found

@@ -11,9 +11,10 @@ any: there its distance counts too, spread over as many elements as there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from speedkit_jupyter.measure.deviation import NAMES, Deviation, Errors
+from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.rounding import unit
 
 # Times what the controls are off, in the order of deviation.NAMES; None is not tested.
@@ -21,6 +22,8 @@ OUTPUT_FACTORS = (3.0, 4.0, 4.0, 3.0, 4.0)
 # A ReLU or a maximum that falls the other way by rounding moves single elements by much.
 GRADIENT_FACTORS = (8.0, 8.0, None, 4.0, None)
 POOLED_FACTORS = (4.0, 4.0, None, None, None)
+# Of a row on its own scale; and to so much of the whole tensor's rounding.
+ROW_FACTOR, ROW_ROUNDINGS, ROW_OF_ALL = 8.0, 8.0, 1e-5
 # And so many roundings more, for what kernels do besides. In float32 kernels add up in another
 # order, which brings as many as there are terms.
 OUTPUT_ROUNDINGS = (2.0, 2.0, 2.0, 4.0, 16.0)
@@ -44,6 +47,11 @@ class Tolerance:
 
     precision: str
     controls: Sequence[Errors]
+    width: float = 1.0
+
+    def wider(self, times: float) -> Tolerance:
+        """All limits of results and gradients so many times as large."""
+        return replace(self, width=times)
 
     @property
     def output(self) -> float:
@@ -64,21 +72,51 @@ class Tolerance:
         controls = [one for each in self.controls for one in each.numbers]
         return max((one.distance for one in controls), default=0.0)
 
-    def beyond(self, seen: Errors) -> str:
+    def noise(self) -> list[float | None]:
+        """How far rounding alone moves each of the models' buffers, where a control reached it."""
+        kept = [one.buffers for one in self.controls if one.buffers]
+        known = [[value for value in each if value is not None] for each in zip(*kept, strict=True)]
+        return [max(each) if each else None for each in known]
+
+    def beyond(self, seen: Errors, names: Names | None = None) -> str:
         """The first thing that rounding does not explain; empty where it explains all."""
+        names = names or Names()
         for index, one in enumerate(seen.numbers):
             known = [each.numbers[index] for each in self.controls if index < len(each.numbers)]
-            if what := self._beyond(one, known, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5):
-                return f"output {what}"
+            what = self._beyond(one, known, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5)
+            if what := what or self._beyond_in_rows(one, known):
+                return f"{names.output(index, len(seen.numbers))} {what}"
         for index, one in enumerate(seen.gradients):
             known = [each.gradients[index] for each in self.controls]
             if what := self._beyond(one, known, GRADIENT_FACTORS, GRADIENT_ROUNDINGS, FLIPS):
-                return f"gradients {what}"
+                return f"gradient of {names.parameter(seen.which[index])} {what}"
         known = [each.gradient for each in self.controls]
         together = self._beyond(
             seen.gradient, known, POOLED_FACTORS, GRADIENT_ROUNDINGS, FLIPS, True
         )
         return f"gradients {together}" if together else self._beyond_in_whole_numbers(seen)
+
+    def _beyond_in_rows(self, one: Deviation, controls: Sequence[Deviation]) -> str:
+        """A column of small numbers beside large ones, each on its own scale."""
+        import torch
+
+        controls = [each for each in controls if each.rows is not None]
+        if one.rows is None or not controls or max(c.distance for c in controls) >= UNDETERMINED:
+            return ""
+        more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
+        off, size = one.rows
+        known = torch.stack([each.rows[0] for each in controls if each.rows is not None])
+        whole = float(size.square().mean().sqrt())
+        limit = ROW_FACTOR * known.amax(0) + more * (ROW_ROUNDINGS * size + ROW_OF_ALL * whole)
+        limit = limit * self.width
+        if not bool((off > limit).any()):
+            return ""
+        worst = int((off / limit.clamp_min(1e-300)).argmax())
+        own = max(float(size[worst]), 1e-300)
+        return (
+            f"off in a small row or column by {float(off[worst]) / own:.2g} of its size, more than "
+            f"{self.precision} explains ({float(limit[worst]) / own:.2g})"
+        )
 
     def _beyond(
         self,
@@ -102,6 +140,7 @@ class Tolerance:
             known = max((each.values()[index] for each in controls), default=self._typical)
             limit = factor * known + roundings[index] * more * unit(self.precision)
             limit += besides[index] + (spread if NAMES[index] in ("scaled", "shifted") else 0.0)
+            limit *= self.width
             if not value <= limit:
                 return (
                     f"{NAMES[index]} by {value:.2g}, more than {self.precision} explains "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.magnitudes import norm
@@ -18,37 +20,77 @@ LEAST_MOVE, MOST_MOVE = 0.2, 5.0
 DETERMINED = 10.0
 # All of them together, and those of one parameter, follow the baseline's within these shares.
 OFF, OFF_EXACTLY, PARAMETER_OFF = 0.1, 0.01, 0.5
-# With so many elements at least, and so large a share of the baseline's way.
+# The difference of both ways, over the baseline's: what stays is as far off as what goes astray.
+ASTRAY, ASTRAY_EXACTLY = 0.35, 0.05
+# One element, over its way or the usual one.
+ELEMENT_OFF = 0.8
+# With so many elements at least, or half of a small parameter, and so large a share of the way.
 LEAST_ELEMENTS, LEAST_SHARE = 16, 0.1
 # Gradients that are off by less than this are the same.
 SAME_GRADIENTS = 1e-5
+# And off by more than this may lead anywhere.
+OTHER_GRADIENTS = 0.5
 
 
-def misstep(seen: Observation, baseline: Observation) -> str:
+def misstep(seen: Observation, baseline: Observation, names: Sequence[str] = ()) -> str:
     """What is wrong with how the parameters moved; empty where nothing is."""
-    if baseline.moved > 0 and not LEAST_MOVE < seen.moved / baseline.moved < MOST_MOVE:
-        return f"the parameters moved {seen.moved / baseline.moved:.2g} times as far"
-    if not baseline.updates:
-        return ""
-    if len(seen.updates) != len(baseline.updates):
+    if baseline.updates and len(seen.updates) != len(baseline.updates):
         return "the optimizer made no step"
-    along = total = way = off = size = 0.0
+    off, size = _apart(seen, baseline)
+    times = seen.moved / baseline.moved if baseline.moved > 0 else 1.0
+    if off <= OTHER_GRADIENTS * size and not LEAST_MOVE < times < MOST_MOVE:
+        return f"the parameters moved {times:.2g} times as far"
+    same = off <= SAME_GRADIENTS * size
+    along = total = way = 0.0
     for index, (one, other) in enumerate(zip(seen.updates, baseline.updates, strict=True)):
         mine, theirs = seen.gradients[index], baseline.gradients[index]
         way += _square(other)
         if mine is None or theirs is None or not one.shape == mine.shape == theirs.shape:
             continue
-        off += _square(mine - theirs)
-        size += _square(theirs)
         here = _determined(mine, theirs)
-        dot, square = float((one * other)[here].sum()), float((other[here] ** 2).sum())
-        if int(here.sum()) >= LEAST_ELEMENTS and _differs(dot, square, PARAMETER_OFF):
-            return f"parameter {index + 1} moved {dot / square:.2g} times as far"
-        along, total = along + dot, total + square
-    limit = OFF_EXACTLY if off <= SAME_GRADIENTS**2 * size else OFF
-    if total > LEAST_SHARE * way and _differs(along, total, limit):
+        if not norm(mine - theirs) <= OTHER_GRADIENTS * norm(theirs):
+            # Adafactor takes means over rows and columns: elements that agree may go anywhere.
+            here = here & (one == 0)
+            if bool(one.any()) or not bool(mine.any()):
+                continue
+        if what := _misled(one[here], other[here], one.numel(), same):
+            return f"parameter {names[index] if index < len(names) else index + 1} {what}"
+        along += float((one * other)[here].sum())
+        total += _square(other[here])
+    if total > LEAST_SHARE * way and _differs(along, total, OFF_EXACTLY if same else OFF):
         return f"the optimizer's step is {along / total:.3g} times the baseline's"
     return ""
+
+
+def _misled(one: torch.Tensor, other: torch.Tensor, size: int, same: bool) -> str:
+    """What is wrong with how the determined elements of one parameter moved."""
+    count, norms = one.numel(), (norm(one), norm(other))
+    if count < min(LEAST_ELEMENTS, size / 2) or not any(norms):
+        return ""
+    if not norms[1]:
+        return "moved, where it stays"
+    dot, square = float((one * other).sum()), _square(other)
+    if _differs(dot, square, PARAMETER_OFF):
+        return f"moved {dot / square:.2g} times as far"
+    astray = norm(one - other) / norms[1]
+    if not astray <= (ASTRAY_EXACTLY if same else ASTRAY):
+        return f"moved elsewhere, by {astray:.2g} of its way"
+    usual = norms[1] / count**0.5
+    elsewhere = int(((one - other).abs() > ELEMENT_OFF * other.abs().clamp_min(usual)).sum())
+    return f"moved elsewhere in {elsewhere} of {count} elements" if elsewhere else ""
+
+
+def _apart(seen: Observation, baseline: Observation) -> tuple[float, float]:
+    """How far the gradients differ, and how large they are."""
+    pairs = [
+        (one, other)
+        for one, other in zip(seen.gradients, baseline.gradients, strict=False)
+        if one is not None and other is not None and one.shape == other.shape
+    ]
+    return (
+        math.hypot(*(norm(one - other) for one, other in pairs)),
+        math.hypot(*(norm(other) for _, other in pairs)),
+    )
 
 
 def _square(tensor: torch.Tensor) -> float:
@@ -62,4 +104,5 @@ def _differs(dot: float, square: float, limit: float) -> bool:
 
 
 def _determined(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    return (theirs.abs() > DETERMINED * (mine - theirs).abs()) & (theirs != 0)
+    """No gradient is one too: of a word that did not occur, say."""
+    return (theirs.abs() > DETERMINED * (mine - theirs).abs()) | ((theirs == 0) & (mine == 0))

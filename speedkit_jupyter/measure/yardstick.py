@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure import draws, roofline, rounding
+from speedkit_jupyter.measure import draws, labels, roofline, rounding
 from speedkit_jupyter.measure.accuracy import Yardstick
-from speedkit_jupyter.measure.buffers import misled
+from speedkit_jupyter.measure.buffers import settle
 from speedkit_jupyter.measure.deviation import Errors, errors
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.observation import Observation
@@ -25,6 +25,8 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
 # The controls of a lowered precision round at different places; of long steps one is enough.
 SCALES, LONG_S = (1.0, 1.37), 0.05
+# Before a variant is accused narrowly there are more of them.
+MORE_SCALES = (1.13, 1.71, 1.23, 1.57, 1.91)
 
 
 class Steps:
@@ -118,15 +120,14 @@ def _made(steps: Steps, runners: Sequence[Runner]) -> Yardstick:
     baseline, again = steps.twice(runner)
     void, dropped = _unlike(again, baseline)
     same = errors(again, baseline, dropped)
-    if misled(again, baseline):  # other ones in every run
-        baseline.buffers = []
+    settle(again, baseline)
     if void:
         return Yardstick(baseline, baseline, same, void=void)
     reference = _reference(steps, runner)
     exact = reference is not None and _explained(steps, runner, reference, baseline, dropped)
     known = reference if reference is not None and exact else baseline
     own = errors(baseline, known, dropped)
-    found = Yardstick(known, baseline, own, dropped=dropped)
+    found = Yardstick(known, baseline, own, dropped=dropped, names=labels.of(runner.step.models))
     extend(found, steps, runners)
     return found
 
@@ -160,6 +161,17 @@ def _tolerance(
     found = [errors(one, known.reference, known.dropped) for one in controls if one is not None]
     own = [known.own] if in_float64 or precision == "fp32" else []
     return Tolerance(precision, [*(one for one in found if one.fits), *own])
+
+
+def more(known: Yardstick, steps: Steps, runners: Sequence[Runner], precision: str) -> list[Errors]:
+    """Further controls, which round elsewhere."""
+    first, in_float64 = runners[0], known.reference is not known.baseline
+    scales = MORE_SCALES[: 2 if first.step_s > LONG_S else None]
+    loss_scale = next((one.scale() for one in runners if one.precision == precision), 1.0)
+    ways = [partial(rounding.rounded, precision, scale, loss_scale) for scale in scales]
+    controls = [_control(steps, first, way, in_float64) for way in ways]
+    found = [errors(one, known.reference, known.dropped) for one in controls if one is not None]
+    return [one for one in found if one.fits]
 
 
 def _control(

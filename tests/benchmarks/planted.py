@@ -35,6 +35,8 @@ from speedkit_jupyter.measure.variants import variant
 
 HONEST = ("bf16", "fp16", "tf32:medium", "channels_last", "fused_optimizer", "threads:2",
           "bf16+channels_last+fused_optimizer")  # fmt: skip
+# The check ends long before; no load of the machine keeps it from being reached.
+ENOUGH_S = 120.0
 
 
 def main() -> int:
@@ -84,7 +86,7 @@ def examined(
     """Up to the end of the accuracy check, without any times."""
     optimizers = [] if optimizer is None else [optimizer]
     bench = Benchmark(
-        step_of(step, model, optimizers), [variant(one) for one in ("baseline", *words)], 0.2
+        step_of(step, model, optimizers), [variant(one) for one in ("baseline", *words)], ENOUGH_S
     )
     run = bench.run()
     for progress in run:
