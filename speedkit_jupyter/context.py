@@ -15,7 +15,7 @@ from speedkit_jupyter import flags, interrupts
 from speedkit_jupyter.config import SpeedConfig, nothing
 from speedkit_jupyter.entering import Entering
 from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.facts import Facts, OptimizerFacts
 from speedkit_jupyter.flags import Change
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.listeners import Listeners
@@ -70,13 +70,16 @@ def prepare(
     model: torch.nn.Module,
     config: SpeedConfig | None,
     optimizers: Sequence[torch.optim.Optimizer] = (),
+    made: Sequence[OptimizerFacts] = (),
 ) -> SpeedContext:
     """A context that is planned and not applied, to be switched on and off by `in_force()`.
 
-    Without a config the plan changes nothing. The model must be in its original state.
+    Without a config the plan changes nothing. The model must be in its original state. Such
+    optimizers as were `made` by what will run under it are met there, in the thread that enters.
     """
     context = SpeedContext(model, nothing() if config is None else config, optimizers)
     context.target.search, context._prepared = False, True
+    context.target.made = tuple(made)
     context._plan()
     return context
 
@@ -417,7 +420,7 @@ class SpeedContext:
             hidden._activate()
 
     def _plan(self) -> None:
-        facts = Facts.read(self.model, self.target.optimizers)
+        facts = Facts.read(self.model, self.target.optimizers).stepped_by(self.target.made)
         self.facts = replace(facts, optimizers_later=self.target.search)
         self._planned = plan(self.config, Hardware.current(), self.facts)
 

@@ -84,6 +84,13 @@ class Facts:
         """The device without its index: "cpu", "cuda", "mps", "xpu"."""
         return self.device.partition(":")[0]
 
+    def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
+        """The same facts with such optimizers beside those that it has; alike ones count once."""
+        if not optimizers:
+            return self
+        found = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
+        return replace(self, optimizers=found)
+
     def moved(self, device: str) -> Facts:
         """The same facts on another device, for the decisions that follow a move."""
         optimizers = tuple(replace(one, devices=(device,)) for one in self.optimizers)

@@ -11,7 +11,7 @@ from typing import Any
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.facts import has_lazy_parameters
-from speedkit_jupyter.measure import clock, dropping, memory, warming
+from speedkit_jupyter.measure import clock, dropping, memory, repeats, warming
 from speedkit_jupyter.measure.accuracy import Accuracy
 from speedkit_jupyter.measure.budget import OVERHEAD_S, Budget
 from speedkit_jupyter.measure.comparison import Comparison, Record
@@ -20,6 +20,7 @@ from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.examination import Examination
 from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.made_inside import made_inside
 from speedkit_jupyter.measure.pace import Pace
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress, Sampler
@@ -118,6 +119,7 @@ class Benchmark:
             command=self.command,
             dropout_off=self._dropout_off,
             beyond=tuple(self.step.said),
+            repeats="" if self.step.repeats is None else self.step.repeats.line,
             skipped_rounds=0 if sampler is None else sampler.skipped_rounds,
         )
 
@@ -148,8 +150,14 @@ class Benchmark:
             visit = stack.enter_context(step.isolated())
             start, self.budget.reserved_s = visit.state, visit.taking_s
             pauses.append(lambda: visit.paused_s)
-            runners = [self._runner(i, config) for i, config in enumerate(configs)]
+            runners = [self._runner(0, configs[0])]
             self._environment = environment(runners[0].device)
+            yield from self._warm_up_first(runners[0], start, len(configs))
+            if step.made and configs[0] is not None:  # planned without knowing of them
+                runners = [self._runner(0, configs[0])]
+                yield from self._warm_up_first(runners[0], start, len(configs))
+            # Planned once it is known which optimizers the step makes itself.
+            runners += [self._runner(i, one) for i, one in enumerate(configs) if i]
             yield from self._warm_up(_working(runners), start)
             runners = self._pace.within(_warm(runners))
             check = yield from self._examine(runners, start)
@@ -161,7 +169,8 @@ class Benchmark:
 
     def _runner(self, index: int, config: Any) -> Runner:
         record = self._records[index]
-        contexts = [prepare(m, config, self.step.holders(m)) for m in self.step.models]
+        step = self.step
+        contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
         plan = contexts[0].plan
         record.plan = plan.active_values()
         record.applied = {d.name: d.value for d in plan if d.active}
@@ -170,37 +179,61 @@ class Benchmark:
             _nothing_to_measure(record)
         return Runner(self.step, contexts, record)
 
-    def _warm_up(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+    def _warm_up_first(self, runner: Runner, start: State, number: int) -> Iterator[Progress]:
+        """The one that the others are compared with; what it raises is the user's error, as it is.
+
+        With it is seen which optimizers the step makes, and whether it does its work again.
+        """
         __tracebackhide__ = True
-        ahead, usual_s, budget, pace = "", 0.0, self.budget, self._pace
-        for number, runner in enumerate(runners):
+        step = self.step
+        yield Progress(0.0, f"warming up {runner.record.name} (1 of {number})")
+        with runner.applied():
+            with made_inside(step.models) as made:
+                warming.warm_up(runner, self._most_warm_s(), self.budget)
+            step.made = step.made or made
+            runner.warm = runner.state()
+        first_s = runner.record.first_call_s or 0.0
+        if step.repeats is None and repeats.is_suspicious(first_s, runner.fastest_s):
+            step.repeats = repeats.of_runner(runner, start)
+        if step.afresh:
+            runner.restarted(start)
+        # Back to the user's values, so that every variant warms up from the same ones.
+        start.restore()
+
+    def _most_warm_s(self) -> float:
+        """No longer than its share of the budget."""
+        return self.budget.seconds / (WARM_UP_SHARE * len(self._records))
+
+    def _warm_up(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+        """The others, one after another."""
+        __tracebackhide__ = True
+        first, budget, pace = runners[0], self.budget, self._pace
+        usual_s = first.worst_s
+        pace.grow(usual_s, len(runners))
+        ahead = pace.ahead(runners)
+        for number, runner in enumerate(runners[1:], 2):
             name = runner.record.name
-            if number and not budget.allows(2 * usual_s):
+            if not budget.allows(2 * usual_s):
                 pace.leave_out(runner)
                 continue
-            if number and self._is_blamed(runner.record):
+            if self._is_blamed(runner.record):
                 runner.warm = None
                 continue
-            yield Progress(0.0, f"{ahead}warming up {name} ({number + 1} of {len(runners)})")
+            yield Progress(0.0, f"{ahead}warming up {name} ({number} of {len(runners)})")
             try:
                 with runner.applied():
-                    # No longer than its share of the budget.
-                    most_s = budget.seconds / (WARM_UP_SHARE * len(self._records))
-                    warming.warm_up(runner, most_s, budget, usual_s, hasty=self._drop == "race")
-                    runner.warm = runner.state()
+                    if self.step.afresh:
+                        runner.warm = runner.state()
+                    hasty = self._drop == "race"
+                    warming.warm_up(runner, self._most_warm_s(), budget, usual_s, hasty)
+                    if not self.step.afresh:
+                        runner.warm = runner.state()
             except Exception as error:
-                if number == 0:  # the step itself is wrong: the user's error, as it is
-                    raise
                 runner.fail(error)  # a row; the others go on
-            # Back to the user's values, so that every variant warms up from the same ones.
             start.restore()
-            if number == 0:
-                usual_s = runner.worst_s
-                pace.grow(usual_s, len(runners))
-                ahead = pace.ahead(runners)
-            elif self._drop == "race" and runner.warm is not None:
-                slow = dropping.is_too_slow(runner, runners[0])
-                self._culprits.note(runner.record.name, slow)
+            if self._drop == "race" and runner.warm is not None:
+                slow = dropping.is_too_slow(runner, first)
+                self._culprits.note(name, slow)
                 if slow:  # not even checked, which takes one more step
                     runner.warm = None
 

@@ -64,7 +64,8 @@ class Comparison(Shown):
     variants share it, so that their intervals hold together. `flops` are the floating-point
     operations of one step, by torch's counter. `command` repeats the benchmark;
     `dropout_off` says that dropout layers were off while accuracy was checked (each kernel draws
-    other masks). `beyond` names what the step uses and nobody can put back.
+    other masks). `beyond` names what the step uses and nobody can put back; `repeats` says what is
+    measured where a call after another does less than the first.
     """
 
     records: tuple[Record, ...]
@@ -77,6 +78,7 @@ class Comparison(Shown):
     skipped_rounds: int = 0
     dropout_off: bool = False
     beyond: tuple[str, ...] = ()
+    repeats: str = ""
 
     @property
     def baseline(self) -> Record:
@@ -186,6 +188,7 @@ class Comparison(Shown):
             "skipped_rounds": self.skipped_rounds,
             "dropout_off": self.dropout_off,
             "beyond": list(self.beyond),
+            "repeats": self.repeats,
             "flops": self.flops,
         }
 
@@ -220,6 +223,7 @@ class Comparison(Shown):
             values.get("skipped_rounds", 0),
             values.get("dropout_off", False),
             tuple(values.get("beyond", ())),
+            values.get("repeats", ""),
         )
 
     def _median(self, record: Record) -> float:

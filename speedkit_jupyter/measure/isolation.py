@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.kinds import process
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
 from speedkit_jupyter.measure.kinds.names import Names
+from speedkit_jupyter.measure.kinds.randomness import Generators
 from speedkit_jupyter.measure.kinds.registry import KINDS
 from speedkit_jupyter.measure.kinds.settings import Settings, failure
 from speedkit_jupyter.measure.walk import Walk
@@ -114,6 +115,13 @@ class State:
             self.failed[name] = why
         if stopped is not None:
             raise stopped
+
+    def restore_randomness(self) -> None:
+        """Only what random numbers are drawn from."""
+        self._random.restore()
+        for kind, one, memory in self._memories:
+            if isinstance(kind, Generators):
+                kind.put_back(one, memory)
 
     def _due(self) -> Iterator[Memory]:
         """All; or what is known to change and what is new since the state before."""

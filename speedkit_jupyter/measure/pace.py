@@ -96,14 +96,14 @@ class Pace:
                 self._untimed_s[id(runner)] = max(usual_s, took_s)
 
         for one in runners:
-            one.timed = timed
+            one.around_step = timed
         try:
             yield
         except OutOfTime:
             note()
         finally:
             for one in runners:
-                one.timed = None
+                one.around_step = None
 
     @contextmanager
     def keeping_rounds(self, runners: Sequence[Runner]) -> Iterator[None]:

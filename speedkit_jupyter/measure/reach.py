@@ -70,3 +70,8 @@ def holding(
         for one in each_once(optimizers)
         if any(id(p) in parameters for group in one.param_groups for p in group["params"])
     ]
+
+
+def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -> bool:
+    """Whether it holds a parameter of one of the models."""
+    return any(holding([optimizer], model) for model in models)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.confinement import optimizer_hooks, patched
+from speedkit_jupyter.measure.scaling import ScaledSteps
 from speedkit_jupyter.tracebacks import door
 
 if TYPE_CHECKING:
     import torch
-
-MISSING = object()
 
 
 class Router:
@@ -40,8 +39,9 @@ class Router:
         scaled = [one for one in contexts if one.plan["grad_scaler"].active]
         self._context = lowered[0] if lowered and "autocast" not in asked else None
         self._scaler = scaled[0].grad_scaler if scaled and "grad_scaler" not in asked else None
-        self._optimizers = list(optimizers)
-        self._scaled_a_step = False
+        self._optimizers, scaler = list(optimizers), self._scaler
+        models = [one.model for one in contexts]
+        self._steps = None if scaler is None else ScaledSteps(scaler, optimizers, models)
 
     @property
     def lowers(self) -> bool:
@@ -54,9 +54,8 @@ class Router:
         __tracebackhide__ = True
         with nullcontext() if self._context is None else self._context.autocast():
             result = step()
-        if self._scaled_a_step and self._scaler is not None:
-            self._scaled_a_step = False
-            self._scaler.update()
+        if self._steps is not None:
+            self._steps.finish()
         return result
 
     @contextmanager
@@ -67,10 +66,8 @@ class Router:
                 stack.enter_context(_suspended_in_steps(self._device_type(), self._optimizers))
             if self._context is not None or self._scaler is not None:
                 stack.enter_context(self._routed_backward())
-            if self._scaler is not None:
-                for optimizer in self._optimizers:
-                    stack.enter_context(self._routed_step(optimizer))
-                stack.enter_context(self._unscaled_before_clipping())
+            if self._steps is not None:
+                stack.enter_context(self._steps.installed())
             yield
 
     def _device_type(self) -> str:
@@ -123,61 +120,12 @@ class Router:
             yield
 
     def _scaled(self, tensors: Any, grad_tensors: Any) -> Any:
-        if self._scaler is None:
+        if self._scaler is None or self._steps is None:
             return tensors
+        self._steps.before_backward()
         if grad_tensors is not None:
             raise StepError("fp16: backward() with a gradient of its own can't be scaled")
         return self._scaler.scale(tensors)
-
-    @contextmanager
-    def _routed_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """`optimizer.step()` through `scaler.step(optimizer)`, which calls it in turn."""
-        found = optimizer.__dict__.get("step", MISSING)
-        step, scaler = optimizer.step, self._scaler
-        inside = False
-
-        @wraps(step)  # learning rate schedulers look for their mark on it
-        def routed(closure: Any = None) -> Any:
-            nonlocal inside
-            if inside:
-                return step()
-            if closure is not None:
-                raise StepError("fp16: an optimizer with a closure can't be scaled")
-            inside = True
-            try:
-                self._scaled_a_step = True
-                return scaler.step(optimizer)  # type: ignore[union-attr]
-            finally:
-                inside = False
-
-        optimizer.step = routed  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            if found is MISSING:
-                del optimizer.__dict__["step"]
-            else:
-                optimizer.__dict__["step"] = found
-
-    @contextmanager
-    def _unscaled_before_clipping(self) -> Iterator[None]:
-        """Both clipping functions group the gradients first, whichever way they were imported."""
-        from torch.amp.grad_scaler import OptState
-        from torch.nn.utils import clip_grad
-
-        scaler: Any = self._scaler
-
-        def unscaling(group: Any) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                for optimizer in self._optimizers:
-                    if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
-                        scaler.unscale_(optimizer)
-                return group(*args, **kwargs)
-
-            return call
-
-        with patched(clip_grad, "_group_tensors_by_device_and_dtype", unscaling):
-            yield
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.measure import elsewhere, leaves
+from speedkit_jupyter.measure import clock, elsewhere, leaves
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.observation import Observation, observing
@@ -35,7 +35,7 @@ class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
     `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then,
-    `recent_s` the latest ones. `timed`, where there is one, surrounds each step: an untimed one
+    `recent_s` the latest ones. `around_step`, where there is one, surrounds each step: an untimed one
     that the budget has no time for is not begun.
     """
 
@@ -46,7 +46,9 @@ class Runner:
     step_s: float = 0.0
     fastest_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
-    timed: Callable[[Runner], AbstractContextManager[None]] | None = field(default=None, repr=False)
+    around_step: Callable[[Runner], AbstractContextManager[None]] | None = field(
+        default=None, repr=False
+    )
     skipped_in_a_row: int = 0
     _router: Router | None = None
 
@@ -76,8 +78,8 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """One step, on the same data as every other unless it shall not `rewind`."""
         __tracebackhide__ = True
-        if self.timed is not None:
-            with self.timed(self):
+        if self.around_step is not None:
+            with self.around_step(self):
                 return self._once(rewind)
         return self._once(rewind)
 
@@ -91,6 +93,13 @@ class Runner:
             return self._router.run(partial(self.step.run, self.contexts[0]))
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
+
+    def timed(self) -> float:
+        """Seconds of one step; from the state of its own, where one after another does less."""
+        __tracebackhide__ = True
+        if self.step.afresh and self.warm is not None:
+            self.warm.restore()
+        return clock.timed(self.once, self.device)
 
     @door
     def _first(self) -> object:
@@ -162,9 +171,23 @@ class Runner:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
+    def restarted(self, start: State) -> float:
+        """From now on each call begins in the state `start`, under this plan; seconds of one."""
+        __tracebackhide__ = True
+        start.restore()  # before the plan is applied: settings are part of the state
+        with self.applied():
+            self.warm = self.state()
+            self.step_s = self.fastest_s = self.timed()
+        self.recent_s.clear()
+        self.recent_s.append(self.step_s)
+        return self.step_s
+
     def state(self) -> State:
-        """A copy of what the step changes, as it is now, the variant's own scalers with it."""
-        return self.step.state(self._scalers())
+        """A copy of what the step changes, as it is now, the variant's own scalers with it.
+
+        Not so where every call begins in it: a scaler that was set back would skip each step.
+        """
+        return self.step.state(() if self.step.afresh else self._scalers())
 
     def _scalers(self) -> list[torch.amp.GradScaler]:
         return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]

@@ -222,11 +222,12 @@ class Sampler:
         assert runner.warm is not None
         with runner.applied(), runner.record.compilations.counted():
             device = runner.device  # a plan may have moved the model
-            runner.warm.restore()
+            if not runner.step.afresh:
+                runner.warm.restore()
             for _ in range(self._lead_in):
-                runner.once()
+                runner.timed()
             scale = runner.scale()
-            if self.throughput:
+            if self.throughput and not runner.step.afresh:
 
                 def block() -> None:
                     for _ in range(self._length):
@@ -234,7 +235,7 @@ class Sampler:
 
                 seconds = clock.timed(block, device)
             else:
-                seconds = sum(clock.timed(runner.once, device) for _ in range(self._length))
+                seconds = sum(runner.timed() for _ in range(self._length))
             skipped = runner.scale() < scale
         runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
         return None if skipped else seconds / self._length

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.reach import holding
+from speedkit_jupyter.measure.repeats import Repeats
 from speedkit_jupyter.measure.visit import Visit
 from speedkit_jupyter.measure.walk import Walk
 from speedkit_jupyter.wrappers import unwrapped
@@ -68,8 +70,17 @@ class Step:
     say: Callable[[str], object] = _warn
     _begun: State | None = field(default=None, repr=False)
     said: list[str] = field(default_factory=list, repr=False)
+    # Optimizers that it was seen to make itself, and whether it does its work again: known once it
+    # ran, and for as long as it is measured.
+    made: list[OptimizerFacts] = field(default_factory=list, init=False, repr=False)
+    repeats: Repeats | None = field(default=None, init=False, repr=False)
     # What the accuracy check of one benchmark leaves to the next one of the same search.
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def afresh(self) -> bool:
+        """Whether each measured call has to begin in the user's own state."""
+        return self.repeats is not None and self.repeats.afresh
 
     def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
         """A copy of what the step changes, as it is now."""

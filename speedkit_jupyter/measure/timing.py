@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.exceptions import StepError
-from speedkit_jupyter.measure import clock, compilations
+from speedkit_jupyter.measure import clock, compilations, repeats
 from speedkit_jupyter.measure.budget import Budget
 from speedkit_jupyter.measure.clock import Stopwatch
+from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.statistics import median_interval
@@ -37,7 +38,8 @@ class Timing(Shown):
     """The result: what `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
 
     `cpu_runs` are CPU seconds of each run over all cores, `device_runs` seconds between two CUDA
-    events (empty elsewhere). `first_call_s` is None where every call belongs to a run.
+    events (empty elsewhere). `repeats` says what is measured where a later call does less than the
+    first. `first_call_s` is None where every call belongs to a run.
     """
 
     loops: int = 1
@@ -47,6 +49,7 @@ class Timing(Shown):
     first_call_s: float | None = None
     compile_time: float = 0.0
     precision: int = 3
+    repeats: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
@@ -127,6 +130,7 @@ class Timing(Shown):
             "cpu_runs_s": self.cpu_runs,
             "device_runs_s": self.device_runs,
             "compile_time_s": self.compile_time,
+            "repeats": self.repeats,
         }
 
 
@@ -181,12 +185,14 @@ class Timer:
                 yield Progress(0.0, "first call")
                 self.timing.first_call_s = self._first_s()
                 state = self.step.state()  # optimizer state and compiled code are there now
+                if self.loops is None and self._begins_afresh(visit.state):
+                    state, self.loops = visit.state, 1
             self.timing.loops = self.loops or (yield from self._autorange(state.restore))
             number, slowest_s = 0, 0.0
             while not self._enough(number) and (not number or self._budget.allows(slowest_s)):
                 begun_s = clock.now()
                 state.restore()
-                if not exact and self._is_short:
+                if not exact and not self.step.afresh and self._is_short:
                     self._once(1)  # untimed: caches and clocks settle after the reset
                 watch = self._once(self.timing.loops)
                 number += 1
@@ -210,6 +216,14 @@ class Timer:
         """Whether an untimed call is no matter for the budget."""
         first_s = self.timing.first_call_s or 0.0
         return self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
+
+    def _begins_afresh(self, start: State) -> bool:
+        """Whether a call after the first does less, so that each run begins in the user's state."""
+        later_s, first_s = self._once(1).wall_s, self.timing.first_call_s or 0.0
+        if self.step.models and repeats.is_suspicious(first_s, later_s):
+            found = self.step.repeats = repeats.of_loop(self.step, start, lambda: self._once(1))
+            self.timing.repeats = found.line
+        return self.step.afresh
 
     def _autorange(self, reset: Callable[[], None]) -> Generator[Progress, None, int]:
         """1, 10, 100 … loops until a run takes long enough, as `timeit` does.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from speedkit_jupyter.exceptions import StepError
-from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.budget import Budget
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import OVERFLOW
@@ -30,9 +29,9 @@ def warm_up(
     Raises what the step raises, and StepError where a GradScaler goes on skipping.
     """
     __tracebackhide__ = True
-    record, device = runner.record, runner.device
+    record = runner.record
     with record.compilations.counted():
-        now = record.first_call_s = clock.timed(runner.once, device)
+        now = record.first_call_s = runner.timed()
     if record.compilations.graphs:
         budget.exclude(now - usual_s)
     last, spent, calls, skipped = now, now, 1, False
@@ -48,7 +47,7 @@ def warm_up(
     while calls < MOST_SKIPPED and budget.allows(expected_s):
         graphs, scale = record.compilations.graphs, runner.scale()
         with record.compilations.counted():
-            now = clock.timed(runner.once, device)
+            now = runner.timed()
         spent, calls = spent + now, calls + 1
         runner.fastest_s = min(runner.fastest_s, now)
         compiled = record.compilations.graphs > graphs

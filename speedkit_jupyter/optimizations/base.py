@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from speedkit_jupyter import flags
 from speedkit_jupyter.alive import Alive
-from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.facts import Facts, OptimizerFacts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 from speedkit_jupyter.wrappers import each_once, layers
@@ -134,8 +134,8 @@ class Target:
 
     `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
     user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
-    its own optimizers only, switches `search` off. With `remember` one search serves until
-    `forget()`: for as long as no optimizer can be new.
+    its own optimizers only, switches `search` off; `made` are such as its step makes. With
+    `remember` one search serves until `forget()`: for as long as no optimizer can be new.
     """
 
     model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
@@ -145,6 +145,7 @@ class Target:
     kept: list[str] = field(default_factory=list)
     search: bool = True
     remember: bool = False
+    made: tuple[OptimizerFacts, ...] = ()
     _found: list[torch.optim.Optimizer] | None = None
 
     def __post_init__(self) -> None:

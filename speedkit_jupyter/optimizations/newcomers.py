@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,18 +23,22 @@ def newcomers(
     """`welcome` each optimizer of the model that is not `known`, just before its first step.
 
     torch's hook is for the whole process: other models' optimizers cost one look at a set. It
-    must not keep the model alive, so neither may `welcome`. A benchmark knows all that it steps.
+    must not keep the model alive, so neither may `welcome`. A benchmark knows all that it steps,
+    but those that its step makes: these are met in its own thread.
     """
-    if not target.search:
+    if not target.search and not target.made:
         yield
         return
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+    here = None if target.search else threading.get_ident()
     reference = weakref.ref(target)
     seen = weakref.WeakSet(known)
     strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if here not in (None, threading.get_ident()):
+            return
         count = len(optimizer.param_groups)
         if optimizer in seen or strangers.get(optimizer) == count:
             return

@@ -254,7 +254,8 @@ def _legend(comparison: Comparison) -> list[str]:
         lines.append(
             Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
         )
-    lines += [Urgent(f"{line[:1].upper()}{line[1:]}.") for line in comparison.beyond]
+    urgent = [comparison.repeats] * bool(comparison.repeats) + [*comparison.beyond]
+    lines += [Urgent(f"{line[:1].upper()}{line[1:]}.") for line in urgent]
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
         more = advice(2 * needed, "gives one", "one", comparison.budget_s)

@@ -39,9 +39,10 @@ def timing_report(timing: Timing) -> Document:
 
 
 def _lines(timing: Timing) -> list[str]:
-    lines = ["CPU time is summed over all cores."]
+    said = [f"{timing.repeats[:1].upper()}{timing.repeats[1:]}."] if timing.repeats else []
+    lines = [*said, "CPU time is summed over all cores."]
     if timing.device_s is not None:
-        lines[0] += " Device time lies between two CUDA events."
+        lines[-1] += " Device time lies between two CUDA events."
     if timing.interval_s is None:
         lines.append(f"Fewer than {LEAST_RUNS} runs have no 95 % interval.")
     if timing.best > 0 and timing.worst > max(SUSPICIOUS * timing.best, LEAST_S):

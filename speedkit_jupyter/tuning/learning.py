@@ -18,10 +18,11 @@ from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure import clock
+from speedkit_jupyter.measure import clock, repeats
 from speedkit_jupyter.measure.budget import Budget
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.confinement import optimizer_hooks
+from speedkit_jupyter.measure.made_inside import made_inside
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.measure.step import Step
@@ -102,24 +103,30 @@ def identify(
     __tracebackhide__ = True
     seen: list[tuple[str, ...]] = []
     stepped: list[bool] = []
+    times_s = [] if took_s is None else took_s
     with ExitStack() as stack:
         for model in step.models:
             stack.enter_context(hidden(model))
         where = setting(step.models, hardware)
         facts = Facts.read(step.models[0], step.optimizers)
         watched = step.models if facts.compiled == "no" else ()
-        stack.enter_context(step.isolated())
+        start = stack.enter_context(step.isolated()).state
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
-        stack.enter_context(runner.applied())
-        times_s = [] if took_s is None else took_s
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
-        with noted, _watched(watched, seen):
-            times_s.append(clock.timed(runner.once, runner.device))
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
-        while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:
-            times_s.append(clock.timed(runner.once, runner.device))
-    optimizers = tuple(str(one) for one in facts.optimizers)
+        with runner.applied():
+            with noted, _watched(watched, seen), made_inside(step.models) as made:
+                times_s.append(clock.timed(runner.once, runner.device))
+            step.made = step.made or made
+            while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:
+                times_s.append(clock.timed(runner.once, runner.device))
+            runner.warm = runner.state()
+        if step.repeats is None and repeats.is_suspicious(times_s[0], min(times_s)):
+            step.repeats = repeats.of_runner(runner, start)
+        if step.afresh:
+            times_s[:] = [runner.restarted(start)]
+    optimizers = tuple(map(str, facts.stepped_by(step.made).optimizers))
     inputs = seen[0] if seen else ()
     name = type(unwrapped(step.models[0])).__name__
     return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)

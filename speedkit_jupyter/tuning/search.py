@@ -105,6 +105,7 @@ class Search:
                 self._stages.budget,
             )
             self._stages.step_s = min(took_s)
+            tuning.facts = tuning.facts.stepped_by(self.step.made)
             known = None if self._fresh else learning.find(*self._identity)
             if known is not None and known.plan["values"]:  # where nothing helped, search again
                 tuning.learned, tuning.winner = known, Candidate(known.plan["values"])

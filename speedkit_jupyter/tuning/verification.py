@@ -20,6 +20,7 @@ from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.confinement import patched
 from speedkit_jupyter.measure.environment import environment
+from speedkit_jupyter.measure.made_inside import made_inside
 from speedkit_jupyter.measure.replays import Replays
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
@@ -41,6 +42,11 @@ ROUNDING = 2.0**-9
 # So many equal losses, and the seed is taken to change nothing.
 EQUAL_STEPS = 3
 SEED = 1
+NO_TRAINING = "the step runs no backward pass: there is no training to verify"
+DONE = (
+    "a call after the first runs no backward pass (a fit that is done?), and a curve needs several "
+    "steps: make the trainer in the step, or verify one step of its loop"
+)
 
 
 @dataclass(repr=False)
@@ -146,7 +152,9 @@ class Verifier:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
             start = stack.enter_context(self.step.isolated()).state
-            yield from self._train("baseline", None, found.baseline, 0)
+            with made_inside(self.step.models) as made:
+                yield from self._train("baseline", None, found.baseline, 0)
+            self.step.made = made
             found.environment = environment(self._device())
             start.restore()
             try:
@@ -171,7 +179,7 @@ class Verifier:
         """Fill `losses`. The data of a step comes anew, the same in every run."""
         __tracebackhide__ = True
         step = self.step
-        contexts = [prepare(model, config, step.holders(model)) for model in step.models]
+        contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
         runner = Runner(step, contexts, Record(title))
         if number == 1:
             self._name_plan(contexts[0].plan.active_values())
@@ -181,9 +189,7 @@ class Verifier:
                 with _watched(runner) as seen:
                     runner.once(rewind=False)
                 if not seen:
-                    raise StepError(
-                        "the step runs no backward pass: there is no training to verify"
-                    )
+                    raise StepError(NO_TRAINING if index == 0 else DONE)
                 losses.append(_mean(seen))
                 share = (number + (index + 1) / self.steps) / 3
                 yield Progress(share, f"{title}: step {index + 1} of {self.steps}")

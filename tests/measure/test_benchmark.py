@@ -95,7 +95,7 @@ def test_a_round_in_which_the_scaler_skips_does_not_count(made_time):
         if halved:
             calls.put(1)
             made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise, so that it goes on
-        overflows = halved and calls.qsize() % 25 == 0
+        overflows = halved and calls.qsize() % 9 == 0
         (network(x) * (1e30 if overflows else 1.0)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

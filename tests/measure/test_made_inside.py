@@ -1,0 +1,183 @@
+"""Optimizers that the measured step makes itself: planned for, switched inside it, and let go."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, benchmark, tune, verify
+
+FUSED = "baseline,fused_optimizer"
+
+
+class Kept:
+    """What a step makes at its first call and keeps, as a Trainer does."""
+
+    optimizer: Any = None
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+@pytest.fixture
+def seen() -> SimpleQueue:
+    """What the steps saw; no list, which a measurement puts back."""
+    return SimpleQueue()
+
+
+def train(model: nn.Module, optimizer: Any, seen: SimpleQueue, times: int = 2) -> None:
+    for _ in range(times):
+        model(torch.ones(4, 8)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    groups = {group.get("fused") for group in optimizer.param_groups}
+    seen.put((*groups, optimizer.defaults.get("fused"), optimizer))
+
+
+def drained(seen: SimpleQueue) -> list[Any]:
+    return [seen.get() for _ in range(seen.qsize())]
+
+
+def local(model, seen, kept):
+    train(model, torch.optim.AdamW(model.parameters()), seen)
+
+
+def groups(model, seen, kept):
+    parts = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.1}]
+    train(model, torch.optim.SGD(parts, 0.01, momentum=0.9), seen)
+
+
+def kept_in_an_attribute(model, seen, kept):
+    kept.optimizer = torch.optim.Adam(model.parameters())
+    train(model, kept.optimizer, seen)
+
+
+def made_once(model, seen, kept):
+    if kept.optimizer is None:
+        kept.optimizer = torch.optim.AdamW(model.parameters())
+    train(model, kept.optimizer, seen)
+
+
+def with_a_scheduler(model, seen, kept):
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    train(model, optimizer, seen)
+    scheduler.step()
+
+
+WAYS = (local, groups, kept_in_an_attribute, made_once, with_a_scheduler)
+
+
+@pytest.mark.filterwarnings("ignore:seen")
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, way, made_time):
+    kept = Kept()
+    found = benchmark(lambda: way(model, seen, kept), FUSED, model=model, budget_s=2)
+    fused = found.records[1]
+    assert fused.applied == {"fused_optimizer": True}
+    assert fused.failure is None
+    assert fused.times_s
+    assert fused.accuracy.verdict in ("exact", "rounding")
+    every = drained(seen)
+    inside = [settings for *settings, _ in every]
+    assert {tuple(settings) for settings in inside} == {(None, None), (True, True)}
+    if way in (local, groups, with_a_scheduler):  # the others' are part of what is put back
+        assert not any(group.get("fused") for *_, one in every for group in one.param_groups)
+    assert kept.optimizer is None
+
+
+@pytest.mark.filterwarnings("ignore:seen")
+def test_what_the_step_makes_fused_or_without_such_a_kernel_is_said(model, seen):
+    def step() -> None:
+        train(model, torch.optim.AdamW(model.parameters(), fused=True), seen)
+
+    found = benchmark(step, FUSED, model=model, budget_s=0.2)
+    assert "AdamW: is fused already" in found.records[1].failure
+    found = benchmark(
+        lambda: train(model, torch.optim.NAdam(model.parameters()), seen), FUSED, budget_s=0.2
+    )
+    assert "NAdam: has no fused kernel in torch" in found.records[1].failure
+
+
+def test_a_step_without_any_optimizer_still_says_so(model):
+    found = benchmark(lambda: model(torch.ones(4, 8)), FUSED, budget_s=0.2)
+    assert "no optimizer was given" in found.records[1].failure
+
+
+@pytest.mark.filterwarnings("ignore:seen")
+def test_optimizers_of_other_threads_and_models_are_left_alone(model, seen):
+    other = nn.Linear(8, 2)
+    elsewhere: SimpleQueue = SimpleQueue()
+
+    def step() -> None:
+        train(model, torch.optim.AdamW(model.parameters()), seen)
+        train(other, torch.optim.AdamW(other.parameters()), elsewhere)
+        thread = threading.Thread(
+            target=lambda: train(model, torch.optim.SGD(model.parameters(), 0.0), elsewhere)
+        )
+        thread.start()
+        thread.join()
+
+    with pytest.warns(match="elsewhere"):
+        benchmark(step, FUSED, model=model, budget_s=0.3)
+    assert (True, True) in {tuple(settings) for *settings, _ in drained(seen)}
+    assert {tuple(settings) for *settings, _ in drained(elsewhere)} == {(None, None)}
+
+
+@pytest.mark.filterwarnings("ignore:seen")
+def test_a_search_tries_it_and_a_verification_runs_under_it(model, seen):
+    def step() -> None:
+        train(model, torch.optim.AdamW(model.parameters()), seen)
+
+    found = tune(step, model=model, budget_s=0.5, fresh=True)
+    tried = [found.winner.name, *(one.name for one in found.rejected)]
+    assert any("fused_optimizer" in name for name in tried)
+    drained(seen)
+    verified = verify(step, SpeedConfig(fused_optimizer=True).alone(), model=model, steps=3)
+    assert verified.plan == {"fused_optimizer": True}
+    assert {tuple(settings) for *settings, _ in drained(seen)} == {(None, None), (True, True)}
+
+
+def epoch(model, seen, kept):
+    """Several optimizer steps in one measured step, of an optimizer made before."""
+    train(model, kept.optimizer, seen, times=4)
+
+
+def clipped(model, seen, kept):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        (model(torch.ones(4, 8)).pow(2).mean() * 100).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        assert not any(p.grad.norm() > 0.51 for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    seen.put((None, None, optimizer))
+
+
+@pytest.mark.filterwarnings("ignore:seen")
+@pytest.mark.parametrize("way", [local, groups, with_a_scheduler, clipped, epoch])
+def test_gradients_are_unscaled_for_it_in_fp16(model, seen, way):
+    kept = Kept()
+    if way is epoch:
+        kept.optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    found = benchmark(lambda: way(model, seen, kept), "baseline,fp16", model=model, budget_s=0.6)
+    assert found.records[1].failure is None
+    assert found.records[1].accuracy.verdict == "rounding", found.records[1].accuracy
+
+
+@pytest.mark.filterwarnings("ignore:seen")
+def test_one_that_is_made_once_and_kept_is_never_left_scaled_in_fp16(model, seen):
+    kept = Kept()
+    found = benchmark(lambda: made_once(model, seen, kept), "baseline,fp16", model=model,
+                      budget_s=0.6)  # fmt: skip
+    failure = found.records[1].failure
+    assert failure is None or "make it before the step" in failure
+    assert kept.optimizer is None
