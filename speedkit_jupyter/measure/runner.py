@@ -35,8 +35,8 @@ class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
     `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then,
-    `recent_s` the latest ones. `around_step`, where there is one, surrounds each step: an untimed one
-    that the budget has no time for is not begun.
+    `recent_s` the latest ones. `around_step`, where there is one, surrounds each step: an untimed
+    one that the budget has no time for is not begun.
     """
 
     step: Step
