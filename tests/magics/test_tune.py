@@ -55,11 +55,11 @@ def test_a_wrong_line_is_one_usage_error(shell, line, words):
 def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(shell, made_time):
     shell.names["sleep"] = made_time.sleep
     step = f"sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05); {STEP}"
-    shell.run(f"%%speedbench -q --tune --apply --budget 5 -v tuning\n{step}")
+    shell.run(f"%%speedbench -q --tune --apply --budget 9 -v tuning\n{step}")
     assert "fused_optimizer" in shell.names["tuning"].winner.name
     assert shell.names["ctx"].active
     assert {d.source for d in shell.names["ctx"].plan if d.active} == {"measured"}
-    shown = shell.run(f"%%speedbench --tune --apply --budget 5 -v tuning\n{step}")
+    shown = shell.run(f"%%speedbench --tune --apply --budget 9 -v tuning\n{step}")
     assert shell.names["tuning"].learned is not None
     assert "Applied to" in shown
 

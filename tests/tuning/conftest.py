@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 from made_time import MadeTime, install
 
 
@@ -10,6 +13,15 @@ from made_time import MadeTime, install
 def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
     """The clock of the engine and of the search; what takes long is what sleeps on it."""
     return install(monkeypatch, tick_s=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For thousands of tiny steps: two threads would mostly wait for one another."""
+    found = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(found)
 
 
 @pytest.fixture(autouse=True)
