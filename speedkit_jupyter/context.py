@@ -34,6 +34,7 @@ _STANDING_IN: dict[int, SpeedContext] = {}
 CHANGES = Listeners()
 
 
+@interrupts.one_in_a_row
 def apply_speedups(
     model: torch.nn.Module,
     config: SpeedConfig | None = None,
@@ -328,6 +329,7 @@ class SpeedContext:
         """The flags and the state of model and optimizers, before and now, where they differ."""
         return flags.diff(self._before, observed(self.target))
 
+    @interrupts.one_in_a_row
     def restore(self) -> None:
         """Put everything back around the values. Calling it again does nothing.
 

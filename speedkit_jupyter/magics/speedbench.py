@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError, is_text
+from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell, streams_kept
@@ -50,6 +51,7 @@ DIGITS = 3
 
 
 @lets_go
+@in_windows
 def run(
     shell: Any, session: Session, line: str, source: str
 ) -> Comparison | Timing | Tuning | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 @lets_go
+@in_windows
 def benchmark(
     step: Callable[..., object],
     variants: str | Sequence[str] = ("baseline", "auto"),

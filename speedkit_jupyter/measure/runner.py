@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.measure import clock, elsewhere, leaves
@@ -84,6 +85,17 @@ class Runner:
         return self._once(rewind)
 
     def _once(self, rewind: bool) -> object:
+        __tracebackhide__ = True
+        window = interrupts.window()
+        if window is None:
+            return self._run(rewind)
+        window.open()
+        try:
+            return self._run(rewind)
+        finally:
+            window.close()
+
+    def _run(self, rewind: bool) -> object:
         __tracebackhide__ = True
         if rewind:
             self.step.rewind()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter import interrupts
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure import clock, compilations, repeats
 from speedkit_jupyter.measure.budget import Budget
@@ -244,13 +245,18 @@ class Timer:
 
     def _once(self, loops: int) -> Stopwatch:
         __tracebackhide__ = True
-        self.step.rewind()
-        watch = Stopwatch(self.device, self.timer)
+        watch, window = Stopwatch(self.device, self.timer), interrupts.window()
         with _without_garbage_collection():
             try:
+                if window is not None:
+                    window.open()
+                self.step.rewind()
                 self.loop(loops, watch)
             except StopIteration:  # would look like the end of a generator of ours
                 raise StepError(OUT_OF_DATA) from None
+            finally:
+                if window is not None:
+                    window.close()
         return watch
 
     def _enough(self, number: int) -> bool:

@@ -57,10 +57,10 @@ class Visit:
         self._at_home = False  # whether the user has everything back
 
     def __enter__(self) -> Visit:
-        _IN_PROGRESS.append(self)
         begun_s = time.perf_counter()
         self._iterators = Replays(self.step.walk())
         try:
+            _IN_PROGRESS.append(self)
             with interrupts.held_back():
                 self._iterators.take()
                 self.state = self.step.state()
@@ -71,7 +71,8 @@ class Visit:
         except BaseException:  # also a warning that the user has made an error
             self.step.end()
             self._iterators.hand_back()
-            _IN_PROGRESS.remove(self)
+            if self in _IN_PROGRESS:
+                _IN_PROGRESS.remove(self)
             raise
         return self
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.measure import clock
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @lets_go
+@in_windows
 def tune(
     step: Callable[..., object],
     *,
@@ -56,6 +58,7 @@ def tune(
 
 
 @lets_go
+@in_windows
 def verify(
     step: Callable[..., object],
     plan: str | SpeedConfig = CURRENT,
