@@ -15,8 +15,11 @@ from speedkit_jupyter.measure.replays import Replays
 MOST_NAMES = 5
 
 
-def before(state: State, replays: Replays) -> list[str]:
-    """A line for each reason why something that the step reaches can't be put back."""
+def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[str]:
+    """A line for each reason why something that the step reaches can't be put back.
+
+    `calls` are functions that it names and whose effect nobody can put back.
+    """
     walk = state.walk
     named: dict[type, list[str]] = {Files: [], Unknown: [], Caches: []}
     for one in walk.found.values():
@@ -49,6 +52,7 @@ def before(state: State, replays: Replays) -> list[str]:
             state.too_large(),
             "too large to copy, and can't be put back: watched, and named again if written to",
         ),
+        _line(calls, "called in the step's code: what that writes or registers can't be put back"),
         *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
     ]
     if walk.cut:

@@ -98,6 +98,8 @@ class State:
         import torch
 
         self._restored += 1
+        # Switches first: under a mode that the step left entered nothing else could be put back.
+        self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
         with (
             torch._C.DisableTorchFunctionSubclass(),
@@ -111,8 +113,7 @@ class State:
                     self.fail(self.walk.name(one), error)
                 except BaseException as error:  # Ctrl-C: all else first
                     stopped = stopped or error
-        for name, why in (*self._settings.restore(), *self._random.restore()):
-            self.failed[name] = why
+        self.failed.update(self._random.restore())
         if stopped is not None:
             raise stopped
 

@@ -18,6 +18,8 @@ from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure import beyond
 from speedkit_jupyter.measure.fingerprint import Fingerprint
 from speedkit_jupyter.measure.kinds import process
+from speedkit_jupyter.measure.kinds.abstract import Registrations
+from speedkit_jupyter.measure.kinds.descriptors import Descriptors
 from speedkit_jupyter.measure.kinds.patches import Patches
 from speedkit_jupyter.measure.kinds.settings import Settings
 from speedkit_jupyter.measure.replays import Replays
@@ -66,7 +68,9 @@ class Visit:
                 self.state = self.step.state()
                 self._look_around()
             self.step.begin(self.state, self._iterators.rewind)
-            self.step.tell(beyond.before(self.state, self._iterators))
+            walk = self.state.walk
+            leaves = self._patches.words.leaves(walk.found.values(), walk.near)
+            self.step.tell(beyond.before(self.state, self._iterators, leaves))
             self.taking_s = time.perf_counter() - begun_s
         except BaseException:  # also a warning that the user has made an error
             self.step.end()
@@ -89,13 +93,19 @@ class Visit:
             self.state.restore()
             self.state.failed.update(self._surroundings.restore(self._spelled))
             self.state.failed.update(self._patches.restore())
+            self.state.failed.update(self._descriptors.changed())
+            self.state.failed.update(self._registrations.restore())
         finally:
             self._iterators.hand_back(for_good)
 
     def _look_around(self) -> None:
         """What is to come back beside the step's own state."""
         self._surroundings = Settings(process.surroundings())
-        self._patches = Patches(self.state.walk.found.values())
+        found = self.state.walk.found.values()
+        self._patches = Patches(found)
+        words = self._patches.words
+        self._descriptors = Descriptors(found, words)
+        self._registrations = Registrations(found, self._patches.spaces, words)
 
     def _spelled(self) -> set[str]:
         return self._patches.words.named

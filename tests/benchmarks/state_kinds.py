@@ -1,6 +1,6 @@
 """Kinds of state that a step changes: restored, named beforehand, or missed. Exits 1 for a miss.
 
-python tests/benchmarks/state_kinds.py [a part of a kind's name]
+python tests/benchmarks/state_kinds.py [a part of a kind's name, or a family]
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from _kinds import KINDS, PRELUDE, TRAIN, Kind
+from _kinds import KINDS, PRELUDE, TRAIN, Kind, family
+from _process_kinds import FAMILIES
 from _ratios import machine
 from IPython.testing.globalipapp import start_ipython
 from IPython.utils.capture import capture_output
 
 from speedkit_jupyter import benchmark, flags
 
+for title, table in FAMILIES.items():
+    family(title, table)
 RESULT = Path(__file__).parent / "results" / "state_kinds.json"
 NAMED = "be put back"
 VARIANTS, BUDGET_S = "baseline,fused_optimizer", 0.05
@@ -116,7 +119,7 @@ def main(part: str = "") -> int:
     os.chdir(tempfile.mkdtemp())
     rows = []
     for kind in KINDS:
-        if part and part not in kind.name:
+        if part and part not in kind.name and part != kind.family:
             continue
         found = {"function": tried(from_function, kind), "cell": tried(from_cell, kind, shell)}
         marks = "  ".join(f"{where[0]:<8}" for where in found.values())

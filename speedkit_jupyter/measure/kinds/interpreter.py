@@ -19,13 +19,12 @@ from speedkit_jupyter.measure.kinds.settings import (
 ATTRIBUTES = {
     "sys": (
         "stdin stdout stderr excepthook displayhook unraisablehook breakpointhook tracebacklimit "
-        "dont_write_bytecode pycache_prefix ps1 ps2 float_repr_style"
+        "dont_write_bytecode pycache_prefix ps1 ps2"
     ),
     "threading": "excepthook _profile_hook _trace_hook",
     "tempfile": "tempdir",
     "multiprocessing.context:_default_context": "_actual_context",
     "warnings": "showwarning _showwarnmsg_impl formatwarning defaultaction",
-    "linecache": "getline getlines",
 }
 # Lists, dicts and sets; where an import may add to them, what code spells that does it itself.
 CONTENTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from speedkit_jupyter.measure.kinds.settings import Setting, calls, is_same, owner_of
+from speedkit_jupyter.measure.kinds.settings import Known, Setting, calls, is_same, owner_of
 
 
 def settings() -> Iterator[Setting]:
@@ -32,10 +32,10 @@ def settings() -> Iterator[Setting]:
     )
 
 
-def _parameters() -> dict[str, Any]:
+def _parameters() -> Known:
     """But for the backend, which is looked for when it is first needed."""
     found = dict.items(owner_of("matplotlib").rcParams)
-    return {name: value for name, value in found if not name.startswith("backend")}
+    return Known((name, value) for name, value in found if not name.startswith("backend"))
 
 
 def _write_parameters(value: dict[str, Any]) -> None:
@@ -54,10 +54,10 @@ def _close_figures(value: list[int]) -> None:
             owner_of("matplotlib._pylab_helpers").Gcf.destroy(number)
 
 
-def _options() -> dict[str, Any]:
+def _options() -> Known:
     pandas = owner_of("pandas")
     keys = owner_of("pandas._config.config")._registered_options
-    return {key: pandas.get_option(key) for key in keys}
+    return Known((key, pandas.get_option(key)) for key in keys)
 
 
 def _write_options(value: dict[str, Any]) -> None:

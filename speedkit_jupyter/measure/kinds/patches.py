@@ -49,8 +49,8 @@ class Patches:
 
     def __init__(self, found: Collection[Any]) -> None:
         self.words = Words(found)
-        spaces = _reached(_spaces(found, self.words), self.words.named)
-        self._saved = [(one, dict(vars(one))) for one in spaces]
+        self.spaces = _reached(_spaces(found, self.words), self.words.named)
+        self._saved = [(one, dict(vars(one))) for one in self.spaces]
         self._contents = [
             (value, list(value.items() if type(value) is dict else value))
             for value in self._named_containers()

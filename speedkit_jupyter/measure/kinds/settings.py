@@ -74,6 +74,17 @@ class Settings:
         return [one.name for one, value in self._values if not is_same(one.read(), value)]
 
 
+class Known(dict[Any, Any]):
+    """Equal where both know a name: what is loaded meanwhile has others."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, dict):
+            return NotImplemented
+        return all(is_same(self[name], other[name]) for name in self.keys() & other.keys())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def failure(error: Exception) -> str:
     """Why something could not be put back, in a line."""
     first = (str(error).strip().splitlines() or [""])[0]
@@ -167,6 +178,8 @@ class _Held:
         if not isinstance(other, _Held) or self.found is not other.found:
             return False
         mine, others = self.items, other.items
+        if isinstance(self.found, set):  # whose order is nobody's
+            return set(map(id, mine)) == set(map(id, others))
         if isinstance(self.found, dict):
             mine, others = ([part for pair in items for part in pair] for items in (mine, others))
         return len(mine) == len(others) and all(map(operator.is_, mine, others))

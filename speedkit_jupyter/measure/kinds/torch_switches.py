@@ -9,6 +9,7 @@ from typing import Any
 
 from speedkit_jupyter import flags
 from speedkit_jupyter.measure.kinds.settings import (
+    Known,
     Setting,
     attribute,
     calls,
@@ -98,7 +99,7 @@ def computing() -> Iterator[Setting]:
     """What changes how a step computes: put back between rounds, too."""
     import torch
 
-    yield Setting("torch's switches", flags.snapshot, flags.restore)
+    yield Setting("torch's switches", lambda: Known(flags.snapshot()), flags.restore)
     yield Setting("default device", _default_device, torch.set_default_device)
     yield Setting(
         "deterministic algorithms",
@@ -225,10 +226,8 @@ def _dispatch_modes() -> list[Any]:
 
 
 def _write_dispatch_modes(value: list[Any]) -> None:
-    import torch
-
     while len(_dispatch_modes()) > len(value):
-        torch._C._pop_torch_dispatch_stack()
+        owner_of("torch.utils._python_dispatch")._pop_mode()
 
 
 def _levels() -> int:
@@ -240,21 +239,23 @@ def _leave_levels(value: int) -> None:
         owner_of("torch.autograd.forward_ad").exit_dual_level()
 
 
-def _configs() -> dict[str, tuple[Any, ...]]:
+def _configs() -> Known:
     """What was set in modules of torch that hold settings as Dynamo's and Inductor's do."""
     names = [n for n in list(sys.modules) if n[-7:] == ".config" and n[:6] == "torch."]
     entries = {name: getattr(sys.modules[name], "_config", None) for name in names}
-    return {
-        name: tuple(
-            own.get() if type(own := entry.user_override) is ContextVar else own
-            for entry in found.values()
-        )
-        for name, found in entries.items()
-        if isinstance(found, dict)
-    }
+    return Known(
+        {
+            name: tuple(
+                own.get() if type(own := entry.user_override) is ContextVar else own
+                for entry in found.values()
+            )
+            for name, found in entries.items()
+            if isinstance(found, dict)
+        }
+    )
 
 
-def _write_configs(value: dict[str, tuple[Any, ...]]) -> None:
+def _write_configs(value: Known) -> None:
     now = _configs()
     for module, values in value.items():
         config: Any = sys.modules[module]

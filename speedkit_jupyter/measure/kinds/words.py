@@ -13,6 +13,18 @@ from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.kinds.origin import is_the_users_function
 
 STORES = ("STORE_ATTR", "DELETE_ATTR")
+# What writes files or leaves something behind that nobody can read: functions by their name, and
+# what else the same code has to name.
+LEAVES = {
+    "write_text": "", "write_bytes": "", "savefig": "", "savez": "", "savez_compressed": "",
+    "savetxt": "", "save": "torch np numpy", "makedirs": "os", "rmtree": "shutil",
+    "copyfile": "shutil", "system": "os", "Popen": "subprocess", "addaudithook": "sys",
+    "register_error": "codecs", "register": "codecs", "register_event_handler": "monitor",
+    "set_wakeup_fd": "signal", "dump_traceback_later": "faulthandler",
+}  # fmt: skip
+# How `open` is told to write, and methods that are called without being named.
+MODE = re.compile(r"[rbtU]*[wax+][rbtwax+]*")
+UNNAMED = re.compile(r"__\w+__|forward|<\w+>")
 WORD = re.compile(r"[^\W\d]\w*")
 
 
@@ -37,6 +49,23 @@ class Words:
                 self._read(code)
         self.named |= self.stored
 
+    def leaves(self, found: Iterable[Any], near: Iterable[Any]) -> list[str]:
+        """What the code calls that writes files or can't be taken back: `open(…, "w")`.
+
+        Of methods only those count that code which may run calls by that name.
+        """
+        waiting = _with_inner(code for one in found for code in _codes(one))
+        ready = _with_inner(code for one in near for code in _codes(one))
+        left, names = {code for code in waiting if code not in ready}, set[str]()
+        calls: dict[str, None] = {}
+        while ready:
+            for code in ready:
+                names.update(code.co_names)
+                calls |= dict.fromkeys(_lasting(code))
+            ready = [one for one in left if one.co_name in names or UNNAMED.match(one.co_name)]
+            left.difference_update(ready)
+        return list(calls)
+
     def _read(self, code: CodeType) -> None:
         self.named.update(code.co_names)
         for one in dis.get_instructions(code):
@@ -57,6 +86,24 @@ class Words:
                 module = sys.modules.get(".".join(parts[:n]))
                 if isinstance(module, ModuleType):
                     yield module
+
+
+def _with_inner(codes: Iterable[CodeType]) -> list[CodeType]:
+    waiting, found = list(codes), dict[CodeType, None]()
+    while waiting:
+        found[code := waiting.pop()] = None
+        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+    return list(found)
+
+
+def _lasting(code: CodeType) -> Iterator[str]:
+    names = set(code.co_names)
+    for name in LEAVES.keys() & names:
+        if not LEAVES[name] or not names.isdisjoint(LEAVES[name].split()):
+            yield name
+    if "open" in names:
+        modes = [one for one in _texts(code.co_consts) if MODE.fullmatch(one)]
+        yield from (f"open(…, {one!r})" for one in modes)
 
 
 def _codes(found: Any) -> Iterator[CodeType]:

@@ -1,0 +1,94 @@
+"""Kinds of state that belong to the whole process, as rows for `_kinds`: see there."""
+
+# ruff: noqa: E501  (rows of a table)
+
+from __future__ import annotations
+
+FAMILIES = {
+    "the operating system": """
+a signal's handler | import signal; signal.signal(signal.SIGUSR1, signal.SIG_DFL) | signal.signal(signal.SIGUSR1, lambda *a: None) | str(signal.getsignal(signal.SIGUSR1))[:12]
+Ctrl-C's handler | import signal | signal.signal(signal.SIGINT, lambda *a: None) | getattr(signal.getsignal(signal.SIGINT), '__name__', '')
+a blocked signal | import signal | signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]) | sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+an alarm | import signal; signal.setitimer(signal.ITIMER_REAL, 0) | signal.setitimer(signal.ITIMER_REAL, 9999) | signal.getitimer(signal.ITIMER_REAL)[0] > 0
+the locale | import locale | locale.setlocale(locale.LC_ALL, 'C') | locale.setlocale(locale.LC_ALL)
+umask | old = os.umask(0); os.umask(0o022) | os.umask(0o077) | (lambda m: (os.umask(m), m)[1])(os.umask(0))
+the time zone | import time | os.environ['TZ'] = 'Asia/Tokyo'; time.tzset() | time.tzname
+a limit of resources | import resource | resource.setrlimit(resource.RLIMIT_NOFILE, (min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 900), resource.getrlimit(resource.RLIMIT_NOFILE)[1])) | resource.getrlimit(resource.RLIMIT_NOFILE)
+os.putenv | os.unsetenv('ZQ') | os.putenv('ZQ', '1') | ctypes.CDLL(None).getenv(b'ZQ') != 0
+a descriptor's position | d = os.open(sys.executable, os.O_RDONLY) | os.read(d, 1) | os.lseek(d, 0, 1)
+a descriptor that stays open | many = len(os.listdir('/proc/self/fd')) | os.open(sys.executable, os.O_RDONLY) | len(os.listdir('/proc/self/fd'))
+a pipe | import fcntl, termios; rd, wr = os.pipe() | os.write(wr, b'a') | __import__('select').select([rd], [], [], 0)[0]
+a file that is written by its name | open('by_name.txt', 'w').close() | open('by_name.txt', 'a').write('a') | os.path.getsize('by_name.txt')
+""",
+    "the interpreter": """
+sys.stdout | s = sys.stdout | exec("if sys.stdout is s: sys.stdout = io.StringIO()", globals()) | (sys.stdout is s, setattr(sys, 'stdout', s))[0]
+sys.excepthook | h = sys.excepthook | sys.excepthook = lambda *a: None | sys.excepthook is h
+sys.displayhook | h = sys.displayhook | sys.displayhook = lambda *a: None | sys.displayhook is h
+sys.settrace | sys.settrace(None) | sys.settrace(lambda *a: None) | (sys.gettrace() is None, sys.settrace(None))[0]
+sys.setprofile | sys.setprofile(None) | sys.setprofile(lambda *a: None) | (sys.getprofile() is None, sys.setprofile(None))[0]
+the switch interval | sys.setswitchinterval(0.005) | sys.setswitchinterval(0.01) | sys.getswitchinterval()
+digits of integers | sys.set_int_max_str_digits(4300) | sys.set_int_max_str_digits(5000) | sys.get_int_max_str_digits()
+sys.meta_path | pass | sys.meta_path.append(None) if None not in sys.meta_path else 0 | (None in sys.meta_path, [sys.meta_path.remove(None) for o in sys.meta_path if o is None])[0]
+sys.path_hooks | pass | sys.path_hooks.append(len) | len in sys.path_hooks
+a module in sys.modules | sys.modules.pop('zzz', None) | sys.modules['zzz'] = sys | 'zzz' in sys.modules
+threading.excepthook | import threading; h = threading.excepthook | threading.excepthook = print | threading.excepthook is h
+gc's callbacks | import gc; many = len(gc.callbacks) | gc.callbacks.append(lambda *a: None) | len(gc.callbacks) - many
+gc.freeze | import gc; gc.unfreeze() | gc.freeze() | (gc.get_freeze_count() == 0, gc.unfreeze())[0]
+atexit | import atexit; many = atexit._ncallbacks() | atexit.register(len) | atexit._ncallbacks() - many
+copyreg | import copyreg; copyreg.dispatch_table.pop(Plain, None) | copyreg.pickle(Plain, lambda o: (Plain, ())) | Plain in copyreg.dispatch_table
+a codec's errors | import codecs; codecs.register_error('zz', codecs.strict_errors) | codecs.register_error('zz', codecs.ignore_errors) | codecs.lookup_error('zz') is codecs.strict_errors
+tempfile.tempdir | tempfile.tempdir = None | tempfile.tempdir = '/var/tmp' | tempfile.tempdir
+the first weekday | import calendar; calendar.setfirstweekday(0) | calendar.setfirstweekday(6) | calendar.firstweekday()
+sockets' time-out | import socket; socket.setdefaulttimeout(None) | socket.setdefaulttimeout(5.0) | socket.getdefaulttimeout()
+decimal's DefaultContext | decimal.DefaultContext.prec = 28 | decimal.DefaultContext.prec += 1 | decimal.DefaultContext.prec
+the start method | import multiprocessing as mp; mp.set_start_method(None, force=True) | mp.set_start_method('spawn', force=True) | mp.get_start_method(allow_none=True)
+asyncio's policy | import asyncio; asyncio.set_event_loop_policy(None); P = type('P', (asyncio.DefaultEventLoopPolicy,), {}) | asyncio.set_event_loop_policy(P()) | type(asyncio.get_event_loop_policy()).__name__
+tracemalloc | import tracemalloc | tracemalloc.start() | (tracemalloc.is_tracing(), tracemalloc.stop())[0]
+showwarning | w = warnings.showwarning | warnings.showwarning = print | warnings.showwarning is w
+an ABC's registration | import collections.abc | collections.abc.Sequence.register(Plain) | issubclass(Plain, collections.abc.Sequence)
+""",
+    "logging": """
+a logger's handler | lg = logging.getLogger('mine'); lg.handlers[:] = [] | lg.addHandler(logging.NullHandler()) | len(lg.handlers)
+the root's handler | logging.root.handlers[:] = [] | logging.getLogger().addHandler(logging.NullHandler()) | len(logging.root.handlers)
+a logger's filter | lg = logging.getLogger('mine'); lg.filters[:] = [] | lg.addFilter(lambda r: True) | len(lg.filters)
+a logger's propagation | logging.getLogger('mine').propagate = True | logging.getLogger('mine').propagate = False | logging.getLogger('mine').propagate
+a new logger's handler | logging.root.manager.loggerDict.pop('late', None) | logging.getLogger('late').addHandler(logging.NullHandler()) | len(logging.getLogger('late').handlers)
+logging.disable | logging.disable(0) | logging.disable(10) | logging.root.manager.disable
+a level's name | pass | logging.addLevelName(7, 'SEVEN') | logging.getLevelName(7)
+captured warnings | logging.captureWarnings(False) | logging.captureWarnings(True) | logging._warnings_showwarning is None
+""",
+    "libraries that are patched": """
+F.relu | import torch.nn.functional as F; f = F.relu | F.relu = lambda x, inplace=False: torch.relu(x) | F.relu is f
+nn.Linear.forward | import torch.nn.functional as F; f = nn.Linear.forward | nn.Linear.forward = lambda s, x: F.linear(x, s.weight, s.bias) | nn.Linear.forward is f
+nn.Module.train | f = nn.Module.train | setattr(nn.Module, 'train', lambda s, mode=True: s) | nn.Module.train is f
+torch.matmul | f = torch.matmul | torch.matmul = lambda a, b: a @ b | torch.matmul is f
+torch.Tensor.mine | pass | torch.Tensor.mine = lambda s: s | hasattr(torch.Tensor, 'mine')
+an init function of a library's | f = nn.init.ones_ | nn.init.ones_ = len | nn.init.ones_ is f
+by a name that is computed | f = nn.functional.gelu | setattr(nn.functional, ''.join(('ge', 'lu')), lambda x: x) | nn.functional.gelu is f
+np.mean | f = np.mean | np.mean = lambda a: 0 | np.mean is f
+print | import builtins; f = builtins.print | builtins.print = lambda *a: None | builtins.print is f
+a new builtin | import builtins; builtins.__dict__.pop('zz', None) | builtins.zz = 1 | hasattr(builtins, 'zz')
+a class attribute of a library's | vars(nn.Linear).get('zz') and delattr(nn.Linear, 'zz') | nn.Linear.zz = 1 | 'zz' in vars(nn.Linear)
+its list | nn.Linear.zc = [] | nn.Linear.zc.append(1) | list(nn.Linear.zc)
+a library's number | import json; json.decoder.zz = 0 | json.decoder.zz += 1 | json.decoder.zz
+""",
+    "torch's switches": """
+MHA's fast path | torch.backends.mha.set_fastpath_enabled(True) | torch.backends.mha.set_fastpath_enabled(False) | torch.backends.mha.get_fastpath_enabled()
+nnpack | torch.backends.nnpack.set_flags(True) | torch.backends.nnpack.set_flags(False) | torch._C._get_nnpack_enabled()
+swap_module_params | torch.__future__.set_swap_module_params_on_conversion(False) | torch.__future__.set_swap_module_params_on_conversion(True) | torch.__future__.get_swap_module_params_on_conversion()
+safe globals | torch.serialization.clear_safe_globals() | torch.serialization.add_safe_globals([Plain]) | len(torch.serialization.get_safe_globals())
+checks of distributions | torch.distributions.Distribution.set_default_validate_args(True) | torch.distributions.Distribution.set_default_validate_args(False) | torch.distributions.Distribution._validate_args
+the sharing strategy | torch.multiprocessing.set_sharing_strategy('file_descriptor') | torch.multiprocessing.set_sharing_strategy('file_system') | torch.multiprocessing.get_sharing_strategy()
+torch.hub's folder | torch.hub.set_dir('/tmp/a') | torch.hub.set_dir('/tmp/b') | torch.hub.get_dir()
+a hook of all modules | m = nn.modules.module; m._global_forward_hooks.clear() | m.register_module_forward_hook(lambda *a: None) | (len(m._global_forward_hooks), m._global_forward_hooks.clear())[0]
+a backward hook of all modules | m = nn.modules.module; m._global_backward_hooks.clear() | m.register_module_full_backward_hook(lambda *a: None) | (len(m._global_backward_hooks), m._global_backward_hooks.clear())[0]
+a hook of all optimizers | m = sys.modules['torch.optim.optimizer']; m._global_optimizer_post_hooks.clear() | m.register_optimizer_step_post_hook(lambda *a: None) | (len(m._global_optimizer_post_hooks), m._global_optimizer_post_hooks.clear())[0]
+hooks of saved tensors | pass | torch._C._autograd._push_saved_tensors_default_hooks(lambda t: t, lambda t: t) | (torch._C._autograd._top_saved_tensors_default_hooks(True) is None, [torch._C._autograd._pop_saved_tensors_default_hooks() for _ in range(9) if torch._C._autograd._top_saved_tensors_default_hooks(True)])[0]
+an operator of torch.library | LB = torch.library.Library('zzlib', 'FRAGMENT') | LB.define(f'f{len(LB._op_defs)}(Tensor a) -> Tensor') | len(LB._op_defs)
+Dynamo's configuration | import torch._dynamo as dy; dy.config.verbose = False | dy.config.verbose = True | dy.config.verbose
+a parametrization's cache | import torch.nn.utils.parametrize as P; P._cache.clear() | P._cache.update({1: 2}) | dict(P._cache)
+numpy's error handler | np.seterrcall(None) | np.seterrcall(print) | np.geterrcall() is None
+numpy's buffers | np.setbufsize(8192) | np.setbufsize(16384) | np.getbufsize()
+matplotlib's parameters | import matplotlib; matplotlib.rcParams['lines.linewidth'] = 1.5 | matplotlib.rcParams['lines.linewidth'] = 9.0 | matplotlib.rcParams['lines.linewidth']
+""",
+}
