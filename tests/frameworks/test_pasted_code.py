@@ -61,6 +61,7 @@ trainer = transformers.Trainer(model=%s, args=transformers.TrainingArguments(use
 UNWRAPPED = "model, optimizer = net, inner\n"
 DATA_PARALLEL = "model, optimizer = nn.DataParallel(net), inner\n"
 
+FRAMEWORKS = ("torch", "lightning.fabric", "accelerate", "transformers")
 # Definitions, the words for model and optimizer.
 USERS = {
     "plain": (PLAIN + ONE + UNWRAPPED, "model", "optimizer"),
@@ -136,5 +137,5 @@ def test_it_runs_in_a_fresh_process(tmp_path, users, monkeypatch, user):
         program = tmp_path / f"run_{form}.py"
         begin = f"import os\nos.environ['HF_HUB_OFFLINE'] = '1'\n{source}"
         program.write_text(f"{begin}\n{text}\n{end_of(form, source, text)}")
-        exit_code, printed = fresh.run(program)
+        exit_code, printed = fresh.run(program, preload=FRAMEWORKS)
         assert exit_code == 0, f"{form}: {printed[-2000:]}\n{text}"
