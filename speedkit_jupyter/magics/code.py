@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
+from speedkit_jupyter import lookup
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers
@@ -18,6 +20,7 @@ from speedkit_jupyter.magics.wishes import or_learned
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.report.code import as_of_now, code_report
 from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from speedkit_jupyter.session import Session
@@ -38,12 +41,29 @@ def code(names: Mapping[str, Any], session: Session, line: str) -> None:
         asked = arguments.optimizer and find_optimizers(names, arguments.optimizer, model)
         found, listed = as_of_now(context, asked or {})
         optimizers = _with_names(names, listed)
+    optimizers = {word: _own(names, word, one) for word, one in optimizers.items()}
+    name = name if name.isidentifier() else plain_name(names, model, name)
     document = code_report(found, arguments.form, optimizers, name, model)
     if arguments.save is None:
         display(document)
         return
     _write(arguments.save, document.data["code"], arguments.force)
     display(Document(f"Saved to {arguments.save}", (), document.to_dict()))
+
+
+def _own(names: Mapping[str, Any], name: str, optimizer: Any) -> Any:
+    """What the name stands for, a framework's wrapper perhaps."""
+    try:
+        value = lookup.value_of(names, name)
+    except SpeedKitError:
+        return optimizer
+    return value if unwrapped(value) is optimizer else optimizer
+
+
+def plain_name(names: Mapping[str, Any], model: Any, name: str) -> str:
+    """A variable that is the model: one is there before `trainer.model` is."""
+    every = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
+    return next(every, name)
 
 
 def named(names: Mapping[str, Any], applied: Mapping[str, SpeedContext], name: str | None) -> str:

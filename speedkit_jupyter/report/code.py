@@ -15,6 +15,7 @@ from speedkit_jupyter.planning import Plan
 from speedkit_jupyter.planning import plan as plan_for
 from speedkit_jupyter.report import frameworks
 from speedkit_jupyter.report.document import Code, Document, Section
+from speedkit_jupyter.report.given import Given, is_patched, of_model, wrapped
 from speedkit_jupyter.report.made_optimizers import makeable, making
 from speedkit_jupyter.report.script import MODEL, Script, assembled, gather, header
 from speedkit_jupyter.report.training_call import call_of
@@ -67,7 +68,14 @@ def code(
         known = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {known}.{did_you_mean(form, FORMS)}")
     named = _named(plan, optimizers)
-    return writers[form](gather(plan, form, named, call_of(model), name))  # type: ignore[arg-type]
+    others = zip(named, _in_order(optimizers), strict=False)
+    given = Given(
+        of_model(model, form),  # type: ignore[arg-type]
+        is_patched(model),
+        wrapped(others),
+    )
+    call = call_of(model)
+    return writers[form](gather(plan, form, named, call, name, given))  # type: ignore[arg-type]
 
 
 def as_of_now(
@@ -87,6 +95,11 @@ def as_of_now(
     facts = tuple(known.get(one) or OptimizerFacts.read(one) for one in found)
     replaced = replace(made.facts, optimizers=facts)
     return plan_for(made.config, made.hardware, replaced), found
+
+
+def _in_order(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    """As they were handed over, wrappers and all; each once."""
+    return list({id(unwrapped(one)): one for one in _listed(optimizers)}.values())
 
 
 def _listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:

@@ -5,9 +5,10 @@ What a framework has an argument for is its argument; the rest stays plain torch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.report.given import new_state
 from speedkit_jupyter.report.made_optimizers import (
     hyperparameters,
     keywords_of,
@@ -28,21 +29,22 @@ from speedkit_jupyter.report.training_step import function
 
 def accelerate(script: Script) -> str:
     """With an `Accelerator`, which compiles and scales by itself."""
-    make = f"accelerator = Accelerator({_arguments(script.arguments)})"
+    room, imports_too = new_state()
+    make = [*room, f"accelerator = Accelerator({_arguments(script.arguments)})"]
     names = ", ".join(["model", *script.optimizers])
     prepare = [f"{names} = accelerator.prepare({names})"]
-    imports = "from accelerate import Accelerator"
+    imports = ["from accelerate import Accelerator", *imports_too]
     return _with_loop(script, imports, make, prepare, "accelerator.backward({loss})")
 
 
 def fabric(script: Script) -> str:
     """With a `Fabric`, which is handed the compiled model."""
-    make = f"fabric = Fabric({_arguments(script.arguments)})"
+    make = [f"fabric = Fabric({_arguments(script.arguments)})"]
     model = next((one.compiled for one in script.snippets if one.compiled), "model")
     names = ", ".join(["model", *script.optimizers])
     setup = f"{names} = fabric.setup({', '.join([model, *script.optimizers])})"
     prepare = [*script.reasons("compiled"), setup]
-    imports = "from lightning.fabric import Fabric"
+    imports = ["from lightning.fabric import Fabric"]
     return _with_loop(script, imports, make, prepare, "fabric.backward({loss})")
 
 
@@ -51,9 +53,11 @@ def transformers(script: Script) -> str:
     if len(script.optimizers) > 1:
         raise SpeedKitError("Trainer takes one optimizer and the plan has more: take --as torch")
     described = _described_optimizer(script)
+    room, imports_too = new_state()
     make = [
         *script.reasons("arguments"),
         *(script.reasons("optimizers") if described else []),
+        *room,
         *comment("Add your own arguments to these."),
         f"arguments = TrainingArguments({_arguments(script.arguments | described)})",
     ]
@@ -75,21 +79,24 @@ def transformers(script: Script) -> str:
         blocks,
         ["def train(train_dataset, **more):", *indented(body)],
         "from transformers import Trainer, TrainingArguments",
+        *imports_too,
     )
 
 
-def _with_loop(script: Script, imports: str, make: str, prepare: Block, backward: str) -> str:
+def _with_loop(
+    script: Script, imports: Sequence[str], make: Block, prepare: Block, backward: str
+) -> str:
     """What Accelerate and Fabric have in common: the loop stays the user's."""
     blocks = [
         *script.setup(),
-        [*script.reasons("arguments"), make],
+        [*script.reasons("arguments"), *make],
         *script.blocks("model"),
         making(script),
         prepare,
         *script.blocks("training"),
     ]
     body = function(script, "model", backward)
-    return assembled(header(script, _yours(script)), script, blocks, body, imports)
+    return assembled(header(script, _yours(script)), script, blocks, body, *imports)
 
 
 def _arguments(arguments: Mapping[str, str]) -> str:

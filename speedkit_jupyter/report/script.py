@@ -6,12 +6,13 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.report.given import UNPATCHING, Given
 from speedkit_jupyter.report.training_call import Call
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ TAKEN = {
     "torch", "train_dataset", "trainer",
 }  # fmt: skip
 Block = list[str]
+WRAPPED = "As they were before a framework wrapped them."
 # What snippets call the model; the user's own word takes its place.
 MODEL = "model"
 
@@ -60,11 +62,26 @@ class Script:
     optimizers: Optimizers
     call: Call
     model: str
+    given: Given = field(default_factory=Given)
 
     @property
     def own_name(self) -> bool:
         """Whether the code can call the model as the user does; else it begins with `model = …`."""
         return self.model.isidentifier() and self.model not in TAKEN
+
+    @property
+    def beginning(self) -> Block:
+        """The model and the optimizers as they were before a framework wrapped them."""
+        taken_off = self.given.suffix or self.given.patched
+        lines = comment(WRAPPED) if taken_off or self.given.wrapped else []
+        if self.given.suffix or not self.own_name:
+            lines.append(f"{MODEL} = {self.model}{self.given.suffix}")
+        if self.given.patched:
+            lines.append(f"{MODEL} = extract_model_from_parallel({MODEL}, keep_fp32_wrapper=False)")
+        for name in self.optimizers:
+            if name in self.given.wrapped:
+                lines.append(f'{name} = getattr({name}, "optimizer", {name})')
+        return lines
 
     @property
     def snippets(self) -> list[Snippet]:
@@ -109,7 +126,14 @@ class Script:
         return [*self.reasons("forward"), f"with {', '.join(managers)}:", *inner]
 
 
-def gather(plan: Plan, form: Form, optimizers: Optimizers, call: Call, model: str) -> Script:
+def gather(
+    plan: Plan,
+    form: Form,
+    optimizers: Optimizers,
+    call: Call,
+    model: str,
+    given: Given | None = None,
+) -> Script:
     """The code of every decision that the form has to say; raises SpeedKitError."""
     pieces, facts = [], plan.facts_after
     for optimization, decision in zip(CATALOG, plan, strict=True):
@@ -124,7 +148,7 @@ def gather(plan: Plan, form: Form, optimizers: Optimizers, call: Call, model: st
         reason = f"{decision.name}: {snippet.comment or decision.reason}"
         reason = reason.replace(f"`{MODEL}`", f"`{model}`")
         pieces.append(Piece(reason if decision.active else "", snippet))
-    return Script(plan, tuple(pieces), optimizers, call, model)
+    return Script(plan, tuple(pieces), optimizers, call, model, given or Given())
 
 
 def header(script: Script, given: Sequence[str]) -> Block:
@@ -142,12 +166,14 @@ def assembled(
     head: Block, script: Script, blocks: Iterable[Block], function: Block, *imports_too: str
 ) -> str:
     """The whole text: header, the imports that it needs, the blocks, the function."""
-    own = [] if script.own_name else [[f"{MODEL} = {script.model}"]]
+    own = [[part for line in script.beginning for part in _broken(line, script)]]
+    own = [block for block in own if block]
     body = [[part for line in block for part in _broken(line, script)] for block in blocks if block]
     body = own + body
     function = [part for line in function for part in _broken(line, script)]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
+    imports |= {UNPATCHING} if script.given.patched else set()
     for module in ("torch", "torch.compiler.config"):
         if re.search(rf"^[^#\n]*\b{re.escape(module)}\.", text, re.MULTILINE):
             imports.add(f"import {module}")

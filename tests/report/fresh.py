@@ -9,17 +9,22 @@ import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 LIMIT_S = 300.0
 
 
-def run(program: Path, *arguments: str) -> tuple[int | None, str]:
-    """Run a file as a script in its own folder; its exit code and what it printed."""
+def run(
+    program: Path, *arguments: str, preload: Sequence[str] = ("torch",)
+) -> tuple[int | None, str]:
+    """Run a file as a script in its own folder; its exit code and what it printed.
+
+    The process is forked from one that has imported `preload`, the first caller's.
+    """
     log = program.with_suffix(".log")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context.set_forkserver_preload(list(preload))
     process = context.Process(
         target=execute, args=(str(program), arguments, str(log), dict(os.environ))
     )

@@ -1,0 +1,69 @@
+"""What generated code begins with where the user's own names stand for wrapped objects.
+
+Fabric sets nothing up twice, and Accelerate's state belongs to the process: the code starts from
+the model and the optimizers as they were before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from speedkit_jupyter.optimizations.snippet import Form
+from speedkit_jupyter.wrappers import is_wrapper, layers
+
+Block = list[str]
+# `Accelerator(mixed_precision=...)` puts its own forward in the model's place, and keeps the first.
+PATCHED = "_original_forward"
+UNPATCHING = "from accelerate.utils import extract_model_from_parallel"
+
+
+@dataclass(frozen=True)
+class Given:
+    """`suffix` follows the user's word for the model, `patched` says that Accelerate replaced its
+    forward, `wrapped` are the optimizers' names that stand for wrappers.
+    """
+
+    suffix: str = ""
+    patched: bool = False
+    wrapped: frozenset[str] = frozenset()
+
+
+def of_model(model: Any, form: Form) -> str:
+    """What follows the user's word for the model: `.module` for each wrapper that is taken off.
+
+    Fabric's in every form; torch's parallel ones, which are a choice of the user's own, where a
+    framework will wrap the model by itself.
+    """
+    suffix = ""
+    for outer in [] if model is None else layers(model)[:-1]:
+        is_fabrics = "_original_module" in outer.__dict__.get("_modules", {})
+        is_parallel = type(outer).__name__ in ("DataParallel", "DistributedDataParallel")
+        if not is_fabrics and not (is_parallel and form != "torch"):
+            break
+        suffix += ".module"
+    return suffix
+
+
+def is_patched(model: Any) -> bool:
+    """Whether Accelerate has put a forward of its own into the model."""
+    return model is not None and PATCHED in getattr(layers(model)[-1], "__dict__", {})
+
+
+def wrapped(optimizers: Iterable[tuple[str, Any]]) -> frozenset[str]:
+    """The names that stand for a framework's wrapper."""
+    return frozenset(name for name, one in optimizers if one is not None and is_wrapper(one))
+
+
+def new_state() -> tuple[Block, list[str]]:
+    """The lines, and their imports, that make room for another `Accelerator` in this process."""
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.AcceleratorState._shared_state:
+        return [], []
+    lines = [
+        "# In place of the Accelerator that was there: its settings are the whole process's.",
+        "AcceleratorState._reset_state(reset_partial_state=True)",
+    ]
+    return lines, ["from accelerate.state import AcceleratorState"]

@@ -1,0 +1,141 @@
+"""Code printed for wrapped and plain names, pasted as a whole beside the user's own definitions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+sys.path.append(str(Path(__file__).parents[1] / "report"))
+import fresh
+
+from speedkit_jupyter.magics import code as code_magic
+from speedkit_jupyter.report.code import FORMS
+from speedkit_jupyter.session import Session
+
+pytestmark = pytest.mark.slow
+
+PLAIN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+x, y, loss_fn = torch.randn(4, 8), torch.randint(2, (4,)), nn.functional.cross_entropy
+given = (x, y, loss_fn)
+"""
+HF = """
+import torch
+import transformers
+torch.manual_seed(0)
+config = transformers.LlamaConfig(
+    vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=2, intermediate_size=20,
+)
+net = transformers.LlamaForCausalLM(config)
+x = torch.randint(0, 99, (2, 8))
+given = (dict(input_ids=x, labels=x),)
+"""
+ONE = "inner = torch.optim.AdamW(net.parameters(), 1e-3)\n"
+GROUPS = """
+parts = [one for one in net.parameters() if one.ndim > 1]
+rest = [one for one in net.parameters() if one.ndim < 2]
+inner = torch.optim.AdamW([{"params": parts}, {"params": rest, "lr": 0.1}], 1e-3)
+"""
+FABRIC = """
+from lightning.fabric import Fabric
+fabric = Fabric(accelerator="cpu", devices=1%s)
+model, optimizer = fabric.setup(net, inner)
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True%s)
+model, optimizer = accelerator.prepare(net, inner)
+"""
+TRAINER = """
+trainer = transformers.Trainer(model=%s, args=transformers.TrainingArguments(use_cpu=True))
+"""
+UNWRAPPED = "model, optimizer = net, inner\n"
+DATA_PARALLEL = "model, optimizer = nn.DataParallel(net), inner\n"
+
+FRAMEWORKS = ("torch", "lightning.fabric", "accelerate", "transformers")
+# Definitions, the words for model and optimizer.
+USERS = {
+    "plain": (PLAIN + ONE + UNWRAPPED, "model", "optimizer"),
+    "plain, groups": (PLAIN + GROUPS + UNWRAPPED, "model", "optimizer"),
+    "hugging face": (HF + GROUPS + UNWRAPPED, "model", "optimizer"),
+    "data parallel": (PLAIN + ONE + DATA_PARALLEL, "model", "optimizer"),
+    "fabric": (PLAIN + ONE + FABRIC % "", "model", "optimizer"),
+    "fabric in bf16, hugging face": (
+        HF + GROUPS + FABRIC % ', precision="bf16-mixed"', "model", "optimizer",
+    ),
+    "accelerate": (PLAIN + GROUPS + ACCELERATE % "", "model", "optimizer"),
+    "accelerate in bf16, hugging face": (
+        HF + GROUPS + ACCELERATE % ', mixed_precision="bf16"', "model", "optimizer",
+    ),
+    "trainer": (HF + TRAINER % "net", "trainer.model", ""),
+    "trainer of a model without a name": (
+        HF + "made, net = net, None\n" + TRAINER % "made" + "del made\n", "trainer.model", "",
+    ),
+}  # fmt: skip
+LINE = "{model}{optimizer} --as {form} --save {file} --force"
+RUN = {
+    "trains": "losses = [train_step(*given).item() for _ in range(5)]\n",
+    "predicts": "predict(*given[:1])\n",
+    "trainer": """
+rows = [{name: one[0] for name, one in given[0].items()}] * 4
+arguments.max_steps, arguments.disable_tqdm, arguments.report_to = 2, True, []
+arguments.save_strategy = "no"
+assert train(rows).state.global_step == 2
+""",
+}
+
+
+@pytest.fixture
+def users(monkeypatch):
+    """`users(source)`: the names that the definitions give, in this process."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def run(source: str) -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        exec(source, names)
+        return names
+
+    yield run
+    if "accelerate.state" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+def end_of(form: str, source: str, text: str) -> str:
+    if form != "transformers":
+        return RUN["predicts" if "def predict" in text else "trains"]
+    return RUN["trainer"] if "transformers" in source else "assert callable(train)\n"
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_it_runs_in_a_fresh_process(tmp_path, users, monkeypatch, user):
+    source, model, optimizer = USERS[user]
+    names, session = users(source), Session()
+    for form in FORMS:
+        if form == "yaml":
+            continue
+        file = tmp_path / f"{form}.txt"
+        given = f" --optimizer {optimizer}" if optimizer else ""
+        try:
+            code_magic.code(
+                names, session, LINE.format(model=model, optimizer=given, form=form, file=file)
+            )
+        except UsageError as error:
+            pytest.fail(f"{form}: {error}")
+        text = file.read_text()
+        program = tmp_path / f"run_{form}.py"
+        begin = f"import os\nos.environ['HF_HUB_OFFLINE'] = '1'\n{source}"
+        program.write_text(f"{begin}\n{text}\n{end_of(form, source, text)}")
+        exit_code, printed = fresh.run(program, preload=FRAMEWORKS)
+        assert exit_code == 0, f"{form}: {printed[-2000:]}\n{text}"
