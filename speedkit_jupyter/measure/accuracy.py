@@ -156,7 +156,7 @@ class Yardstick:
     def _left(self, seen: Observation, tolerance: Tolerance) -> str:
         """What is wrong with the parameters and buffers that the step leaves behind."""
         lowered, noise = tolerance.precision != "fp32", tolerance.noise()
-        return misstep(seen, self.baseline, self.names.parameters) or misled(
+        return misstep(seen, self.baseline, self.names) or misled(
             seen, self.baseline, self.names.buffers, noise, lowered
         )
 

@@ -17,6 +17,7 @@ from speedkit_jupyter.measure.magnitudes import LARGE, is_finite, of_finite, tam
 if TYPE_CHECKING:
     import torch
 
+    from speedkit_jupyter.measure.leaves import Leaves
     from speedkit_jupyter.measure.observation import Observation
 
 # Near float32's smallest numbers kernels give zero or not.
@@ -60,10 +61,10 @@ class Errors:
 
     `numbers` are those of the models' calls, then of the outputs; `differing` the shares of whole
     numbers that differ, with how many there are. `output` and `gradient` are all of them together.
-    `which` are the parameters that `gradients` belong to, `buffers`
-    the norms (of whole numbers: how much they differ by in all) by which the models' are off, None
-    where the other step left them alone. `finite` is whether it is so wherever the other one is,
-    `vanishing` whether all gradients are too small to tell anything from.
+    `names` say which `numbers` these are, `which` are the parameters that `gradients` belong to;
+    `buffers` are the norms (of whole numbers: how much they differ by in all) by which the models'
+    are off, None where the other step left them alone. `finite` is whether it is so wherever the
+    other one is, `vanishing` whether all gradients are too small to tell anything from.
     """
 
     numbers: list[Deviation] = field(default_factory=list)
@@ -75,6 +76,7 @@ class Errors:
     fits: bool = True
     finite: bool = True
     vanishing: bool = False
+    names: list[str] = field(default_factory=list)
     which: list[int] = field(default_factory=list)
     buffers: list[float | None] = field(default_factory=list)
 
@@ -121,6 +123,7 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
         pooled(pairs, LEAST_GRADIENT),
         _cosine(pairs),
         finite=all(is_finite(one) for one, _ in (*results, *pairs)),
+        names=_names(seen, calls, dropped if together else None),
         vanishing=bool(pairs) and _root_mean_square(pairs) < LEAST_GRADIENT,
         which=which,
         buffers=off_from(seen, reference),
@@ -191,6 +194,27 @@ def _calls_alike(seen: Observation, reference: Observation) -> int | None:
             return count
         count += 1
     return count if len(seen.calls) == len(reference.calls) else None
+
+
+def _names(seen: Observation, calls: int, dropped: frozenset[int] | None) -> list[str]:
+    """What the models gave, by the call where there are several; then the step's own results."""
+    found = []
+    for number, call in enumerate(seen.calls[:calls], 1):
+        which = f" of call {number}" if len(seen.calls) > 1 else ""
+        found += [f"output{one}{which}" for one in _called(call.results)]
+    if dropped is not None:
+        kind = "loss" if seen.has_gradients() else "result"
+        named = enumerate(_called(seen.outputs))
+        found += [f"{kind}{name}" for index, name in named if index not in dropped]
+    return found
+
+
+def _called(results: Leaves) -> list[str]:
+    """The names of numbers, by which one it is where there is none and they are several."""
+    count = len(results.numbers)
+    names = [*results.names, *[""] * count][:count]
+    numbered = [f" {index + 1} of {count}" if count > 1 else "" for index in range(count)]
+    return [f" {one}" if one else other for one, other in zip(names, numbered, strict=True)]
 
 
 def _equal(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

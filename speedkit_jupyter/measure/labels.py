@@ -11,32 +11,55 @@ from speedkit_jupyter.measure import buffers
 if TYPE_CHECKING:
     import torch
 
+# Others (Adafactor, Muon, those of other libraries) divide by what many elements have in common.
+BY_ELEMENT = (
+    "SGD", "ASGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop",
+    "Rprop", "SparseAdam",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Names:
-    """Of parameters and buffers, in the order in which they are observed, and of outputs."""
+    """Of parameters and buffers, in the order in which they are observed.
+
+    `spacings` are the distances of neighbouring numbers where each parameter is largest;
+    `by_element` is whether the optimizers move each element by its own gradient alone.
+    """
 
     parameters: Sequence[str] = ()
     buffers: Sequence[str] = ()
-    outputs: Sequence[str] = ()
+    spacings: Sequence[float] = ()
+    by_element: bool = True
 
     def parameter(self, index: int) -> str:
         """By its name; by its number where it is none of the models'."""
         known = index < len(self.parameters)
         return self.parameters[index] if known else f"parameter {index + 1}"
 
-    def output(self, index: int, count: int) -> str:
-        """By its name where the result has one, by its number where there are several."""
-        if index < len(self.outputs) and self.outputs[index]:
-            return f"output {self.outputs[index]}"
-        return "output" if count == 1 else f"output {index + 1} of {count}"
 
-
-def of(models: Sequence[torch.nn.Module]) -> Names:
+def of(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> Names:
     """Of these models, in the order of their parameters and buffers."""
-    several, found = len(models) > 1, dict[int, str]()
+    import torch
+
+    by_element = tuple(getattr(torch.optim, name) for name in BY_ELEMENT)
+    several, found = len(models) > 1, dict[int, tuple[str, float]]()
     for model in models:
         first = f"{type(model).__name__}." if several else ""
         for name, parameter in model.named_parameters():
-            found.setdefault(id(parameter), first + name)
-    return Names(list(found.values()), buffers.labels(models))
+            found.setdefault(id(parameter), (first + name, _spacing(parameter)))
+    return Names(
+        [name for name, _ in found.values()],
+        buffers.labels(models),
+        [spacing for _, spacing in found.values()],
+        all(isinstance(one, by_element) for one in optimizers),
+    )
+
+
+def _spacing(parameter: torch.Tensor) -> float:
+    import torch
+
+    if not parameter.numel() or parameter.layout is not torch.strided:
+        return 0.0
+    return float(parameter.detach().abs().max()) * torch.finfo(parameter.dtype).eps

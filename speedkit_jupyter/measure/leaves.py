@@ -22,6 +22,7 @@ DEEPEST = 8
 class Leaves:
     """`numbers` are tensors in float64 on the CPU, in their shape (or a sample, flat).
 
+    `names` say where each of them lies in the result: `logits`, `hidden.0`; empty where it is all.
     `exact` are whole numbers (int64 tensors), `words` everything else that can only be equal.
     `unknown` names the types in which nothing was found.
     """
@@ -30,14 +31,17 @@ class Leaves:
     exact: list[torch.Tensor] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.numbers or self.exact or self.words)
 
     def add(self, value: Any) -> None:
         """What can be compared in this value."""
-        for one in _parts(value, DEEPEST, set()):
+        for name, one in _parts(value, DEEPEST, set()):
+            before = len(self.numbers)
             self._add(one)
+            self.names += [name] * (len(self.numbers) - before)
 
     def _add(self, one: Any) -> None:
         import torch
@@ -88,21 +92,24 @@ def sampled(tensor: torch.Tensor) -> torch.Tensor:
     return found.to("cpu", dtype, copy=True)
 
 
-def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    """Tensors, numbers and strings: in containers that torch knows, and behind attributes."""
+def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Tensors, numbers and strings: in containers that torch knows, and behind attributes.
+
+    Each with the name that it has in the value.
+    """
     import torch
     from torch.utils._pytree import tree_leaves
 
     if value is None or isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
         if value is not None:
-            yield value
+            yield "", value
         return
     if id(value) in seen or depth == 0:
         return
     seen = {*seen, id(value)}
     array = _array(value)
     if array is not None:
-        yield array
+        yield "", array
         return
     if isinstance(value, Mapping):  # in the order of the keys: a set of results has no other
         inside: Iterable[Any] = value.values()
@@ -114,12 +121,26 @@ def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
         found = tree_leaves(value)
         inside = found if not (len(found) == 1 and found[0] is value) else _attributes(value)
     empty = True
-    for one in inside:
-        for part in _parts(one, depth - 1, seen):
+    inside = list(inside)
+    for name, one in zip(_names(value, len(inside)), inside, strict=True):
+        for inner, part in _parts(one, depth - 1, seen):
             empty = False
-            yield part
+            yield ".".join(filter(None, (name, inner))), part
     if empty and not isinstance(value, (list, tuple, Mapping, set, frozenset)):
-        yield _Unknown(type(value).__name__)
+        yield "", _Unknown(type(value).__name__)
+
+
+def _names(value: Any, count: int) -> list[str]:
+    """What the parts of a value are called in it; the last of them where there are more."""
+    if isinstance(value, Mapping):
+        found = [str(one) for one in value]
+    elif isinstance(value, (list, tuple)):
+        found = list(getattr(value, "_fields", map(str, range(count if count > 1 else 0))))
+    elif dataclasses.is_dataclass(value):
+        found = [one.name for one in dataclasses.fields(value)]
+    else:
+        found = [str(one) for one in getattr(value, "__dict__", ())]
+    return ([""] * count + found)[-count:] if count else []
 
 
 def _array(value: Any) -> Any:

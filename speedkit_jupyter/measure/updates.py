@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.magnitudes import norm
 
 if TYPE_CHECKING:
@@ -18,22 +18,27 @@ LEAST_MOVE, MOST_MOVE = 0.2, 5.0
 # An element counts where its gradient is this many times as large as what it is off by: Adam
 # divides by it, so that the others go anywhere.
 DETERMINED = 10.0
+ROW_DETERMINED = 0.3
 # All of them together, and those of one parameter, follow the baseline's within these shares.
 OFF, OFF_EXACTLY, PARAMETER_OFF = 0.1, 0.01, 0.5
 # The difference of both ways, over the baseline's: what stays is as far off as what goes astray.
 ASTRAY, ASTRAY_EXACTLY = 0.35, 0.05
 # One element, over its way or the usual one.
-ELEMENT_OFF = 0.8
+ELEMENT_OFF, FEW_OFF = 0.8, 0.03
 # With so many elements at least, or half of a small parameter, and so large a share of the way.
 LEAST_ELEMENTS, LEAST_SHARE = 16, 0.1
+LEAST_SHARE_OF_ONE = 0.25
+# Updates that differ by no more of the parameters' neighbouring numbers are the same.
+NEIGHBOURS = 2.0
 # Gradients that are off by less than this are the same.
 SAME_GRADIENTS = 1e-5
 # And off by more than this may lead anywhere.
 OTHER_GRADIENTS = 0.5
 
 
-def misstep(seen: Observation, baseline: Observation, names: Sequence[str] = ()) -> str:
+def misstep(seen: Observation, baseline: Observation, names: Names | None = None) -> str:
     """What is wrong with how the parameters moved; empty where nothing is."""
+    names = names or Names()
     if baseline.updates and len(seen.updates) != len(baseline.updates):
         return "the optimizer made no step"
     off, size = _apart(seen, baseline)
@@ -47,19 +52,28 @@ def misstep(seen: Observation, baseline: Observation, names: Sequence[str] = ())
         way += _square(other)
         if mine is None or theirs is None or not one.shape == mine.shape == theirs.shape:
             continue
+        one = _stored(one, other, names.spacings[index] if index < len(names.spacings) else 0.0)
         here = _determined(mine, theirs)
-        if not norm(mine - theirs) <= OTHER_GRADIENTS * norm(theirs):
-            # Adafactor takes means over rows and columns: elements that agree may go anywhere.
-            here = here & (one == 0)
-            if bool(one.any()) or not bool(mine.any()):
-                continue
+        if not (same or names.by_element) or (
+            _square(other[here]) < LEAST_SHARE_OF_ONE * _square(other)
+        ):  # what it moves by is led by elements that rounding leads
+            if not bool(one.any()) and bool(mine.any()):
+                return f"parameter {names.parameter(index)} stays where it was"
+            continue
         if what := _misled(one[here], other[here], one.numel(), same):
-            return f"parameter {names[index] if index < len(names) else index + 1} {what}"
+            return f"parameter {names.parameter(index)} {what}"
         along += float((one * other)[here].sum())
         total += _square(other[here])
     if total > LEAST_SHARE * way and _differs(along, total, OFF_EXACTLY if same else OFF):
         return f"the optimizer's step is {along / total:.3g} times the baseline's"
     return ""
+
+
+def _stored(one: torch.Tensor, other: torch.Tensor, spacing: float) -> torch.Tensor:
+    """The same where both differ by no more than what adding it to the parameter rounds."""
+    import torch
+
+    return torch.where((one - other).abs() <= NEIGHBOURS * spacing, other, one)
 
 
 def _misled(one: torch.Tensor, other: torch.Tensor, size: int, same: bool) -> str:
@@ -77,7 +91,8 @@ def _misled(one: torch.Tensor, other: torch.Tensor, size: int, same: bool) -> st
         return f"moved elsewhere, by {astray:.2g} of its way"
     usual = norms[1] / count**0.5
     elsewhere = int(((one - other).abs() > ELEMENT_OFF * other.abs().clamp_min(usual)).sum())
-    return f"moved elsewhere in {elsewhere} of {count} elements" if elsewhere else ""
+    few = elsewhere <= FEW_OFF * count
+    return "" if few else f"moved elsewhere in {elsewhere} of {count} elements"
 
 
 def _apart(seen: Observation, baseline: Observation) -> tuple[float, float]:
@@ -104,5 +119,13 @@ def _differs(dot: float, square: float, limit: float) -> bool:
 
 
 def _determined(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """No gradient is one too: of a word that did not occur, say."""
-    return (theirs.abs() > DETERMINED * (mine - theirs).abs()) | ((theirs == 0) & (mine == 0))
+    """No gradient is one too: of a word that did not occur, say.
+
+    A row or column counts as a whole, since Adafactor divides by its mean.
+    """
+    off = mine - theirs
+    here = (theirs.abs() > DETERMINED * off.abs()) | ((theirs == 0) & (mine == 0))
+    for dimension in (-1, -2) if theirs.dim() > 1 else ():
+        size = theirs.norm(dim=dimension, keepdim=True)
+        here = here & (off.norm(dim=dimension, keepdim=True) <= ROW_DETERMINED * size)
+    return here

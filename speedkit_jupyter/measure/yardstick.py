@@ -127,7 +127,13 @@ def _made(steps: Steps, runners: Sequence[Runner]) -> Yardstick:
     exact = reference is not None and _explained(steps, runner, reference, baseline, dropped)
     known = reference if reference is not None and exact else baseline
     own = errors(baseline, known, dropped)
-    found = Yardstick(known, baseline, own, dropped=dropped, names=labels.of(runner.step.models))
+    found = Yardstick(
+        known,
+        baseline,
+        own,
+        dropped=dropped,
+        names=labels.of(runner.step.models, runner.step.optimizers),
+    )
     extend(found, steps, runners)
     return found
 

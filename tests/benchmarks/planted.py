@@ -1,14 +1,15 @@
 """Whether the accuracy check tells wrong plans from right ones.
 
-Three tables. *Planted*: a variant computes something wrong (in its outputs, its gradients, its
+Four tables. *Planted*: a variant computes something wrong (in its outputs, its gradients, its
 optimizer's step, behind results of any type, in a stochastic model, only later), and must be
 called wrong, or at least not checked, which can't win. *Honest*: nets of every family in bf16,
-fp16, channels_last and so on, which must not be called wrong. *A/A*: stochastic nets against
+fp16, channels_last and so on, which must not be called wrong. *Amplifying*: nets that make much of
+rounding, from five seeds each, with optimizers of six kinds. *A/A*: stochastic nets against
 themselves, which must not be called wrong either.
 
-    python tests/benchmarks/planted.py [--part planted|honest|again] [--compile] [--file out.jsonl]
+    python tests/benchmarks/planted.py [--part planted|honest|amplifying|again] [--compile] [--file out.jsonl]
 
-Only the check runs, no times are taken, but for what goes wrong later. About ten minutes.
+Only the check runs, no times are taken, but for what goes wrong later. About twenty minutes.
 Exits 1 where a wrong variant could win, or a right one was called wrong.
 """
 
@@ -24,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _amplifying import nets
+from _beside import BESIDE
+from _beside import HONEST as BESIDE_HONEST
 from _nets import NAMES, net
 from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
@@ -42,7 +46,7 @@ ENOUGH_S = 120.0
 def main() -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("planted", "honest", "again"))
+    parser.add_argument("--part", choices=("planted", "honest", "amplifying", "again"))
     parser.add_argument("--compile", action="store_true", help="compiled variants too: minutes")
     parser.add_argument("--file", type=Path)
     options = parser.parse_args()
@@ -52,6 +56,7 @@ def main() -> int:
         "planted": planted,
         "honest": lambda: honest((*HONEST, "compile", "bf16+compile") if options.compile
                                  else HONEST),
+        "amplifying": amplifying,
         "again": again,
     }  # fmt: skip
     rows: list[dict[str, Any]] = []
@@ -104,7 +109,7 @@ def word(record: Record) -> str:
 
 def planted() -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
-    for one in (*KINDS, *STOCHASTIC, *LATE):
+    for one in (*KINDS, *BESIDE, *STOCHASTIC, *LATE):
         yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
 
@@ -137,18 +142,48 @@ def honest(words: Sequence[str]) -> Iterator[dict[str, Any]]:
             if not training:
                 step = inference(forward)
             found = examined(step, words, model, optimizer)
-            for record in found.records[1:]:
-                verdict = word(record)
-                if verdict == "failed" or record.same_as_baseline:
-                    continue  # a plan that is declined here
-                reason = record.accuracy.reason if record.accuracy else ""
-                mode = "training" if training else "inference"
-                yield {
-                    "name": f"{name}, {mode}, {record.name}",
-                    "verdict": verdict,
-                    "reason": reason,
-                    "ok": verdict != "wrong",
-                }
+            mode = "training" if training else "inference"
+            yield from accused(found, f"{name}, {mode}")
+    for name, make in BESIDE_HONEST.items():
+        torch.manual_seed(1)
+        step, model, optimizer, _ = make()
+        yield from accused(examined(step, words, model, optimizer), name)
+
+
+def accused(found: Comparison, name: str) -> Iterator[dict[str, Any]]:
+    """A row for each variant that is tried here: none is wrong."""
+    for record in found.records[1:]:
+        verdict = word(record)
+        if verdict == "failed" or record.same_as_baseline:
+            continue  # a plan that is declined here
+        reason = record.accuracy.reason if record.accuracy else ""
+        yield {
+            "name": f"{name}, {record.name}",
+            "verdict": verdict,
+            "reason": reason,
+            "ok": verdict not in ("wrong", "not reached"),
+        }
+
+
+OPTIMIZERS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
+    lambda p: torch.optim.AdamW(p, 1e-3),
+    lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9),
+    lambda p: torch.optim.RMSprop(p, 1e-3),
+    lambda p: torch.optim.NAdam(p, 1e-3),
+    lambda p: torch.optim.Adafactor(p, 1e-2),
+    lambda p: torch.optim.Adagrad(p, 1e-2),
+)
+
+
+def amplifying() -> Iterator[dict[str, Any]]:
+    """Nets that amplify rounding, each from a few seeds and with another optimizer."""
+    for number, (name, make) in enumerate(nets()):
+        model, forward, loss = make()
+        model.train()
+        optimizer = OPTIMIZERS[number % len(OPTIMIZERS)](model.parameters())
+        step = training_step(model, forward, loss, optimizer)
+        words = ("bf16", "fp16", "tf32:medium", "channels_last", "fused_optimizer")
+        yield from accused(examined(step, words, model, optimizer), name)
 
 
 def training_step(
