@@ -56,10 +56,12 @@ def goes_on(course: Course, lead: Course | None, step_s: float) -> bool:
     """
     if lead is not None:
         return len(course.ends) < len(lead.ends)
-    if not course.ends or step_s <= LONG_S:
-        return len(course.ends) < (STEPS if step_s <= QUICK_S else 2)
+    if not course.ends:
+        return True
     taken = max(one.place[1] for one in course.stretches.values())
-    return taken < STEPS and len(course.ends) < 2
+    if taken < STEPS:
+        return len(course.ends) < (STEPS if step_s <= QUICK_S else 2)
+    return len(course.ends) < 2 and step_s <= LONG_S
 
 
 def parameters_of(holders: Sequence[Any]) -> list[Any]:
@@ -154,7 +156,7 @@ class Observer:
             self._made[index] = _added(self._made[index], one.grad, self._before[index])
         self._before = []
         if self._in_closure:  # its first evaluation comes before anything has moved
-            self._complete(1.0)
+            self._complete(1.0, set(map(id, self._parameters)))
 
     @unwatched
     def differentiated(self, gradients: Any) -> None:
@@ -172,7 +174,8 @@ class Observer:
         if not self._in_closure:
             # A fused optimizer is handed the scale, for every other it is taken out before.
             still_in = getattr(optimizer, "grad_scale", None)
-            self._complete(1.0 if still_in is None else float(still_in))
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            self._complete(1.0 if still_in is None else float(still_in), own)
 
     @unwatched
     def after_step(self) -> None:
@@ -269,6 +272,8 @@ class Observer:
             seen.gradients = self._sums()
         way = [p.detach() - old for p, old in zip(self._parameters, self._start, strict=True)]
         seen.moved = math.hypot(*(norm(one.double()) for one in way))
+        if seen.moved:
+            seen.way = [sampled(one, FEW_ELEMENTS) for one in way]
         if seen.moved and self._passes and not seen.updates and not seen.complete:
             seen.updates = [sampled(one, self._most) for one in way]  # by hand
         seen.calls = self._calls.kept
@@ -297,18 +302,20 @@ class Observer:
         scale = self._scale()
         return [None if one is None else sampled(one, self._most) / scale for one in self._made]
 
-    def _complete(self, still_in: float) -> None:
-        """The gradients are made: those that lie there now, or what passed by."""
+    def _complete(self, still_in: float, own: set[int]) -> None:
+        """The gradients are made: those that lie there for the optimizer's own parameters, with
+        all that was done to them since, clipping say; else what passed by.
+        """
         if not self._records or self._seen.complete:
             return
-        lying = [_dense(p.grad) for p in self._parameters]
+        lying = [_dense(p.grad) if id(p) in own else None for p in self._parameters]
+        self._seen.gradients = self._sums()
         if any(one is not None and bool(one.any()) for one in lying):
-            # With all that was done to them since, clipping say.
-            self._seen.gradients = [
-                None if one is None else sampled(one, self._most) / still_in for one in lying
-            ]
-        else:
-            self._seen.gradients = self._sums()
+            for index, one in enumerate(lying):
+                if id(self._parameters[index]) in own:
+                    self._seen.gradients[index] = (
+                        None if one is None else sampled(one, self._most) / still_in
+                    )
         self._seen.complete = True
         if self._limit is not None and self._number + 1 >= self._limit:
             raise _Enough

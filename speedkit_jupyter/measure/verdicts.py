@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from speedkit_jupyter.measure.accuracy import NOTHING_TO_COMPARE, Accuracy, Yardstick
 from speedkit_jupyter.measure.course import LEFT, Course
 from speedkit_jupyter.measure.observation import Observation
+from speedkit_jupyter.measure.ways import astray
 from speedkit_jupyter.measure.wording import enough, misspelt
 
 
@@ -48,7 +49,7 @@ class Judge:
             return Accuracy("not checked", known.void)
         found = known.judge(seen, precision)
         others = [*self._controls(number, precision), known.reference]
-        what = misspelt(seen, theirs, others, precision)
+        what = misspelt(seen, theirs, others, precision) or astray(seen, theirs, others)
         if what and found.verdict != "wrong":
             return replace(found, verdict="wrong", reason=what)
         if found.verdict == "not checked" and not theirs.has_numbers() and enough(theirs):

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
 # The controls of a lowered precision round at different places; of long steps one is enough.
 SCALES, LONG_S = (1.0, 1.37), 0.05
-# Where all steps together take longer, the reference and the controls end after so many stretches
-# (they take many times as long): what comes later is judged by what came before.
-WHOLE_S, MOST_STRETCHES = 0.2, 4
+# Where all steps together take longer, or have more stretches, the reference and the controls end
+# after SOME (they take many times as long): what comes later is judged by what came before.
+WHOLE_S, WHOLE, SOME = 0.1, 16, 4
 
 
 def made(steps: Steps, runners: Sequence[Runner]) -> Judge:
@@ -147,10 +147,10 @@ def _reference(steps: Steps, runner: Runner, limit: int | None) -> Course | None
 
 def _limit(baseline: Course, step_s: float) -> int | None:
     """How many stretches the reference and the controls are run for; None for all."""
-    if step_s * len(baseline.ends) <= WHOLE_S:
+    if step_s * len(baseline.ends) <= WHOLE_S and baseline.count <= WHOLE:
         return None
     first = [number for number in baseline.stretches if number < baseline.ends[0]]
-    telling = [n for n in first[:MOST_STRETCHES] if baseline.stretches[n].has_numbers()]
+    telling = [n for n in first[:SOME] if baseline.stretches[n].has_numbers()]
     telling = [n for n in telling if baseline.stretches[n].role != LEFT]
     return max(telling, default=first[0]) + 1
 

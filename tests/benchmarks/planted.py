@@ -27,6 +27,7 @@ import torch
 from _nets import NAMES, net
 from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
+from _whole import WHOLE
 
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison, Record
@@ -102,7 +103,7 @@ def word(record: Record) -> str:
 
 def planted() -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
-    for one in (*KINDS, *STOCHASTIC, *LATE):
+    for one in (*KINDS, *STOCHASTIC, *LATE, *WHOLE):
         yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
 
