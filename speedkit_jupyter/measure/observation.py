@@ -74,9 +74,10 @@ class Observation:
     `outputs` are the tensors on which backward ran, those that `torch.autograd.grad` gave, or
     what the step returned; `calls` those of the models. `gradients` are those that it made, one
     for each parameter. `updates` are what the optimizer's step that ends it added to the
-    parameters, `moved` is how far they are from where they were, `way` a sample of it. Where a step ends, `buffers` are
-    those of the models then, `buffers_before` those before it. `place` says which step it is of,
-    and how many optimizer steps came before in that; `role` what it is besides.
+    parameters, `moved` is how far they are from where they were, `way` a sample of it. Where a
+    step ends, `buffers` are those of the models then, `buffers_before` those before it. `place`
+    says which step it is of, and how many optimizer steps came before in that; `role` what it is
+    besides.
     """
 
     outputs: Leaves = field(default_factory=Leaves)
