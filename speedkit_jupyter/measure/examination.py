@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 from speedkit_jupyter.measure import memory, roofline, yardstick
-from speedkit_jupyter.measure.accuracy import Accuracy, Yardstick, is_finite
+from speedkit_jupyter.measure.accuracy import Accuracy, is_finite
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
-from speedkit_jupyter.measure.yardstick import Steps
+from speedkit_jupyter.measure.trials import Steps, is_compiled
+from speedkit_jupyter.measure.verdicts import Judge
 
 STEPS_LATER = "all its steps"
 
@@ -29,7 +30,7 @@ class Examination:
         check: Sequence[str] = (),
     ) -> None:
         self._runners, self._steps = runners, Steps(start, check)
-        self._yardstick: Yardstick | None = None
+        self._yardstick: Judge | None = None
 
     @property
     def dropout_off(self) -> bool:
@@ -37,7 +38,7 @@ class Examination:
         return self._steps.dropout_off
 
     def accuracy(self) -> Iterator[Progress]:
-        """One step of each variant against the same step in float64."""
+        """A few steps of each variant against the same steps in float64."""
         __tracebackhide__ = True
         yield Progress(0.0, "checking what is computed")
         known = self._yardstick = yardstick.made(self._steps, self._runners)
@@ -64,7 +65,7 @@ class Examination:
                     record.accuracy = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
                 yield Progress(1.0, f"checked {record.name} again")
 
-    def _judge(self, runner: Runner, known: Yardstick) -> None:
+    def _judge(self, runner: Runner, known: Judge) -> None:
         try:
             seen = self._steps.observed(runner)
         except Exception as error:
@@ -80,7 +81,7 @@ class Examination:
         """Why this variant may differ by its random numbers alone; empty where it may not."""
         if not self._steps.is_random:
             return ""
-        if yardstick.is_compiled(runner):
+        if is_compiled(runner):
             return "the step draws random numbers; compiled code draws others"
         inside = ", ".join(sorted(self._steps.drawn_inside))
         return f"the step draws random numbers inside of {inside}; kernels differ" if inside else ""

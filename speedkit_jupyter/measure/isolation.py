@@ -156,6 +156,15 @@ class State:
                 kind.same_values(one, memory) for kind, one, memory in self._memories if kind.bulky
             )
 
+    def changed(self) -> Iterator[Memory]:
+        """What does not hold what was copied; parameters, buffers and optimizers' own left out."""
+        own = set(_owned(self.walk))
+        for kind, one, memory in self._memories:
+            with suppress(Exception):
+                same = kind.same_values if kind.bulky else kind.same
+                if id(one) not in own and not same(one, memory):
+                    yield kind, one, memory
+
     def too_large(self) -> list[str]:
         """The names of what only a checksum was taken of."""
         return [

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-# Of a larger tensor an evenly spaced sample is kept.
-MOST_ELEMENTS = 2**22
+# Of a larger tensor an evenly spaced sample is kept; of one among very many, a smaller one.
+MOST_ELEMENTS, FEW_ELEMENTS = 2**22, 2**12
 DEEPEST = 8
 
 
@@ -24,7 +24,7 @@ class Leaves:
 
     `names` say where each of them lies in the result: `logits`, `hidden.0`; empty where it is all.
     `exact` are whole numbers (int64 tensors), `words` everything else that can only be equal.
-    `unknown` names the types in which nothing was found.
+    `unknown` names the types in which nothing was found. Of a tensor `most` elements are kept.
     """
 
     numbers: list[torch.Tensor] = field(default_factory=list)
@@ -32,6 +32,7 @@ class Leaves:
     words: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    most: int = MOST_ELEMENTS
 
     def __bool__(self) -> bool:
         return bool(self.numbers or self.exact or self.words)
@@ -47,7 +48,7 @@ class Leaves:
         import torch
 
         if isinstance(one, torch.Tensor):
-            kept = sampled(one)
+            kept = sampled(one, self.most)
             if one.is_floating_point() or one.is_complex():
                 self.numbers.append(kept)
             else:
@@ -67,16 +68,19 @@ class _Unknown:
     name: str
 
 
-def of(values: Iterable[Any]) -> Leaves:
+def of(values: Iterable[Any], most: int = MOST_ELEMENTS) -> Leaves:
     """All that can be compared in these values."""
-    found = Leaves()
+    found = Leaves(most=most)
     for value in values:
         found.add(value)
     return found
 
 
-def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU: in float64, or int64 where its values are whole; complex as pairs."""
+def sampled(tensor: torch.Tensor, most: int = MOST_ELEMENTS) -> torch.Tensor:
+    """On the CPU: in float64, or int64 where its values are whole; complex as pairs.
+
+    Of a tensor with more than `most` elements an evenly spaced sample.
+    """
     import torch
 
     found = tensor.detach()
@@ -86,8 +90,8 @@ def sampled(tensor: torch.Tensor) -> torch.Tensor:
         found = found.dequantize()
     if found.is_complex():
         found = torch.view_as_real(found.resolve_conj())
-    if found.numel() > MOST_ELEMENTS:
-        found = found.flatten()[:: found.numel() // MOST_ELEMENTS | 1]
+    if found.numel() > most:
+        found = found.flatten()[:: found.numel() // most | 1]
     dtype = torch.float64 if found.is_floating_point() else torch.int64
     return found.to("cpu", dtype, copy=True)
 
@@ -112,9 +116,10 @@ def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield "", array
         return
     if isinstance(value, Mapping):  # in the order of the keys: a set of results has no other
-        inside: Iterable[Any] = value.values()
+        words = [key for key in value if isinstance(key, str)]
+        inside: Iterable[Any] = [*words, *value.values()]
     elif isinstance(value, (set, frozenset)):
-        inside = sorted(value, key=repr)
+        inside = sorted(value, key=_rank)
     elif isinstance(value, (list, tuple)):
         inside = value
     else:
@@ -141,6 +146,11 @@ def _names(value: Any, count: int) -> list[str]:
     else:
         found = [str(one) for one in getattr(value, "__dict__", ())]
     return ([""] * count + found)[-count:] if count else []
+
+
+def _rank(value: Any) -> tuple[float, str]:
+    """Numbers by their size: by their digits, rounding would put them in another order."""
+    return (float(value), "") if isinstance(value, numbers.Real) else (float("inf"), repr(value))
 
 
 def _array(value: Any) -> Any:

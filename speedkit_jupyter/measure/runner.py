@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.measure import clock, elsewhere, leaves
+from speedkit_jupyter.measure import clock, elsewhere
 from speedkit_jupyter.measure.comparison import Record
+from speedkit_jupyter.measure.course import Course, goes_on, observing, parameters_of
 from speedkit_jupyter.measure.isolation import State
-from speedkit_jupyter.measure.observation import Observation, observing
 from speedkit_jupyter.measure.routing import Router
 from speedkit_jupyter.measure.step import OUT_OF_DATA, Step
 from speedkit_jupyter.tracebacks import door
@@ -140,23 +140,31 @@ class Runner:
         scalers = self._scalers()
         return float(scalers[0].get_scale()) if scalers else 1.0
 
-    def observed(self, check: Sequence[str] = (), stop_at_step: bool = False) -> Observation:
-        """What one step computes; the values of the names `check` in place of its outputs."""
-        stop = stop_at_step and not check
-        models = self.step.models
-        routed = self._router is not None and self._router.lowers
+    def observed(
+        self,
+        left: Callable[[], list[object]],
+        check: Sequence[str] = (),
+        lead: Course | None = None,
+        limit: int | None = None,
+    ) -> Course:
+        """What a few steps compute, each followed by what it `left` behind.
+
+        The values of the names `check` are compared in place of all outputs. With a `lead` they
+        follow its parameters; `limit` is in its stretches.
+        """
+        step, routed = self.step, self._router is not None and self._router.lowers
+        held = [*step.optimizers, *step.bystanders]
         with (
-            elsewhere.refused(models) if routed else nullcontext(),
-            observing(models, self.scale, self.scales_itself, stop) as seen,
-        ):
-            result = self.once()
-            if not seen.outputs:
-                seen.outputs.add(result)
-            if not seen.outputs and not seen.complete:
-                seen.outputs.add(self.step.results())
-        if check:
-            seen.outputs, seen.calls = leaves.of(self.step.values(check)), []
-        return seen
+            elsewhere.refused(step.models) if routed else nullcontext(),
+            observing(
+                step.models, parameters_of(held), self.scale, self.scales_itself, lead,
+                None if check else limit,
+            ) as observer,
+        ):  # fmt: skip
+            while goes_on(observer.course, lead, self.step_s):
+                result = self.once()
+                observer.step_ended(result, left, step.values(check))
+        return observer.course
 
     @property
     def precision(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol
 
 from speedkit_jupyter.measure.confinement import optimizer_hooks, patched
@@ -35,6 +36,20 @@ class Watcher(Protocol):
 
     def after_step(self) -> None:
         """It has ended."""
+
+
+def unwatched(method: Callable[..., None]) -> Callable[..., None]:
+    """What it computes is its own: no mode that rounds, promotes or replays sees it."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> None:
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+            method(*args, **kwargs)
+
+    return call
 
 
 @contextmanager

@@ -1,25 +1,27 @@
-"""The steps by which variants are judged: the baseline, twice; the reference; the controls."""
+"""What variants are judged by: the baseline, twice; the reference; the controls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure import draws, labels, roofline, rounding
+from speedkit_jupyter.measure import labels, roofline, rounding
 from speedkit_jupyter.measure.accuracy import Yardstick
 from speedkit_jupyter.measure.buffers import settle
+from speedkit_jupyter.measure.course import LEFT, Course
 from speedkit_jupyter.measure.deviation import Errors, errors
-from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.extrapolated import extrapolated
 from speedkit_jupyter.measure.observation import Observation
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.tolerance import Tolerance
+from speedkit_jupyter.measure.trials import Steps, Surrounding
+from speedkit_jupyter.measure.verdicts import Judge
 
 if TYPE_CHECKING:
     import torch
 
-Surrounding = Callable[[], AbstractContextManager[object]]
 # Two runs of the same step, and the step in float64, are alike where outputs and gradients differ
 # by less; a GPU's kernels add up in another order each time.
 ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
@@ -27,77 +29,12 @@ ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
 SCALES, LONG_S = (1.0, 1.37), 0.05
 # Before a variant is accused narrowly there are more of them.
 MORE_SCALES = (1.13, 1.71, 1.23, 1.57, 1.91)
+# Where all steps together take longer, or have more stretches, the reference and the controls end
+# after SOME (they take many times as long): what comes later is judged by what came before.
+WHOLE_S, WHOLE, SOME = 0.1, 16, 4
 
 
-class Steps:
-    """Runs single steps of variants from the user's own state, watched, and puts all back.
-
-    `dropout_off` and `is_random` are known once the baseline ran; `drawn_inside` names kernels
-    whose draws can't be made to agree.
-    """
-
-    def __init__(self, start: State, check: Sequence[str]) -> None:
-        self._start, self._check = start, check
-        self.dropout_off = self.is_random = False
-        self.drawn_inside: set[str] = set()
-
-    def observed(
-        self, runner: Runner, *surroundings: Surrounding, stop_at_step: bool = False
-    ) -> Observation:
-        """One step of a variant."""
-        __tracebackhide__ = True
-        self._start.restore()  # before the plan is applied: settings are part of the state
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(runner.applied())
-                models = runner.step.models
-                self.dropout_off = stack.enter_context(draws.without_dropout(models))
-                for one in surroundings:
-                    stack.enter_context(one())
-                if self.is_random and not is_compiled(runner):
-                    stack.enter_context(self._replayed())
-                return runner.observed(self._check, stop_at_step=stop_at_step)
-        finally:
-            self._start.restore()
-
-    def twice(self, runner: Runner) -> tuple[Observation, Observation]:
-        """The same step two times; whether it draws from torch's generators is known then."""
-        __tracebackhide__ = True
-        self.is_random = False
-        counts: list[bool] = []
-        first = self.observed(runner, lambda: _counting(counts))
-        self.is_random = any(counts)
-        if self.is_random:
-            first = self.observed(runner)
-        return first, self.observed(runner)
-
-    def alike(self, runner: Runner, kept: Mapping[str, Any]) -> bool:
-        """Whether the baseline gives what it gave when this was kept, bit for bit."""
-        __tracebackhide__ = True
-        self.is_random, self.drawn_inside = kept["random"]
-        found = errors(self.observed(runner), kept["yardstick"].baseline, frozenset())
-        off = (found.output.distance, found.gradient.distance)
-        return found.fits and not any(off) and not any(count for count, _ in found.differing)
-
-    @contextmanager
-    def _replayed(self) -> Iterator[None]:
-        with draws.replayed() as beyond:
-            yield
-        self.drawn_inside |= set(beyond)
-
-
-def is_compiled(runner: Runner) -> bool:
-    """By the plan or by the user: such code draws its own numbers."""
-    if runner.record.applied.get("compile"):
-        return True
-    return any(
-        getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
-        for model in runner.step.models
-        for part in model.modules()
-    )
-
-
-def made(steps: Steps, runners: Sequence[Runner]) -> Yardstick:
+def made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     """What these variants are judged by; the first is the baseline.
 
     The stages of a search begin in the same state: where the baseline gives the same bits as it
@@ -105,7 +42,7 @@ def made(steps: Steps, runners: Sequence[Runner]) -> Yardstick:
     """
     __tracebackhide__ = True
     kept = runners[0].step.kept
-    known: Yardstick | None = kept.get("yardstick")
+    known: Judge | None = kept.get("yardstick")
     if known is not None and steps.alike(runners[0], kept):
         extend(known, steps, runners)
         return known
@@ -114,114 +51,172 @@ def made(steps: Steps, runners: Sequence[Runner]) -> Yardstick:
     return known
 
 
-def _made(steps: Steps, runners: Sequence[Runner]) -> Yardstick:
+def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     __tracebackhide__ = True
     runner = runners[0]
     baseline, again = steps.twice(runner)
-    void, dropped = _unlike(again, baseline)
-    same = errors(again, baseline, dropped)
-    settle(again, baseline)
-    if void:
-        return Yardstick(baseline, baseline, same, void=void)
-    reference = _reference(steps, runner)
-    exact = reference is not None and _explained(steps, runner, reference, baseline, dropped)
-    known = reference if reference is not None and exact else baseline
-    own = errors(baseline, known, dropped)
-    found = Yardstick(
-        known,
-        baseline,
-        own,
-        dropped=dropped,
-        names=labels.of(runner.step.models, runner.step.optimizers),
-    )
-    extend(found, steps, runners)
-    return found
+    known = Judge(baseline, {})
+    if again.ends != baseline.ends:
+        known.void = "the step takes another number of optimizer steps each time it runs"
+        return known
+    limit = _limit(baseline, runner.step_s)
+    reference = _reference(steps, runner, limit)
+    covered = _covered(steps, runner, reference, baseline, again, limit)
+    names = labels.of(runner.step.models, runner.step.optimizers)
+    for number, one in baseline.stretches.items():
+        void, dropped = _unlike(again.stretches[number], one)
+        settle(again.stretches[number], one)
+        fits = reference is not None and number in covered
+        there = reference.stretches[number] if reference is not None and fits else one
+        same = again.stretches[number] if not fits else one
+        own = Errors() if void else errors(same, there, dropped)
+        known.stretches[number] = Yardstick(
+            there, one, own, void=void, dropped=dropped, names=names
+        )
+    known.covered = covered
+    extend(known, steps, runners)
+    return known
 
 
-def extend(known: Yardstick, steps: Steps, runners: Sequence[Runner]) -> None:
+def extend(known: Judge, steps: Steps, runners: Sequence[Runner]) -> None:
     """Tolerances for the precisions of these variants, where they are not known yet."""
-    if known.void:
+    if known.void or known.stretches[0].void:
         return
-    first, tolerances = runners[0], dict(known.tolerances)
+    first = runners[0]
+    limit = _limit(known.baseline, first.step_s)
     for runner in runners:
         precision = runner.precision
-        if precision in tolerances:
+        if precision in known.precisions:
             continue
-        in_float64 = known.reference is not known.baseline
-        if runner is first and len(runners) > 1 and in_float64:  # judges itself, by its own errors
-            tolerances[precision] = Tolerance(precision, [known.own])
-            continue
-        tolerances[precision] = _tolerance(known, steps, first, precision, runner.scale())
-    known.tolerances = tolerances
+        known.precisions.add(precision)
+        if runner is first and len(runners) > 1 and known.covered:  # judges itself
+            controls: list[Course] = []
+        else:
+            controls = _controls(known, steps, first, precision, runner.scale(), limit)
+        known.controls[precision] = controls
+        found = {
+            number: _seen_in(known, number, controls, precision)
+            for number, one in known.stretches.items()
+            if not one.void
+        }
+        for number, seen in found.items():
+            one = known.stretches[number]
+            seen = seen or extrapolated(number, found, known.baseline.stretches)
+            tolerances = {**one.tolerances, precision: Tolerance(precision, seen)}
+            one.tolerances = tolerances
 
 
-def _tolerance(
-    known: Yardstick, steps: Steps, first: Runner, precision: str, loss_scale: float
-) -> Tolerance:
-    in_float64 = known.reference is not known.baseline
-    scales = SCALES[:1] if first.step_s > LONG_S else SCALES
-    if precision == "fp32":  # float32 itself, where there is no float64, rounds elsewhere
-        scales = (1.0,) if in_float64 else (SCALES[1],)
-    ways = [partial(rounding.rounded, precision, scale, loss_scale) for scale in scales]
-    controls = [_control(steps, first, way, in_float64) for way in ways]
-    found = [errors(one, known.reference, known.dropped) for one in controls if one is not None]
-    own = [known.own] if in_float64 or precision == "fp32" else []
-    return Tolerance(precision, [*(one for one in found if one.fits), *own])
+def _seen_in(known: Judge, number: int, controls: Sequence[Course], precision: str) -> list[Errors]:
+    """How far the controls are off in a stretch, and the baseline itself."""
+    one = known.stretches[number]
+    courses = [each.stretches[number] for each in controls if number in each.stretches]
+    found = [errors(each, one.reference, one.dropped) for each in courses]
+    found = [each for each in found if each.fits]
+    if controls and not found:
+        return []
+    own = [one.own] if number in known.covered or precision == "fp32" else []
+    return [*found, *(each for each in own if each.fits)]
 
 
-def more(known: Yardstick, steps: Steps, runners: Sequence[Runner], precision: str) -> list[Errors]:
+def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) -> list[Course]:
     """Further controls, which round elsewhere."""
-    first, in_float64 = runners[0], known.reference is not known.baseline
+    first = runners[0]
     scales = MORE_SCALES[: 2 if first.step_s > LONG_S else None]
     loss_scale = next((one.scale() for one in runners if one.precision == precision), 1.0)
+    limit = _limit(known.baseline, first.step_s)
+    return _rounded(known, steps, first, precision, scales, loss_scale, limit)
+
+
+def _controls(
+    known: Judge, steps: Steps, first: Runner, precision: str, loss_scale: float, limit: int | None
+) -> list[Course]:
+    scales = SCALES[:1] if first.step_s > LONG_S else SCALES
+    if precision == "fp32":  # float32 itself, where there is no float64, rounds elsewhere
+        scales = (1.0,) if known.covered else (SCALES[1],)
+    return _rounded(known, steps, first, precision, scales, loss_scale, limit)
+
+
+def _rounded(
+    known: Judge, steps: Steps, first: Runner, precision: str, scales: Sequence[float],
+    loss_scale: float, limit: int | None,
+) -> list[Course]:  # fmt: skip
+    in_float64 = bool(known.covered)
     ways = [partial(rounding.rounded, precision, scale, loss_scale) for scale in scales]
-    controls = [_control(steps, first, way, in_float64) for way in ways]
-    found = [errors(one, known.reference, known.dropped) for one in controls if one is not None]
-    return [one for one in found if one.fits]
+    found = [_control(steps, first, way, in_float64, limit) for way in ways]
+    return [one for one in found if one is not None]
 
 
 def _control(
-    steps: Steps, runner: Runner, rounded: Surrounding, in_float64: bool
-) -> Observation | None:
+    steps: Steps, runner: Runner, rounded: Surrounding, in_float64: bool, limit: int | None
+) -> Course | None:
     models: Sequence[torch.nn.Module] = runner.step.models
     exact: list[Surrounding] = [lambda: rounding.in_float64(models)] if in_float64 else []
-    try:
-        return steps.observed(
-            runner,
-            roofline.eager,
-            *exact,
-            rounded,
-            stop_at_step=True,
-        )
-    except Exception:  # code that doesn't allow a dispatch mode
-        return None
+    with suppress(Exception):  # code that doesn't allow a dispatch mode
+        return steps.observed(runner, roofline.eager, *exact, rounded, limit=limit)
+    return None
 
 
-def _reference(steps: Steps, runner: Runner) -> Observation | None:
+def _reference(steps: Steps, runner: Runner, limit: int | None) -> Course | None:
     models = runner.step.models
-    try:
+    with suppress(Exception):  # an operation without float64, or code that asks for float32
         return steps.observed(
-            runner, roofline.eager, lambda: rounding.in_float64(models), stop_at_step=True
+            runner, roofline.eager, lambda: rounding.in_float64(models), limit=limit
         )
-    except Exception:  # an operation without float64, or code that asks for float32
+    return None
+
+
+def _limit(baseline: Course, step_s: float) -> int | None:
+    """How many stretches the reference and the controls are run for; None for all."""
+    if step_s * len(baseline.ends) <= WHOLE_S and baseline.count <= WHOLE:
         return None
+    first = [number for number in baseline.stretches if number < baseline.ends[0]]
+    telling = [n for n in first[:SOME] if baseline.stretches[n].has_numbers()]
+    telling = [n for n in telling if baseline.stretches[n].role != LEFT]
+    return max(telling, default=first[0]) + 1
+
+
+def _covered(
+    steps: Steps, runner: Runner, reference: Course | None, baseline: Course, again: Course,
+    limit: int | None,
+) -> frozenset[int]:  # fmt: skip
+    """The stretches, from the first one on, in which float64 computes the same as the baseline."""
+    found: list[int] = []
+    control: list[Course | None] = []
+    for number, one in baseline.stretches.items():
+        if reference is None or number not in reference.stretches:
+            break
+        there = reference.stretches[number]
+        dropped = _unlike(again.stretches[number], one)[1]
+        if not _close(one, there, dropped):
+            if not control:
+                way = partial(rounding.rounded, "fp32")
+                control.append(_control(steps, runner, way, True, limit))
+            if not _explained(control[0], number, there, one, dropped):
+                if one.role or (number and not one.has_gradients()):
+                    continue  # what it returns is another's concern
+                break
+        found.append(number)
+    return frozenset(found)
+
+
+def _close(baseline: Observation, reference: Observation, dropped: frozenset[int]) -> bool:
+    found = errors(baseline, reference, dropped)
+    close = found.output.distance < ALIKE_OUTPUT and found.gradient.distance < ALIKE_GRADIENT
+    return found.fits and close
 
 
 def _explained(
-    steps: Steps,
-    runner: Runner,
+    control: Course | None,
+    number: int,
     reference: Observation,
     baseline: Observation,
     dropped: frozenset[int],
 ) -> bool:
     """Whether float64 computes the same as the baseline, but for what float32 rounds."""
     found = errors(baseline, reference, dropped)
-    if not found.fits:
+    if not found.fits or control is None or number not in control.stretches:
         return False
-    if found.output.distance < ALIKE_OUTPUT and found.gradient.distance < ALIKE_GRADIENT:
-        return True
-    control = _control(steps, runner, lambda: rounding.rounded("fp32"), in_float64=True)
-    seen = Errors(fits=False) if control is None else errors(control, reference, dropped)
+    seen = errors(control.stretches[number], reference, dropped)
     return seen.fits and not Tolerance("fp32", [seen]).beyond(found)
 
 
@@ -246,21 +241,3 @@ def _unlike(again: Observation, first: Observation) -> tuple[str, frozenset[int]
 
 def _finite(value: float) -> bool:
     return value < float("inf")
-
-
-@contextmanager
-def _counting(counts: list[bool]) -> Iterator[None]:
-    """Whether torch's generators were drawn from in the block."""
-    import torch
-
-    def states() -> list[torch.Tensor]:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        return [torch.get_rng_state(), *cuda]
-
-    before = states()
-    yield
-    after = states()
-    counts.append(
-        len(before) != len(after)
-        or not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    )

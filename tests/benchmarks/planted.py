@@ -31,6 +31,7 @@ from _beside import HONEST as BESIDE_HONEST
 from _nets import NAMES, net
 from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
+from _whole import WHOLE
 
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison, Record
@@ -109,7 +110,7 @@ def word(record: Record) -> str:
 
 def planted() -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
-    for one in (*KINDS, *BESIDE, *STOCHASTIC, *LATE):
+    for one in (*KINDS, *BESIDE, *STOCHASTIC, *LATE, *WHOLE):
         yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
 

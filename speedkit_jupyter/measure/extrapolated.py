@@ -1,0 +1,84 @@
+"""What rounding does to a stretch that no control was run for: as to one that is like it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.measure.deviation import Deviation, Errors
+from speedkit_jupyter.measure.magnitudes import norm
+from speedkit_jupyter.measure.observation import Observation
+
+if TYPE_CHECKING:
+    import torch
+
+# So many times what it does to the other one; and more where gradients or outputs are smaller by
+# now: what they are off by is not.
+LIKE, UNLIKE = 3.0, 6.0
+
+
+def extrapolated(
+    number: int, known: Mapping[int, Sequence[Errors]], baseline: Mapping[int, Observation]
+) -> list[Errors]:
+    """By the latest stretch of the same shape; else by the worst that is known at all."""
+    here = baseline[number]
+    there = [one for one in known if known[one]]
+    alike = [one for one in there if _shape(baseline[one]) == _shape(here)]
+    if alike:
+        other = baseline[max(alike)]
+        of_numbers = LIKE * _shrunk(_numbers(here), _numbers(other))
+        of_gradients = LIKE * _shrunk(_gradients(here), _gradients(other))
+        return [_times(one, of_numbers, of_gradients) for one in known[max(alike)]]
+    worst = [_worst(one) for number in there for one in known[number]]
+    if not worst:
+        return []
+    found = _deviation(max(worst, key=lambda one: one.distance), UNLIKE)
+    counts = len(_numbers(here)), sum(one is not None for one in here.gradients)
+    return [Errors([found] * counts[0], [found] * counts[1], [], found, found)]
+
+
+def _shrunk(now: Sequence[torch.Tensor], then: Sequence[torch.Tensor]) -> float:
+    """How many times smaller they are, if they are."""
+    sizes = [math.hypot(*map(norm, each)) for each in (then, now)]
+    return max(1.0, sizes[0] / sizes[1]) if sizes[1] > 0 else 1.0
+
+
+def _numbers(seen: Observation) -> list[torch.Tensor]:
+    return [*(one for call in seen.calls for one in call.results.numbers), *seen.outputs.numbers]
+
+
+def _gradients(seen: Observation) -> list[torch.Tensor]:
+    return [one for one in seen.gradients if one is not None]
+
+
+def _shape(seen: Observation) -> tuple[object, ...]:
+    made = [None if one is None else one.shape for one in seen.gradients]
+    return tuple(one.shape for one in _numbers(seen)), tuple(made)
+
+
+def _worst(seen: Errors) -> Deviation:
+    """In each of the ways in which a tensor can be off."""
+    ones = [*seen.numbers, *seen.gradients, seen.output, seen.gradient]
+    distance, slope, shift, row, element = map(
+        max, zip(*(one.values() for one in ones), strict=True)
+    )
+    return Deviation(max(one.size for one in ones), distance, slope, shift, row, element)
+
+
+def _times(seen: Errors, of_numbers: float, of_gradients: float) -> Errors:
+    return replace(
+        seen,
+        numbers=[_deviation(one, of_numbers) for one in seen.numbers],
+        gradients=[_deviation(one, of_gradients) for one in seen.gradients],
+        output=_deviation(seen.output, of_numbers),
+        gradient=_deviation(seen.gradient, of_gradients),
+        buffers=[None if one is None else LIKE * one for one in seen.buffers],
+    )
+
+
+def _deviation(one: Deviation, factor: float) -> Deviation:
+    """Which row or element is off most is another's in each: these are not compared."""
+    distance, slope, shift = (factor * value for value in one.values()[:3])
+    return Deviation(one.size, distance, slope, shift, row=math.inf, element=math.inf)

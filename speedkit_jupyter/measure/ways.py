@@ -1,0 +1,40 @@
+"""Whether the parameters went where the baseline's did, by whatever moved them: an average, say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.measure.magnitudes import norm
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.measure.observation import Observation
+
+# So many times what the controls are off, and this share of the way more; without a control what
+# goes the other way is wrong.
+FACTOR, BESIDES, UNKNOWN = 4.0, 0.1, 1.5
+
+
+def astray(seen: Observation, baseline: Observation, controls: Sequence[Observation]) -> str:
+    """How far off they went, where rounding does not explain it; empty where it does."""
+    found = _off(seen, baseline)
+    known = [_off(one, baseline) for one in controls if one is not baseline]
+    there = [one for one in known if one is not None]
+    if found is None or (known and not there):
+        return ""
+    limit = FACTOR * max(there) + BESIDES if there else UNKNOWN
+    if found <= limit:
+        return ""
+    return (
+        f"the parameters went {found:.2g} of their way off, more than rounding does ({limit:.2g})"
+    )
+
+
+def _off(seen: Observation, baseline: Observation) -> float | None:
+    """As a share of the way; None where the parameters did not move, or others did."""
+    if [one.shape for one in seen.way] != [one.shape for one in baseline.way]:
+        return None
+    way = math.hypot(*map(norm, baseline.way))
+    pairs = zip(seen.way, baseline.way, strict=True)
+    return math.hypot(*(norm(one - other) for one, other in pairs)) / way if way else None
