@@ -74,7 +74,7 @@ def test_training_with_transformers_is_measured_and_put_back(trainer, look, vari
         trainer.train()
     objects = trainer.model, *([trainer.optimizer, trainer.lr_scheduler] if trained else [])
     before = look(*objects)
-    found = benchmark(trainer.train, variants, model=trainer.model, budget_s=0.5)
+    found = benchmark(trainer.train, variants, model=trainer.model, budget_s=0.1)
     assert before.changes(look(*objects)) == []
     assert found.records[0].failure is None
     assert found.records[1].failure is None
