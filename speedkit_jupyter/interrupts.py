@@ -216,7 +216,8 @@ class Window:
         """Put the handler back, once no more of the row is to be expected; what waits arrives."""
         if self in _WINDOWS:
             _WINDOWS.remove(self)
-        if signal.getsignal(signal.SIGINT) is not self:
+        present: Any = signal.getsignal(signal.SIGINT)
+        if present is not self:
             return
         while time.monotonic() - self._last_s < QUIET_S:
             time.sleep(QUIET_S / 10)

@@ -184,7 +184,12 @@ class Timer:
             self._budget.reserved_s = visit.taking_s  # to put it back takes as long
             if not exact:
                 yield Progress(0.0, "first call")
-                self.timing.first_call_s = self._first_s()
+                first = self._first()
+                if not self._budget.allows(0.0):  # it has to do
+                    self._note(first)
+                    yield Progress(1.0, "the budget was short: one run")
+                    return
+                self.timing.first_call_s = first.wall_s
                 state = self.step.state()  # optimizer state and compiled code are there now
                 if self.loops is None and self._begins_afresh(visit.state):
                     state, self.loops = visit.state, 1
@@ -197,20 +202,23 @@ class Timer:
                     self._once(1)  # untimed: caches and clocks settle after the reset
                 watch = self._once(self.timing.loops)
                 number += 1
-                self.timing.all_runs.append(watch.wall_s)
-                self.timing.cpu_runs.append(watch.cpu_s)
-                if watch.device_s is not None:
-                    self.timing.device_runs.append(watch.device_s)
+                self._note(watch)
                 slowest_s = max(slowest_s, clock.now() - begun_s)
                 yield Progress(self._done(number), f"run {number}")
 
-    def _first_s(self) -> float:
-        """Seconds of the first call; where it compiles, they are no part of the budget."""
+    def _first(self) -> Stopwatch:
+        """The first call; where it compiles, its time is no part of the budget."""
         __tracebackhide__ = True
-        graphs, wall_s = compilations.graphs(), self._once(1).wall_s
+        graphs, watch = compilations.graphs(), self._once(1)
         if compilations.graphs() > graphs:
-            self._budget.exclude(wall_s)
-        return wall_s
+            self._budget.exclude(watch.wall_s)
+        return watch
+
+    def _note(self, run: Stopwatch) -> None:
+        self.timing.all_runs.append(run.wall_s)
+        self.timing.cpu_runs.append(run.cpu_s)
+        if run.device_s is not None:
+            self.timing.device_runs.append(run.device_s)
 
     @property
     def _is_short(self) -> bool:

@@ -145,11 +145,11 @@ def test_a_search_gives_up_turns_too_with_everything_in_place(monkeypatch):
     notebook = Notebook()
     before, seen = notebook.state(), []
     run = run_with(
-        Search(step_of(notebook.step), 1.5), lambda t: seen.append(notebook.state() == before)
+        Search(step_of(notebook.step), 5), lambda t: seen.append(notebook.state() == before)
     )
     assert run.state == "done", run.message
     assert all(seen)
-    assert len(seen) > 5
+    assert len(seen) > 2
     assert run.result.stages
 
 
