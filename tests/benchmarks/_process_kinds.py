@@ -84,7 +84,7 @@ a hook of all modules | m = nn.modules.module; m._global_forward_hooks.clear() |
 a backward hook of all modules | m = nn.modules.module; m._global_backward_hooks.clear() | m.register_module_full_backward_hook(lambda *a: None) | (len(m._global_backward_hooks), m._global_backward_hooks.clear())[0]
 a hook of all optimizers | m = sys.modules['torch.optim.optimizer']; m._global_optimizer_post_hooks.clear() | m.register_optimizer_step_post_hook(lambda *a: None) | (len(m._global_optimizer_post_hooks), m._global_optimizer_post_hooks.clear())[0]
 hooks of saved tensors | pass | torch._C._autograd._push_saved_tensors_default_hooks(lambda t: t, lambda t: t) | (torch._C._autograd._top_saved_tensors_default_hooks(True) is None, [torch._C._autograd._pop_saved_tensors_default_hooks() for _ in range(9) if torch._C._autograd._top_saved_tensors_default_hooks(True)])[0]
-an operator of torch.library | LB = torch.library.Library('zzlib', 'FRAGMENT') | LB.define(f'f{len(LB._op_defs)}(Tensor a) -> Tensor') | len(LB._op_defs)
+an operator of torch.library | import time; LB = torch.library.Library('zzlib', 'FRAGMENT') | LB.define(f'f{time.perf_counter_ns()}(Tensor a) -> Tensor') | sum(d[:5] == 'zzlib' for d in torch.library._defs)
 Dynamo's configuration | import torch._dynamo as dy; dy.config.verbose = False | dy.config.verbose = True | dy.config.verbose
 a parametrization's cache | import torch.nn.utils.parametrize as P; P._cache.clear() | P._cache.update({1: 2}) | dict(P._cache)
 numpy's error handler | np.seterrcall(None) | np.seterrcall(print) | np.geterrcall() is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.kinds import interpreter, process, torch_switches
+from speedkit_jupyter.measure.kinds import interpreter, process, torch_registries, torch_switches
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.kinds.settings import is_same, owner_of  # noqa: F401  (for the code below)
 from speedkit_jupyter.measure.step import StateWarning, Step
@@ -145,7 +145,7 @@ def generic() -> dict[str, str]:
     """Of attributes, containers and pairs of functions."""
     found: dict[str, str] = {}
     attributes = {**interpreter.ATTRIBUTES, **torch_switches.COMPUTING_ATTRIBUTES}
-    for path, names in {**attributes, **torch_switches.BESIDE_ATTRIBUTES}.items():
+    for path, names in {**attributes, **torch_registries.BESIDE_ATTRIBUTES}.items():
         for name in names.split():
             code = f"o = owner_of({path!r}); o.{name} = other(getattr(o, {name!r}, None))"
             found[f"{path.replace(':', '.')}.{name}"] = code
@@ -159,7 +159,7 @@ def generic() -> dict[str, str]:
         "torch.distributions.Distribution.set_default_validate_args(False)"
     )
     hooks = [(path, name) for path, names in torch_switches.HOOKS.items() for name in names.split()]
-    rows = [*hooks, *(row[:2] for row in (*interpreter.CONTENTS, *torch_switches.REGISTRIES))]
+    rows = [*hooks, *(row[:2] for row in (*interpreter.CONTENTS, *torch_registries.REGISTRIES))]
     for path, name in rows:
         found[f"{path.replace(':', '.')}.{name}"] = f"add(owner_of({path!r}).{name})"
     for title, name in (
@@ -167,10 +167,10 @@ def generic() -> dict[str, str]:
         ("levels of names", "_nameToLevel"),
     ):
         found[title] = f"import logging; add(logging.{name})"
-    log = torch_switches.LOGGING
+    log = torch_registries.LOGGING
     found["torch._logging.set_logs"] = f"add(owner_of({log!r}).log_qname_to_level)"
     found["artifacts of torch._logging"] = f"add(owner_of({log!r}).artifact_names)"
-    rows = (*interpreter.CALLS, *torch_switches.COMPUTING, *torch_switches.BESIDE)
+    rows = (*interpreter.CALLS, *torch_switches.COMPUTING, *torch_registries.BESIDE)
     for title, path, read, write in rows:
         found[title] = f"o = owner_of({path!r}); o.{write}(other(o.{read}()))"
     return found | CHANGES

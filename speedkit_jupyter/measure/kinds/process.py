@@ -12,6 +12,7 @@ from speedkit_jupyter.measure.kinds import (
     loaded_libraries,
     loggers,
     operating_system,
+    torch_registries,
     torch_switches,
 )
 from speedkit_jupyter.measure.kinds.settings import Setting
@@ -29,7 +30,7 @@ def surroundings() -> list[Setting]:
         *interpreter.settings(),
         *loggers.settings(),
         *loaded_libraries.settings(),
-        *torch_switches.beside(),
+        *torch_registries.settings(),
     ]
 
 
