@@ -101,7 +101,7 @@ def _kinds(cls: type) -> tuple[Kind, ...]:
 INNER = frozenset(
     [
         "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct",
-        "_abc", "collections", "_ctypes", "pydantic_core",
+        "_abc", "_collections", "collections", "_ctypes", "pydantic_core",
     ]
 )  # fmt: skip
 

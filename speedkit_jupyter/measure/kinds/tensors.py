@@ -184,10 +184,9 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     import torch
-    from torch.nn.parameter import is_lazy
 
-    if is_lazy(tensor):  # which will not say its shape
-        tensor = tensor.data
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        tensor = tensor.data  # it will not say its shape
     if tensor.layout != torch.strided:
         return tensor.shape, tensor.dtype, tensor.device, tensor.layout
     try:
