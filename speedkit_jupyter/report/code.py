@@ -15,7 +15,7 @@ from speedkit_jupyter.planning import Plan
 from speedkit_jupyter.planning import plan as plan_for
 from speedkit_jupyter.report import frameworks
 from speedkit_jupyter.report.document import Code, Document, Section
-from speedkit_jupyter.report.given import Given, is_patched, of_model, wrapped
+from speedkit_jupyter.report.given import Given, is_patched, of_model, precision_of, wrapped
 from speedkit_jupyter.report.made_optimizers import makeable, making
 from speedkit_jupyter.report.script import MODEL, Script, assembled, gather, header
 from speedkit_jupyter.report.training_call import call_of
@@ -58,6 +58,9 @@ def code(
         optimizers = optimizers or found
     if form == "yaml":
         return plan.to_yaml()
+    own = precision_of(model)
+    if own and not plan["precision"].active:
+        plan = plan_for(plan.config.changed("precision", own), plan.hardware, plan.facts)
     writers: dict[str, Callable[[Script], str]] = {
         "torch": _torch,
         "accelerate": frameworks.accelerate,

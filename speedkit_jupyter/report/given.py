@@ -52,6 +52,22 @@ def is_patched(model: Any) -> bool:
     return model is not None and PATCHED in getattr(layers(model)[-1], "__dict__", {})
 
 
+def precision_of(model: Any) -> str:
+    """What a framework's wrapper computes in by itself: `bf16`, `fp16`, or nothing to speak of.
+
+    Where the wrapper is taken off, the plan has to say it.
+    """
+    if model is None:
+        return ""
+    if is_patched(model):
+        state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+        found = str(getattr(state, "_shared_state", {}).get("_mixed_precision", ""))
+        return found if found in ("bf16", "fp16") else ""
+    strategy = getattr(model, "__dict__", {}).get("_strategy")
+    of_fabric = getattr(getattr(strategy, "precision", None), "precision", "")
+    return {"bf16-mixed": "bf16", "16-mixed": "fp16"}.get(str(of_fabric), "")
+
+
 def wrapped(optimizers: Iterable[tuple[str, Any]]) -> frozenset[str]:
     """The names that stand for a framework's wrapper."""
     return frozenset(name for name, one in optimizers if one is not None and is_wrapper(one))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from IPython.core.error import UsageError
 
 sys.path.append(str(Path(__file__).parents[1] / "report"))
@@ -134,6 +133,8 @@ def test_it_runs_in_a_fresh_process(tmp_path, users, monkeypatch, user):
         except UsageError as error:
             pytest.fail(f"{form}: {error}")
         text = file.read_text()
+        if "bf16" in source:  # what the wrapper did is not lost with it
+            assert "bf16" in text.replace("bfloat16", "bf16"), text
         program = tmp_path / f"run_{form}.py"
         begin = f"import os\nos.environ['HF_HUB_OFFLINE'] = '1'\n{source}"
         program.write_text(f"{begin}\n{text}\n{end_of(form, source, text)}")
