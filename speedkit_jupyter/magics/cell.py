@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 import sys
 import threading
@@ -133,6 +134,14 @@ class Cell:
             elif isinstance(node, ast.ExceptHandler) and node.name:
                 bound.add(node.name)
         return sorted(bound)
+
+    def undefined(self) -> list[str]:
+        """Names that the cell reads and that mean nothing, in the order of the code."""
+        known = {*self._names, *dir(builtins), *self.assigned()}
+        known |= {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)}
+        used = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)]
+        used.sort(key=lambda node: (node.lineno, node.col_offset))
+        return [node.id for node in used if node.id not in known]
 
     def reads(self, name: str) -> bool:
         """Whether the cell's own code uses a name."""

@@ -32,6 +32,8 @@ class Parser(argparse.ArgumentParser):
         """Raise IPython's UsageError."""
         message = message.replace("invalid float value", "no number")
         message = re.sub(r"invalid \w+ value", "no whole number", message)
+        message = re.sub(r"argument (\S+): expected one argument", r"\1 needs a value", message)
+        message = message.removeprefix("argument ")
         choice = re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message)
         if choice:
             words = choice[2].replace("'", "")
@@ -39,12 +41,23 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"{self.prog}: {choice[1]!r} is not allowed; allowed: {words}.{hint}")
         found = re.search(r"unrecognized arguments: (\S+)", message)
         if found and found[1] in ("-h", "--help"):
-            message = f"its options are {', '.join(options(self))}; {self.help_command} lists them"
+            known = ", ".join(options(self))
+            begin = f"its options are {known}; " if known else ""
+            message = f"{begin}{self.help_command} says what it takes"
         elif found and found[1].startswith("-"):
-            message = f"unknown option {found[1]!r}.{did_you_mean(found[1], options(self))}"
+            message = f"unknown option {found[1]!r}.{self._hint(found[1])}"
         elif found:
             message = f"{found[1]!r} is one word too many (lists take commas without spaces)"
         raise UsageError(f"{self.prog}: {message}")
+
+    def _hint(self, option: str) -> str:
+        """The nearest option, by its letters alone, or where to find all of them."""
+        names = {name.strip("-"): name for name in options(self)}
+        near = did_you_mean(option.partition("=")[0].strip("-"), names)
+        for name in sorted(names, key=len, reverse=True):
+            if repr(name) in near:
+                return f" Did you mean {names[name]!r}?"
+        return f" {self.help_command} lists them"
 
     def parse_line(self, line: str) -> argparse.Namespace:
         """Parse a magic's line; raises UsageError."""

@@ -95,7 +95,11 @@ def named_optimizers(
 def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
     """The function or method of that name (`train`, `trainer.step`); raises UsageError."""
     functions = {n: one for n, one in names.items() if isinstance(one, FunctionType)}
-    own = {n: one for n, one in functions.items() if not one.__module__.startswith("IPython")}
+    own = {
+        n: one
+        for n, one in functions.items()
+        if not str(one.__globals__.get("__name__", "")).startswith("IPython")
+    }
     public = [n for n in own if n[:1] != "_"]
     try:
         value = lookup.value_of(names, name, public, "function")

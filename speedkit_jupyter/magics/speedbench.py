@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError, StepError, is_text
+from speedkit_jupyter.exceptions import SpeedKitError, StepError, did_you_mean, is_text
 from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.applied import Applied
@@ -238,6 +238,9 @@ def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
     if not models and (arguments.compare or arguments.tune):
+        if missing := cell.undefined():
+            hint = did_you_mean(missing[0], [n for n in names if n[:1] != "_"])
+            raise UsageError(f"%%speedbench: the name {missing[0]!r} is not defined.{hint}")
         raise UsageError(
             "%%speedbench: the cell uses no model that was there before: make it in an earlier "
             "cell, and name it with --model where the code hides it"

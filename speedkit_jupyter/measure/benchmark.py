@@ -387,6 +387,7 @@ def _nothing_to_measure(record: Record) -> None:
     """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
     if record.notes:
         record.failure = "; ".join(f"{name} {note}" for name, note in record.notes.items())
+        record.declined = all(one.startswith("declined") for one in record.notes.values())
         record.notes = {}
     else:
         record.same_as_baseline = True

@@ -33,7 +33,8 @@ class Record:
 
     `applied` is what its plan changes, `plan` the same in the config's words. `first_call_s` holds
     compilation; `settling_s` is what all warm-up steps together took beyond ordinary ones.
-    `limit_s` is the machine's own limit for this step in this precision.
+    `limit_s` is the machine's own limit for this step in this precision. `declined` says that
+    `failure` is a reason not to run it, and nothing that went wrong.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Record:
     first_call_s: float | None = None
     settling_s: float = 0.0
     failure: str | None = None
+    declined: bool = False
     accuracy: Accuracy | None = None
     same_as_baseline: bool = False
     applied: dict[str, Any] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Comparison(Shown):
     def verdict(self, record: Record) -> Word:
         """One word for the variant."""
         if record.failure:
-            return "failed"
+            return "declined" if record.declined else "failed"
         if record.accuracy is not None and record.accuracy.verdict == "wrong":
             return "wrong"
         if record is self.baseline:
@@ -248,6 +250,7 @@ class Comparison(Shown):
             "limit_s": record.limit_s,
             "share_of_limit": self.share_of_limit(record),
             "failure": record.failure,
+            "declined": record.declined,
             "same_as_baseline": record.same_as_baseline,
             "accuracy": None if record.accuracy is None else asdict(record.accuracy),
             "memory": None if record.memory is None else asdict(record.memory),
@@ -266,6 +269,7 @@ def _record(row: Mapping[str, Any]) -> Record:
         first_call_s=row["first_call_s"],
         settling_s=row["settling_s"],
         failure=row["failure"],
+        declined=bool(row.get("declined", False)),
         accuracy=None if row["accuracy"] is None else Accuracy(**row["accuracy"]),
         same_as_baseline=row["same_as_baseline"],
         applied=dict(row["applied"]),

@@ -35,7 +35,7 @@ def _standing(comparison: Comparison, record: Record) -> Standing:
     state = WORDS.get(verdict, verdict)
     if record.same_as_baseline:
         return Standing(record.name, None, None, None, "changes nothing")
-    if found is None or verdict == "failed":
+    if found is None or verdict in ("failed", "declined"):
         known = record is comparison.baseline or record.failure
         return Standing(record.name, None, None, None, state if known else "waiting")
     left = len(record.times_s) < len(comparison.baseline.times_s)

@@ -9,7 +9,15 @@ from functools import cache
 from typing import Literal
 
 Word = Literal[
-    "baseline", "faster", "slower", "same", "too noisy", "not checked", "wrong", "failed"
+    "baseline",
+    "faster",
+    "slower",
+    "same",
+    "too noisy",
+    "not checked",
+    "wrong",
+    "failed",
+    "declined",
 ]
 
 # Inside this band around 1 a difference is nobody's concern.

@@ -58,6 +58,8 @@ def variant(name: str) -> Variant:
         raise StepError(f"variant {name}: {skipped[-1]}")
     values: dict[str, Any] = {}
     for word in name.split("+"):
+        if not word:
+            raise StepError(f"variant {name}: a word is missing at its +, as in bf16+compile")
         found = _option(word)
         if twice := next((one for one in found if one in values), None):
             raise StepError(f"variant {name}: it names {twice} twice")
@@ -143,8 +145,9 @@ def _option(word: str) -> dict[str, Any]:
     name, _, value = word.partition(":")
     if name in ("threads", "device") and value:
         return {name: from_word(value)}
-    names = [BASELINE, CURRENT, AUTO, *known]
+    names = [BASELINE, CURRENT, AUTO, *known, "threads:1", "device:cpu"]
     raise StepError(
         f"unknown variant {word!r}.{did_you_mean(word, names)} Names are {', '.join(names[:3])}, "
-        f"a YAML file, a saved name, or words joined by +: {', '.join(known)}"
+        f"a YAML file, a saved name, or words joined by +: "
+        f"{', '.join(known)}, threads:NUMBER, device:NAME"
     )

@@ -67,7 +67,7 @@ class Tf32(Optimization):
             return request.leave(
                 now,
                 "'medium' (bf16 inside float32 products, 1.06x to 1.2x) also rounds what is "
-                "outside autocast: ask for it with tf32: medium",
+                "outside autocast: ask for it with --tf32 medium",
             )
         return request.apply("medium", "as asked: oneDNN multiplies float32 in bf16")
 

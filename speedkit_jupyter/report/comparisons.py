@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.measure.accuracy import Accuracy
@@ -14,6 +15,9 @@ from speedkit_jupyter.report.units import count, operations, ratio, seconds, sha
 
 # An interval wider than this share of its median to both sides says where it begins, and no more.
 LOOSE = 0.5
+
+# A reason of so many characters has room in the table.
+SHORT = 60
 
 # So many lines stand under the table; what matters always does.
 SHOWN = 2
@@ -42,7 +46,8 @@ def comparison_report(comparison: Comparison) -> Document:
         "verdict",
     )
     wraps = ("variant", "95 % interval", "accuracy")
-    table = Table(columns, rows, numbers=columns[1:-2], wraps=wraps)
+    less = ("memory", "first call", "of limit")
+    table = Table(columns, rows, numbers=columns[1:-2], wraps=wraps, optional=less)
     sections = [Section(table), *_plot(comparison), *_remarks(comparison)]
     return Document(_headline(comparison), tuple(sections), comparison.to_dict())
 
@@ -106,7 +111,7 @@ def _row(comparison: Comparison, record: Record) -> Row:
     seen = comparison.times_s(record)
     if record.failure or not seen:
         blank = ("–",) * 7
-        text = f"{verdict}: {record.failure}" if record.failure else _unseen(record)
+        text = f"{verdict}: {_in_short(record)}" if record.failure else _unseen(record)
         return Row((record.name, *blank, text), tone)
     found, limit = comparison.ratio(record), comparison.share_of_limit(record)
     if found is not None and (math.isinf(found.high) or record.same_as_baseline):
@@ -126,6 +131,21 @@ def _row(comparison: Comparison, record: Record) -> Row:
         ),
         tone,
     )
+
+
+def _reason(record: Record) -> str:
+    """Why there are no times; what declined it is named where it is not the variant itself."""
+    reason = record.failure or ""
+    name, _, rest = reason.partition(" declined: ")
+    if not (record.declined and rest):
+        return reason
+    return rest if record.name.partition(":")[0] == name else f"{name}: {rest}"
+
+
+def _in_short(record: Record) -> str:
+    """The first clause of the reason; the whole of it stands below the table."""
+    first = re.split(r"; | \(|\. ", _reason(record))[0]
+    return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
 
 
 def _peak(record: Record) -> str:
@@ -171,6 +191,8 @@ def _remarks(comparison: Comparison) -> list[Section]:
 
 def _about(comparison: Comparison, record: Record) -> list[str]:
     lines: list[str] = []
+    if record.failure and _in_short(record) != _reason(record):
+        lines.append(f"{comparison.verdict(record)}: {_reason(record)}")
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]

@@ -32,13 +32,15 @@ class Table:
     """Columns with their rows.
 
     Columns named in `numbers` are aligned to the right, those in `wraps` break into lines where
-    the page is narrow, as the last one always does.
+    the page is narrow, as the last one always does. Those in `optional` leave a text that is too
+    narrow for all, the last of them first.
     """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     numbers: tuple[str, ...] = ()
     wraps: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

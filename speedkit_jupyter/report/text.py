@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import textwrap
 
+from speedkit_jupyter.report import text_table
 from speedkit_jupyter.report.document import Code, Document, Folded, Picture, Section, Table
 
-GAP = "  "
 # Without a terminal (a saved notebook, a pipe) this many columns.
 WIDTH = 100
 
@@ -24,7 +24,7 @@ def render(document: Document) -> str:
 def _section(section: Section, width: int, is_brief: bool) -> str:
     body = section.body
     if isinstance(body, Table):
-        text = _table(body, width)
+        text = text_table.render(body, width)
     elif isinstance(body, Code):
         text = body.text if body.language else textwrap.indent(body.text, "    ")
     elif isinstance(body, Folded) and is_brief:
@@ -34,27 +34,3 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
         lines = body if isinstance(body, str) else body.text
         text = "\n".join(textwrap.fill(line, width) for line in lines.splitlines())
     return f"{section.title}\n{text}" if section.title else text
-
-
-def _table(table: Table, width: int) -> str:
-    """Columns as wide as needed; the last one wraps."""
-    cells = [table.columns, *(row.cells for row in table.rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    used = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
-    widths[-1] = max(20, min(widths[-1], width - used))
-    lines = [_row(row, widths, table) for row in cells]
-    return "\n".join([lines[0], GAP.join("─" * one for one in widths), *lines[1:]])
-
-
-def _row(row: tuple[str, ...], widths: list[int], table: Table) -> str:
-    padded = [
-        cell.rjust(width) if column in table.numbers else cell.ljust(width)
-        for cell, width, column in zip(row[:-1], widths, table.columns, strict=False)
-    ]
-    last = textwrap.wrap(row[-1], widths[-1]) or [""]
-    if table.columns[-1] in table.numbers:
-        last = [line.rjust(widths[-1]) for line in last]
-    lead = GAP.join(padded) + (GAP if padded else "")
-    return "\n".join(
-        (lead if number == 0 else " " * len(lead)) + line for number, line in enumerate(last)
-    ).rstrip()

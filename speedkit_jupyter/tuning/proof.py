@@ -123,10 +123,10 @@ class Proof:
         """Why the rounds say neither yes nor no; empty where they say no."""
         value, ratio = self.stages.value(comparison, record), comparison.ratio(record)
         if ratio is None or math.isinf(ratio.high):
-            told = comparison.verdict(record) in ("failed", "wrong")
+            told = comparison.verdict(record) in ("failed", "declined", "wrong")
             return "" if told else f"too few rounds for {record.name}; {self.stages.more()}"
         if scoring.is_clearly_no_gain(comparison, record) or 0 < value <= 1:
             return ""
-        if comparison.verdict(record) in ("failed", "wrong"):
+        if comparison.verdict(record) in ("failed", "declined", "wrong"):
             return ""
         return f"{record.name} may help, and was not proven; {self.stages.more()}"

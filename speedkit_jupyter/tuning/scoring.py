@@ -20,7 +20,7 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
     By time, by `memory`, or by the total time of so many steps, compiling included.
     """
     verdict = comparison.verdict(record)
-    if record.same_as_baseline or verdict in ("failed", "wrong", "slower"):
+    if record.same_as_baseline or verdict in ("failed", "declined", "wrong", "slower"):
         return 0.0
     if not record.is_checked:
         return 0.0
@@ -50,7 +50,12 @@ def value(comparison: Comparison, record: Record, objective: str, steps: int | N
         return 1.0
     ratio, verdict = comparison.ratio(record), comparison.verdict(record)
     fell_behind = len(record.times_s) < len(comparison.baseline.times_s)
-    if ratio is None or fell_behind or record.same_as_baseline or verdict in ("failed", "wrong"):
+    if (
+        ratio is None
+        or fell_behind
+        or record.same_as_baseline
+        or verdict in ("failed", "declined", "wrong")
+    ):
         return 0.0
     if record.accuracy is not None and record.accuracy.verdict == "not checked":
         return 0.0
@@ -85,7 +90,7 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
     """Why it is not in the plan, with its number."""
     verdict = comparison.verdict(record)
     if record.failure:
-        return f"failed: {record.failure}"
+        return f"{verdict}: {record.failure}"
     if verdict == "wrong" and record.accuracy is not None:
         return f"wrong: {record.accuracy.reason}"
     if record.same_as_baseline:

@@ -59,7 +59,7 @@ KINDS = {
         "def closure():\n    optimizer.zero_grad()\n    loss = Double.apply(model(x)).sum()\n"
         "    loss.backward()\n    return loss\noptimizer.step(closure)"
     ),
-    "a reason": TRAIN + "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError from e",
+    "a reason": TRAIN + "try: 1 / 0\nexcept Exception as error: raise KeyError from error",
     "while handling": TRAIN + "try:\n    1 / 0\nexcept ZeroDivisionError:\n    nowhere",
     "asynchronous": TRAIN + "raise StopAsyncIteration('mine')",
     "an assertion": TRAIN + "assert x.sum() > 1e9, 'small'",

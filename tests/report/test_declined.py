@@ -1,0 +1,84 @@
+"""What can't be had stands in the table as declined, in short, and the table fits the page."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.measure.comparison import Comparison
+from speedkit_jupyter.measure.variants import variant, words
+from speedkit_jupyter.report import text_table
+from speedkit_jupyter.report.comparisons import comparison_report
+from speedkit_jupyter.report.document import Row, Table
+from speedkit_jupyter.tuning.scoring import why_not
+
+DECLINED = {
+    "sdpa:flash": "'flash' is a CUDA kernel",
+    "device:cuda": "this machine has no cuda",
+    "tf32:high": "'high' changes nothing on a CPU",
+    "cudnn_benchmark": "cuDNN does not run on cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    model, x = torch.nn.Linear(8, 8), torch.rand(4, 8)
+    names = ["baseline", *DECLINED, "threads:1"]
+    return benchmark(lambda: model(x), names, model=model, budget_s=0.05)
+
+
+def test_a_wish_that_is_declined_is_no_failure(found):
+    for record in found.records[1:-1]:
+        assert found.verdict(record) == "declined"
+        assert why_not(found, record, "baseline").startswith("declined: ")
+    again = Comparison.from_dict(found.to_dict())
+    assert [again.verdict(one) for one in again.records] == [
+        found.verdict(one) for one in found.records
+    ]
+
+
+def test_the_table_says_why_in_short_and_the_notes_in_full(found, monkeypatch):
+    for columns in ("80", "100", "140"):
+        monkeypatch.setenv("COLUMNS", columns)
+        text, html = found.report().to_text(), found.report().to_html()
+        assert max(map(len, text.splitlines())) <= int(columns)
+        for name, reason in DECLINED.items():
+            assert f"{name}" in text
+            assert f"declined: {reason}" in html.replace("&#x27;", "'")
+        assert "failed" not in text + html
+    assert "on a CPU torch uses its own fused one already" in " ".join(text.split())
+
+
+def test_without_the_word_an_older_result_is_still_read(found):
+    values = found.to_dict()
+    for row in values["variants"]:
+        del row["declined"]
+    assert comparison_report(Comparison.from_dict(values)).to_text()
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100, 120])
+@pytest.mark.parametrize(
+    "name", ["bf16", "bf16+channels_last+fused_optimizer+threads:1+tf32:medium"]
+)
+def test_columns_wrap_and_then_leave_until_the_table_fits(width, name):
+    columns = ("variant", "median", "95 % interval", "memory", "first call", "why")
+    rows = (Row((name, "12.7 ms", "1.015× to 1.05×", "13.2 MiB", "75.6 ms", "it is so " * 9)),)
+    table = Table(
+        columns, rows, columns[1:5], ("variant", "95 % interval"), ("memory", "first call")
+    )
+    lines = text_table.render(table, width).splitlines()
+    assert max(map(len, lines)) <= width
+    shown = " ".join(" ".join(lines).split())
+    assert "12.7 ms" in shown
+    assert shown.count("it") == 9
+    assert ("first call" in lines[0]) == (width >= 80) or name == "bf16"
+
+
+@pytest.mark.parametrize("word", ["thread:1", "threads", "devise:cuda", "nothing"])
+def test_an_unknown_variant_lists_every_word_there_is(word):
+    with pytest.raises(SpeedKitError) as raised:
+        variant(word)
+    for known in (*words(), "threads:NUMBER", "device:NAME"):
+        assert known in str(raised.value)
