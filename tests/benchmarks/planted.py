@@ -7,7 +7,8 @@ fp16, channels_last and so on, which must not be called wrong. *Amplifying*: net
 rounding, from five seeds each, with optimizers of six kinds. *A/A*: stochastic nets against
 themselves, which must not be called wrong either.
 
-    python tests/benchmarks/planted.py [--part planted|honest|amplifying|again] [--compile] [--file out.jsonl]
+    python tests/benchmarks/planted.py [--part planted|honest|amplifying|again] [--compile]
+        [--file out.jsonl]
 
 Only the check runs, no times are taken, but for what goes wrong later. About twenty minutes.
 Exits 1 where a wrong variant could win, or a right one was called wrong.
