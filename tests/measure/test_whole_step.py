@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from speedkit_jupyter.measure import yardstick
 from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.course import MOST_STRETCHES, observing
 from speedkit_jupyter.measure.functions import step_of
@@ -70,6 +71,23 @@ def test_the_reason_says_which_step_and_after_how_many_optimizer_steps():
                ("GAN, the generator the other way", "from the second step on")}  # fmt: skip
     assert reasons["GAN, the generator the other way"].startswith("after 1 optimizer step: ")
     assert reasons["from the second step on"].startswith("in step 2: ")
+
+
+def test_where_the_controls_end_early_nothing_honest_is_accused(monkeypatch):
+    monkeypatch.setattr(yardstick, "WHOLE", 1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer, x = torch.optim.AdamW(model.parameters(), 1e-2), torch.randn(32, 16)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    assert word(checked(lambda: (step, model, optimizer, "bf16"))) == "rounding"
+    assert word(checked(lambda: (step, model, optimizer, "fused_optimizer"))) == "exact"
+    late = next(one for one in CASES if one.name == "from the second step on")
+    assert checked(late.make).accuracy.reason.startswith("in step 2: ")
 
 
 def epochs(count, lead=None, steps=2, spoil=0.0):
