@@ -193,7 +193,8 @@ class Benchmark:
             step.made = step.made or made
             runner.warm = runner.state()
         first_s = runner.record.first_call_s or 0.0
-        if step.repeats is None and repeats.is_suspicious(first_s, runner.fastest_s):
+        looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
+        if looks and repeats.is_suspicious(first_s, runner.fastest_s):
             step.repeats = repeats.of_runner(runner, start)
         if step.afresh:
             runner.restarted(start)
