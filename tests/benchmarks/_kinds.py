@@ -641,7 +641,6 @@ a parameter that becomes a buffer | w = nn.Linear(2, 2) | 'bias' in w._parameter
 parametrization that is added | w = nn.Linear(2, 2) | torch.nn.utils.parametrize.is_parametrized(w) or torch.nn.utils.parametrizations.weight_norm(w) | (type(w).__name__, sorted(n for n, _ in w.named_parameters()))
 parametrization that is removed | w = torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)) | torch.nn.utils.parametrize.is_parametrized(w) and torch.nn.utils.parametrize.remove_parametrizations(w, 'weight') | (type(w).__name__, sorted(n for n, _ in w.named_parameters()))
 a pruning mask | import torch.nn.utils.prune; w = nn.Linear(2, 2); torch.nn.utils.prune.identity(w, 'weight') | w.weight_mask.zero_() | w.weight_mask
-a lazy module | w = nn.LazyLinear(2) | w(torch.ones(1, 3)) | type(w).__name__
 a dynamically quantized module | w = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2)), {nn.Linear}); v = w[0].weight() | w[0].set_weight_bias(torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8), torch.ones(2)) | (w[0].weight().dequantize(), w[0].bias())
 an observer | o = torch.ao.quantization.MinMaxObserver() | o(torch.randn(4) * 99) | (o.min_val, o.max_val)
 a scripted module's statistics | o = torch.jit.script(nn.BatchNorm1d(3)) | o(torch.randn(4, 3)) | o.running_mean

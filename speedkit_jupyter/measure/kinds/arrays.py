@@ -1,11 +1,8 @@
-"""Numbers that are no tensors: numpy's arrays, pandas' frames, memory of C."""
+"""Numbers that are no tensors: numpy's arrays, pandas' frames."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import math
-import mmap
 import operator
 import sys
 import warnings
@@ -182,43 +179,3 @@ class Frames(Kind):
         """The same frame, with blocks of its own."""
         found._mgr = memory.copy(deep=True)
         getattr(found, "_item_cache", {}).clear()
-
-
-class Mapped(Kind):
-    """Memory that is written through it: `memoryview`, `mmap`, what ctypes has."""
-
-    def recognizes(self, cls: type) -> bool:
-        """Those of Python's own."""
-        data: Any = ctypes._SimpleCData.__mro__[1]
-        return issubclass(cls, (memoryview, mmap.mmap, data))
-
-    def children(self, found: Any) -> Iterable[Any]:
-        """What a view is of, what a pointer points to."""
-        if isinstance(found, memoryview):
-            return (found.obj,)
-        kept = [one for one in gc.get_referents(found) if isinstance(one, dict)]
-        return [one for held in kept for one in held.values()]
-
-    def copy(self, found: Any, copies: Copies) -> bytes | None:
-        """The bytes, and of a mapped file where it is read."""
-        view = _bytes_of(found)
-        if view.readonly or not copies.fits(found, view.nbytes):
-            return None
-        return view.tobytes() if view.contiguous else None
-
-    def same(self, found: Any, memory: bytes | None) -> bool:
-        """Byte by byte."""
-        return memory is None or _bytes_of(found).tobytes() == memory
-
-    def put_back(self, found: Any, memory: bytes) -> None:
-        """Into its own memory."""
-        _bytes_of(found)[:] = memory
-
-
-def _bytes_of(found: Any) -> memoryview:
-    view = memoryview(found)
-    if not view.contiguous:
-        return view
-    if not isinstance(found, memoryview | mmap.mmap):
-        return memoryview((ctypes.c_char * ctypes.sizeof(found)).from_buffer(found)).cast("B")
-    return view.cast("B")

@@ -17,14 +17,14 @@ from types import (
     WrapperDescriptorType,
 )
 
-from speedkit_jupyter.measure.kinds.arrays import Arrays, Frames, Mapped
+from speedkit_jupyter.measure.kinds.arrays import Arrays, Frames
 from speedkit_jupyter.measure.kinds.base import Kind
 from speedkit_jupyter.measure.kinds.containers import Buffers, Dicts, Immutables, Lists, Sets
 from speedkit_jupyter.measure.kinds.fields import Fields, Registered
 from speedkit_jupyter.measure.kinds.functions import Caches, Callables, Functions
 from speedkit_jupyter.measure.kinds.instances import Attributes, Classes, Slots
 from speedkit_jupyter.measure.kinds.locks import Locals, Locks
-from speedkit_jupyter.measure.kinds.memory import Storages
+from speedkit_jupyter.measure.kinds.memory import Mapped, Storages
 from speedkit_jupyter.measure.kinds.names import Cells, Modules, Names, NamesKind
 from speedkit_jupyter.measure.kinds.opaque import (
     Reduced,

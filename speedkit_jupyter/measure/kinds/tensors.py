@@ -50,12 +50,11 @@ class Tensors(Kind):
     def copy(self, found: torch.Tensor, copies: Copies) -> Memory:
         """A clone; or a checksum where it would be too large."""
         import torch
-        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         plain = found.detach()
         size = plain.numel() * plain.element_size()
         saved = summed = home = None
-        if is_traceable_wrapper_subclass(found):
+        if _consists_of_others(found):
             pass  # what it consists of are tensors, which are copied themselves
         elif copies.fits(found, size):
             once = flat(plain)
@@ -167,13 +166,21 @@ class Gradients(Kind):
             raise RuntimeError("it retains its gradient from now on")
 
 
+def _consists_of_others(tensor: torch.Tensor) -> bool:
+    import torch
+
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return bool(torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
+
+
 def _is_shared(tensor: torch.Tensor) -> bool:
     import torch
 
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return False
     try:
-        return bool(tensor.is_shared())
+        return bool(tensor.untyped_storage().is_shared())
     except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
         return False
 
@@ -185,7 +192,8 @@ def _version(tensor: torch.Tensor) -> int | None:
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     import torch
 
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    parameters: Any = torch.nn.parameter
+    if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # it will not say its shape
     if tensor.layout != torch.strided:
         return tensor.shape, tensor.dtype, tensor.device, tensor.layout
