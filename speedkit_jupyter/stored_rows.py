@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 Figure = FiniteFloat | None
 # How results and plans are found, not the package's version: it is raised where what an earlier
 # engine found can't be trusted or compared. Before 2 it was not written down.
-ENGINE = 2
+ENGINE = 3
 
 
 @dataclass(frozen=True)

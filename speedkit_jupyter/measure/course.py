@@ -48,6 +48,11 @@ class Course:
         return self.ends[-1] if self.ends else 0
 
 
+def steps_of(step_s: float) -> int:
+    """How many successive steps a course has at most, of so many seconds each."""
+    return STEPS if step_s <= QUICK_S else 2
+
+
 def goes_on(course: Course, lead: Course | None, step_s: float) -> bool:
     """Whether one more step is to be run, of which one takes about so long.
 
@@ -60,7 +65,7 @@ def goes_on(course: Course, lead: Course | None, step_s: float) -> bool:
         return True
     taken = max(one.place[1] for one in course.stretches.values())
     if taken < STEPS:
-        return len(course.ends) < (STEPS if step_s <= QUICK_S else 2)
+        return len(course.ends) < steps_of(step_s)
     return len(course.ends) < 2 and step_s <= LONG_S
 
 

@@ -17,6 +17,7 @@ from speedkit_jupyter.measure.budget import (
     clear_answer_s,
     few_digits,
 )
+from speedkit_jupyter.measure.course import steps_of
 from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.statistics import ERROR, LAST_LOOK, least_pairs
@@ -177,7 +178,8 @@ class Pace:
         first, *others = runners
         rounded = {one.precision for one in others} - {first.precision}
         of_baseline = REFERENCE + ROUNDED * len(rounded)
-        return of_baseline * first.worst_s + sum(one.worst_s for one in runners)
+        of_each = steps_of(first.worst_s) * sum(one.worst_s for one in runners)
+        return of_baseline * first.worst_s + of_each
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
         least = least_pairs(ERROR * LAST_LOOK / max(len(runners) - 1, 1))
