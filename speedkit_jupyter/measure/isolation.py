@@ -64,7 +64,8 @@ class State:
     def _take(self, copies: Copies) -> None:
         import torch
 
-        copies.required.update(_owned(self.walk))
+        self._own = frozenset(_owned(self.walk))
+        copies.required.update(self._own)
         by_kind: dict[Kind, list[Memory]] = {kind: [] for kind in KINDS}
         with torch._C.DisableTorchFunctionSubclass():
             for one in self.walk.found.values():
@@ -158,7 +159,8 @@ class State:
 
     def changed(self) -> Iterator[Memory]:
         """What does not hold what was copied; parameters, buffers and optimizers' own left out."""
-        own = set(_owned(self.walk))
+        # Those of before too: a layout gives parameters other gradients.
+        own = self._own.union(_owned(self.walk))
         for kind, one, memory in self._memories:
             with suppress(Exception):
                 same = kind.same_values if kind.bulky else kind.same
