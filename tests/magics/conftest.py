@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -65,6 +66,13 @@ def shell(_shell: Any) -> Iterator[Shell]:
     _shell.run_line_magic("unload_ext", "speedkit_jupyter")
     for name in set(_shell.user_ns) - found:
         del _shell.user_ns[name]
+
+
+@pytest.fixture
+def seen(shell: Shell) -> Callable[[], list[Any]]:
+    """All that cells gave to `seen.put`: no list, which a measurement puts back."""
+    queue = shell.names["seen"] = SimpleQueue[Any]()
+    return lambda: [queue.get_nowait() for _ in range(queue.qsize())]
 
 
 @pytest.fixture
