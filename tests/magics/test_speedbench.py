@@ -257,7 +257,8 @@ def test_check_compares_the_names_that_it_is_given(shell):
         "else: seen = logits + 0\n" + STEP
     )
     shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check seen", cell))
-    assert "wrong: output off by" in shown
+    assert "bf16: wrong: " in shown
+    assert "result off by" in shown
     shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check loss,logits", cell))
     assert "wrong" not in shown
     assert "seen" not in shell.names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -67,6 +68,38 @@ def test_setup_runs_before_each_run_untimed_and_its_names_are_local(
     assert len(seen()) == 3
     assert timing.worst == pytest.approx(made_time.tick_s / 2)
     assert "text" not in shell.names
+
+
+@pytest.mark.parametrize(
+    ("setup", "cell"),
+    [
+        ("items.append(1)", "1 + 1"),
+        ("items.append(1)", "len(items)"),
+        ("box.n += 1", "pass"),
+        ("add()", "pass"),
+        ("global n; n += 1", "n"),
+        ("sys.zz = 1", "pass"),
+        ("batch = next(batches)", "batch + 1"),
+        ("optimizer.zero_grad(); model.eval()", "x + 1"),
+        ("torch.nn.init.zeros_(model[0].weight)", "model(x)"),
+    ],
+)
+def test_what_the_setup_changes_is_as_before_too(shell, setup, cell):
+    shell.run(
+        "import sys\nfrom types import SimpleNamespace\nitems, n = [], 0\n"
+        "box, batches = SimpleNamespace(n=0), iter([1, 2, 3, 4, 5])\n"
+        "def add(): items.append(1); box.n += 1\n"
+        "model(x).sum().backward()"
+    )
+    names = shell.names
+    weights = [p.detach().clone() for p in names["model"].parameters()]
+    timed(shell, f"-n 1 -r 3 {setup}", cell)
+    assert (names["items"], names["n"], names["box"].n) == ([], 0, 0)
+    assert list(names["batches"]) == [1, 2, 3, 4, 5]
+    assert not hasattr(sys, "zz")
+    assert names["model"].training
+    assert all(p.grad is not None for p in names["model"].parameters())
+    assert all(map(torch.equal, weights, names["model"].parameters()))
 
 
 def test_p_sets_the_digits(shell):
