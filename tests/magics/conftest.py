@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
+
+# An older IPython colours word by word, on any terminal.
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 SETUP = """
 import torch
@@ -130,7 +134,7 @@ class Kernel:
             "status": reply["content"]["status"],
             "ename": reply["content"].get("ename", ""),
             "text": "".join(self._shown),
-            "traceback": "\n".join(self._traceback),
+            "traceback": COLOURS.sub("", "\n".join(self._traceback)),
         }
 
     def interrupt(self) -> None:
