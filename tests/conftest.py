@@ -81,8 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Saved results of the one who runs the tests decide nothing here."""
+    """Saved results and the terminal of the one who runs the tests decide nothing here."""
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture(autouse=True)

@@ -53,6 +53,7 @@ class Cell:
             last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
         self._code = shell.compile(ast.Module(body, []), name, "exec")
         self._last = shell.compile(last, name, "eval") if last else None
+        self._before = ast.Module([], [])
         self._names = shell.user_ns
         self._silence = _Silence(sys.stdout)
 
@@ -78,8 +79,14 @@ class Cell:
         with redirect_stdout(next(quiet)), redirect_stderr(next(quiet)):
             yield
 
-    def loop(self, setup: str = "") -> tuple[Callable[[int, Stopwatch], None], float]:
-        """A loop over the cell with `setup` before it, as `%%timeit` has it, and how long Python
+    def begin_with(self, setup: str) -> None:
+        """Have a loop run this code first; raises SyntaxError, UsageError."""
+        before = self._shell.compile.ast_parse(self._shell.transform_cell(setup))
+        self._before = self._shell.transform_ast(before)
+        _refuse_await(self._before)
+
+    def loop(self) -> tuple[Callable[[int, Stopwatch], None], float]:
+        """A loop over the cell with its set-up before it, as `%%timeit` has it, and how long Python
         took to compile it in seconds.
 
         The cell's lines stand in the loop itself, so that a step of nanoseconds can be timed. What
@@ -87,18 +94,15 @@ class Cell:
         loss`, which `%%timeit` refuses). Raises SyntaxError.
         """
         __tracebackhide__ = True
-        shell = self._shell
-        before = shell.transform_ast(shell.compile.ast_parse(shell.transform_cell(setup)))
-        _refuse_await(before)
-        ours = _free_names(self.tree, before)
+        ours = _free_names(self.tree, self._before)
         tree = ast.parse(LOOP.format(**ours))
         inner = tree.body[0]
         assert isinstance(inner, ast.FunctionDef)
-        inner.body[0:0] = [*self._of_the_notebook(before), *before.body]
+        inner.body[0:0] = [*self._of_the_notebook(), *self._before.body]
         loop = next(node for node in inner.body if isinstance(node, ast.For))
         loop.body = self.tree.body
         start = time.perf_counter()
-        code = shell.compile(ast.fix_missing_locations(tree), self._file, "exec")
+        code = self._shell.compile(ast.fix_missing_locations(tree), self._file, "exec")
         took_s = time.perf_counter() - start
         found: dict[str, Any] = {}
         exec(code, self._names, found)
@@ -112,14 +116,14 @@ class Cell:
 
         return run, took_s
 
-    def _of_the_notebook(self, setup: ast.AST) -> list[ast.Global]:
+    def _of_the_notebook(self) -> list[ast.Global]:
         changed = {
             node.target.id
             for node in ast.walk(self.tree)
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
         }
         read = changed | _ids(self.tree, ast.Load)
-        names = (read & _ids(self.tree, ast.Store)) - _ids(setup, ast.Store)
+        names = (read & _ids(self.tree, ast.Store)) - _ids(self._before, ast.Store)
         kept = sorted(name for name in names if name in self._names)
         return [ast.Global(kept)] if kept else []
 
@@ -148,17 +152,22 @@ class Cell:
         return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(self.tree))
 
     def names(self) -> Names:
-        """Every name that the cell's code uses: what it reaches, it reaches from there."""
-        used = (node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name))
-        codes = [one for one in (self._code, self._last) if one is not None]
-        return Names(self._names, used, codes=codes)
+        """Every name that the code uses, set-up and all: what it reaches, it reaches from there."""
+        before = self._shell.compile(self._before, self._file, "exec")
+        codes = [one for one in (before, self._code, self._last) if one is not None]
+        declared = [n for n in ast.walk(self._before) if isinstance(n, ast.Global)]
+        bound = (name for node in declared for name in node.names)
+        return Names(self._names, self._used(), bound, codes)
+
+    def _used(self) -> set[str]:
+        nodes = (node for tree in (self._before, self.tree) for node in ast.walk(tree))
+        return {node.id for node in nodes if isinstance(node, ast.Name)}
 
     def iterators(self) -> list[str]:
-        """The names of iterators that the cell draws from: its next batch, say."""
-        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        """The names of iterators that the code draws from: its next batch, say."""
         return sorted(
             name
-            for name in used
+            for name in self._used()
             if isinstance(self._names.get(name), Iterator)
             and not isinstance(self._names[name], IOBase)
         )

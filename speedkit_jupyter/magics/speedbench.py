@@ -142,8 +142,8 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
     _refuse(arguments, ("check", "throughput"), "to a comparison: add --compare")
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
-    step = _step(shell, cell, arguments)
     loop, compile_s = _loop(cell, setup)
+    step = _step(shell, cell, arguments)
     where = environment(device_of(step))
     digits = DIGITS if arguments.p is None else arguments.p
     timing = Timing(compile_time=compile_s, precision=digits, environment=where, command=command)
@@ -163,7 +163,8 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
 def _loop(cell: Cell, setup: str) -> tuple[Loop, float]:
     """The cell's loop; an option that was typed too late is no syntax error."""
     try:
-        return cell.loop(setup)
+        cell.begin_with(setup)
+        return cell.loop()
     except SyntaxError:
         known = parsing.speedbench_parser()._option_string_actions
         late = next((one for one in setup.split() if one.partition("=")[0] in known), None)

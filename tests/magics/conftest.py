@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
+
+# An older IPython colours word by word, on any terminal.
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 SETUP = """
 import torch
@@ -68,6 +73,13 @@ def shell(_shell: Any) -> Iterator[Shell]:
 
 
 @pytest.fixture
+def seen(shell: Shell) -> Callable[[], list[Any]]:
+    """All that cells gave to `seen.put`: no list, which a measurement puts back."""
+    queue = shell.names["seen"] = SimpleQueue[Any]()
+    return lambda: [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+@pytest.fixture
 def plain_shell(_shell: Any) -> Iterator[Shell]:
     """A shell without the extension."""
     found = set(_shell.user_ns)
@@ -122,7 +134,7 @@ class Kernel:
             "status": reply["content"]["status"],
             "ename": reply["content"].get("ename", ""),
             "text": "".join(self._shown),
-            "traceback": "\n".join(self._traceback),
+            "traceback": COLOURS.sub("", "\n".join(self._traceback)),
         }
 
     def interrupt(self) -> None:

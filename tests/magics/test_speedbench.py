@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 
 import pytest
 import torch
@@ -99,20 +98,18 @@ def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
     assert not torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_ctx_in_the_cell_is_the_variants_own(shell):
-    shell.run("import sys; sys.seen = set()")  # where no benchmark looks
-    inside = "sys.seen.add(torch.is_autocast_enabled('cpu')); model(x)"
+def test_ctx_in_the_cell_is_the_variants_own(shell, seen):
+    inside = "seen.put(torch.is_autocast_enabled('cpu')); model(x)"
     cell = f"with ctx.autocast(): {inside}"
     shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
-    assert sys.__dict__.pop("seen") == {False, True}
+    assert set(seen()) == {False, True}
     assert "ctx" not in shell.names
 
 
-def test_a_plain_cell_gets_autocast_without_mentioning_it(shell):
-    shell.run("import sys; sys.seen = set()")
-    cell = "sys.seen.add(model(x).dtype)\n" + STEP
+def test_a_plain_cell_gets_autocast_without_mentioning_it(shell, seen):
+    cell = "seen.put(model(x).dtype)\n" + STEP
     shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
-    assert sys.__dict__.pop("seen") >= {torch.float32, torch.bfloat16}
+    assert set(seen()) >= {torch.float32, torch.bfloat16}
 
 
 def test_a_function_is_as_good_as_lines(shell, machine):
@@ -203,12 +200,11 @@ def test_the_users_own_error_goes_up_and_everything_is_as_before(shell):
 
 
 @pytest.mark.parametrize("names", ["auto,baseline", "current,bf16", "baseline,bf16"])
-def test_settings_of_a_plan_in_force_do_not_leak_into_baseline_or_out(shell, names):
+def test_settings_of_a_plan_in_force_do_not_leak_into_baseline_or_out(shell, seen, names):
     shell.run("%speedkit apply model --optimizer optimizer")
-    shell.run("import sys; sys.seen = set()")
-    cell = STEP + "; sys.seen.add(optimizer.param_groups[0]['fused'])"
+    cell = STEP + "; seen.put(optimizer.param_groups[0]['fused'])"
     shell.run(bench(f"--compare {names} --budget 0.3", cell))
-    assert None in sys.__dict__.pop("seen") or names == "current,bf16"
+    assert None in seen() or names == "current,bf16"
     assert shell.names["optimizer"].param_groups[0]["fused"] is True
     shell.run("%speedkit restore")
     assert shell.names["optimizer"].param_groups[0]["fused"] is None
@@ -261,7 +257,8 @@ def test_check_compares_the_names_that_it_is_given(shell):
         "else: seen = logits + 0\n" + STEP
     )
     shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check seen", cell))
-    assert "wrong: output off by" in shown
+    assert "bf16: wrong: " in shown
+    assert "result off by" in shown
     shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check loss,logits", cell))
     assert "wrong" not in shown
     assert "seen" not in shell.names

@@ -198,7 +198,7 @@ def test_threads_takes_the_number_one(shell):
         ("panel --step opn", ["there is no function 'opn'."]),
         ("restore model", ["takes no arguments"]),
         ("code --as torhc", ["'torhc'", "'torch'"]),
-        ("code --as", ["--as", "expected one argument"]),
+        ("code --as", ["--as needs a value"]),
         ("code modle", ["modle", "'model'"]),
         ("code --optimizer model", ["not a torch.optim.Optimizer"]),
         ("code --save no/such/folder.py", ["no/such/folder.py", "No such file"]),

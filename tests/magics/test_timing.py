@@ -54,20 +54,52 @@ def test_q_shows_nothing(shell):
     assert shell.run("%%speedbench -q -n1 -r1\n1 + 1").strip() == ""
 
 
-def test_n_and_r_together_run_the_step_exactly_so_often(shell):
-    shell.run("import sys; sys.seen = []")
-    shell.run("%%speedbench -q -n 3 -r 2\nsys.seen.append(1)")
-    assert len(sys.__dict__.pop("seen")) == 6
+def test_n_and_r_together_run_the_step_exactly_so_often(shell, seen):
+    shell.run("%%speedbench -q -n 3 -r 2\nseen.put(1)")
+    assert len(seen()) == 6
 
 
-def test_setup_runs_before_each_run_untimed_and_its_names_are_local(shell, made_time, monkeypatch):
+def test_setup_runs_before_each_run_untimed_and_its_names_are_local(
+    shell, seen, made_time, monkeypatch
+):
     monkeypatch.setattr(speedbench, "time", made_time)
     shell.names["sleep"] = made_time.sleep
-    shell.run("import sys; sys.seen = []")
-    timing = timed(shell, "-n 2 -r 3 text = 'a \"b\"'; sys.seen.append(sleep(100))", "len(text)")
-    assert len(sys.__dict__.pop("seen")) == 3
+    timing = timed(shell, "-n 2 -r 3 text = 'a \"b\"'; seen.put(sleep(100))", "len(text)")
+    assert len(seen()) == 3
     assert timing.worst == pytest.approx(made_time.tick_s / 2)
     assert "text" not in shell.names
+
+
+@pytest.mark.parametrize(
+    ("setup", "cell"),
+    [
+        ("items.append(1)", "1 + 1"),
+        ("items.append(1)", "len(items)"),
+        ("box.n += 1", "pass"),
+        ("add()", "pass"),
+        ("global n; n += 1", "n"),
+        ("sys.zz = 1", "pass"),
+        ("batch = next(batches)", "batch + 1"),
+        ("optimizer.zero_grad(); model.eval()", "x + 1"),
+        ("torch.nn.init.zeros_(model[0].weight)", "model(x)"),
+    ],
+)
+def test_what_the_setup_changes_is_as_before_too(shell, setup, cell):
+    shell.run(
+        "import sys\nfrom types import SimpleNamespace\nitems, n = [], 0\n"
+        "box, batches = SimpleNamespace(n=0), iter([1, 2, 3, 4, 5])\n"
+        "def add(): items.append(1); box.n += 1\n"
+        "model(x).sum().backward()"
+    )
+    names = shell.names
+    weights = [p.detach().clone() for p in names["model"].parameters()]
+    timed(shell, f"-n 1 -r 3 {setup}", cell)
+    assert (names["items"], names["n"], names["box"].n) == ([], 0, 0)
+    assert list(names["batches"]) == [1, 2, 3, 4, 5]
+    assert not hasattr(sys, "zz")
+    assert names["model"].training
+    assert all(p.grad is not None for p in names["model"].parameters())
+    assert all(map(torch.equal, weights, names["model"].parameters()))
 
 
 def test_p_sets_the_digits(shell):
@@ -113,11 +145,10 @@ def test_a_running_total_of_the_notebook_counts_and_comes_back(shell):
     assert shell.names["items"] == []
 
 
-def test_a_plan_in_force_stays_in_force(shell):
+def test_a_plan_in_force_stays_in_force(shell, seen):
     shell.run("%speedkit apply model --optimizer optimizer")
-    shell.run("import sys; sys.seen = set()")
-    shell.run("%%speedbench -n1 -r1\nsys.seen.add(optimizer.param_groups[0]['fused'])")
-    assert sys.__dict__.pop("seen") == {True}
+    shell.run("%%speedbench -n1 -r1\nseen.put(optimizer.param_groups[0]['fused'])")
+    assert seen() == [True]
     assert shell.names["ctx"].active
 
 
@@ -229,7 +260,7 @@ def test_modes_and_counters_that_the_cell_changes_are_as_before(shell):
     assert shell.names["count"].n == 0
 
 
-def test_a_loop_over_an_iterator_ends_where_the_iterator_does(shell):
-    shell.run("import sys; sys.seen = []\nbatches = iter([1, 2, 3])")
-    timed(shell, "-n 1 -r 2", "for batch in batches: sys.seen.append(batch)")
-    assert sys.__dict__.pop("seen") == [1, 2, 3] * 2
+def test_a_loop_over_an_iterator_ends_where_the_iterator_does(shell, seen):
+    shell.run("batches = iter([1, 2, 3])")
+    timed(shell, "-n 1 -r 2", "for batch in batches: seen.put(batch)")
+    assert seen() == [1, 2, 3] * 2
