@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from speedkit_jupyter import Panel, session
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.visit import in_progress
 
 WORK = "loss = model(x).sum(); loss.backward(); optimizer.zero_grad()"
 WAYS = {
@@ -135,23 +137,15 @@ def test_what_another_cell_binds_meanwhile_stays(cells, kind):
 
 
 def test_names_that_no_code_of_the_step_can_bind_are_left_to_other_threads(cells):
-    as_function(cells, "pass")
-    begun, end = threading.Event(), threading.Event()
-    inner = cells["step"]
-
     def elsewhere() -> None:
-        begun.wait(60)
+        while in_progress() is None:
+            time.sleep(0.001)
+        time.sleep(0.03)
         cells["theirs"] = 1
-        end.set()
 
-    def step() -> None:
-        begun.set()
-        end.wait(60)
-        inner()
-
+    as_function(cells, "pass")
     thread = threading.Thread(target=elsewhere)
     thread.start()
-    cells["step"] = step
     measured(cells, "step")
     thread.join()
     assert cells["theirs"] == 1
