@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from keyword import iskeyword
 from types import FunctionType, MethodType, ModuleType
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter import interrupts, lookup
+from speedkit_jupyter import lookup
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.wrappers import is_optimizer, unwrapped
 
@@ -126,26 +125,6 @@ def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) 
             f"{command}: -v {name}: {name} is {what}, which the result would replace: "
             "give another name"
         )
-
-
-@contextmanager
-def bindings_kept(names: MutableMapping[str, Any]) -> Iterator[None]:
-    """Every name means after the block what it meant before, however code bound it meanwhile.
-
-    (`from math import *`, `globals()[...]`, `exec`.) But for iterators that begin with what was
-    drawn from them.
-    """
-    before = dict(names)
-    try:
-        yield
-    finally:
-        with interrupts.held_back():
-            for name in list(names.keys() - before.keys()):
-                names.pop(name, None)
-            for name, found in before.items():
-                now = names.get(name)
-                if (now is not found or name not in names) and not hasattr(type(now), "resumes"):
-                    names[name] = found
 
 
 def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:

@@ -19,7 +19,6 @@ from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell, streams_kept
 from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.namespace import (
-    bindings_kept,
     check_result_name,
     find_model,
     named_optimizers,
@@ -199,7 +198,7 @@ def _drain(
     with ProgressLine(title, tried) as progress:
         steps: Generator[Progress, None, None] = work.run()
         try:
-            with bindings_kept(names), closing(steps):
+            with closing(steps):
                 for one in steps:
                     progress.show(one)
         except KeyboardInterrupt:

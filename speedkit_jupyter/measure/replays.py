@@ -80,6 +80,10 @@ class Replay:
         if self._rewinds:
             self._position = 0
 
+    def draws_from(self, found: Any) -> bool:
+        """Whether `found` itself is drawn from, and not another one in its place."""
+        return self._source is found
+
     def as_found(self) -> Iterator[Any]:
         """An iterator that gives what the source would have given."""
         return Resumed(self._drawn, self._source) if self._drawn else self._source
@@ -134,7 +138,8 @@ class Replays:
 
     `hand_back` puts the user's into their place, `take` takes them away again. `drawn` are those
     that something holds which can hold no other, in words; `given_again` those that come back as
-    another object; `not_begun` those of a loader that has yet to draw its order.
+    another object; `not_begun` those of a loader that has yet to draw its order, where no other
+    one like it can be begun.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -142,7 +147,7 @@ class Replays:
         self.given_again: list[str] = []
         self.not_begun: list[str] = []
         self._found: list[tuple[Any, Replay, list[Holder]]] = []
-        self._lent: list[tuple[Any, Any, int]] = []
+        self._lent: list[tuple[Any, Any]] = []
         for key, holders in walk.holders.items():
             one = walk.found[key]
             if not _is_drawn_from(walk, one, holders):
@@ -151,10 +156,13 @@ class Replays:
             if not all(_can_hold_another(walk, holder) for holder, _ in holders):
                 self.drawn.append(words)
                 continue
-            is_inner = any(_is_a_loaders(walk.before(holder)) for holder, _ in holders)
-            self.not_begun += [walk.name(o) for o in _shuffled_later(walk, one, holders)]
-            self._found.append((one, _replay(one, is_inner), holders))
-            if not is_inner and not _comes_back(one):
+            owners = [walk.before(holder) for holder, _ in holders]
+            loaders = [owner for owner in owners if _is_a_loaders(owner)]
+            replay = _replay(one, loaders)
+            self._found.append((one, replay, holders))
+            if loaders and replay.draws_from(one) and _is_shuffled_later(one, loaders[0]):
+                self.not_begun.append(walk.name(loaders[0]))
+            if not loaders and not _comes_back(one, replay):
                 self.given_again.append(words)
         self._now: list[Any] = [one for one, _, _ in self._found]
 
@@ -173,22 +181,15 @@ class Replays:
         given = []
         for found, replay, _ in self._found:
             one = found
-            if not _comes_back(found):
+            if not _comes_back(found, replay):
                 one = replay.as_found() if for_good else Lent(replay.as_found())
             given.append(one)
         self._exchange(given)
-        self._lent = [
-            (one, entry[2], operator.length_hint(one, -1) if isinstance(one, COPYABLE) else -1)
-            for one, entry in zip(given, self._found, strict=True)
-        ]
+        self._lent = [(one, _position(one)) for one in given]
 
     def used(self) -> bool:
         """Whether one that was handed back was drawn from."""
-        return any(
-            (type(one) is Lent and one.used)
-            or (left >= 0 and operator.length_hint(one, -1) != left)
-            for one, _, left in self._lent
-        )
+        return any(_position(one) != found for one, found in self._lent)
 
     def _exchange(self, new: list[Any]) -> None:
         for (_, _, holders), old, one in zip(self._found, self._now, new, strict=True):
@@ -230,21 +231,40 @@ def _is_a_loaders(one: Any) -> bool:
     return isinstance(one, dataloader._SingleProcessDataLoaderIter)
 
 
-def _shuffled_later(walk: Walk, one: Any, holders: Sequence[Holder]) -> Iterator[Any]:
-    """The loader's iterator whose order of an epoch is drawn at its first batch, if `one` is its.
+def _position(one: Any) -> Any:
+    """Another one after a draw, as far as it shows."""
+    if type(one) is Lent:
+        return one.used
+    if isinstance(one, GeneratorType):
+        return getgeneratorstate(one)
+    return operator.length_hint(one, -1) if isinstance(one, COPYABLE) else None
+
+
+def _is_shuffled_later(one: Any, loader: Any) -> bool:
+    """Whether the order of the loader's epoch is drawn at its first batch.
 
     The random numbers that the draw takes are put back, and the user's own first batch is given
     again: so the next epoch begins from other ones.
     """
     from torch.utils.data import SequentialSampler
 
-    if not isinstance(one, GeneratorType) or getgeneratorstate(one) != GEN_CREATED:
-        return
-    for owner in (walk.before(holder) for holder, _ in holders):
-        if _is_a_loaders(owner):
-            batches = owner._index_sampler
-            if not isinstance(getattr(batches, "sampler", batches), SequentialSampler):
-                yield owner
+    batches = loader._index_sampler
+    return _has_not_begun(one) and not isinstance(
+        getattr(batches, "sampler", batches), SequentialSampler
+    )
+
+
+def _has_not_begun(one: Any) -> bool:
+    return isinstance(one, GeneratorType) and getgeneratorstate(one) == GEN_CREATED
+
+
+def _another_epoch(one: Any, loader: Any) -> Iterator[Any] | None:
+    """One that begins as the loader's own would, where making it runs no code of the sampler's."""
+    batches = loader._index_sampler
+    begin = getattr(type(batches), "__iter__", None)
+    if not _has_not_begun(one) or getattr(begin, "__code__", None) is not one.gi_code:
+        return None
+    return begin(batches)  # type: ignore[misc, no-any-return]
 
 
 def _is_a_module(one: Any) -> bool:
@@ -253,20 +273,22 @@ def _is_a_module(one: Any) -> bool:
     return isinstance(one, torch.nn.Module)
 
 
-def _comes_back(found: Any) -> bool:
+def _comes_back(found: Any, replay: Replay) -> bool:
     """Whether it is left alone meanwhile, or put back as an object with attributes."""
-    if isinstance(found, COPYABLE + COUNTERS) or _is_a_loaders(found):
+    if not replay.draws_from(found) or _is_a_loaders(found):
         return True
     return is_the_users_class(type(found))
 
 
-def _replay(found: Any, is_inner: bool) -> Replay:
-    """Of a copy that draws for itself, where Python has one."""
+def _replay(found: Any, loaders: Sequence[Any]) -> Replay:
+    """Of another one that draws for itself, where there can be one."""
     if type(found) in COPYABLE:
         return Replay(copy.copy(found))
     if isinstance(found, COUNTERS):
         return Replay(_another_counter(found), keeps=False)
-    return Replay(found, rewinds=not is_inner)
+    if loaders:
+        return Replay(_another_epoch(found, loaders[0]) or found, rewinds=False)
+    return Replay(found)
 
 
 def _another_counter(found: Any) -> Iterator[Any]:

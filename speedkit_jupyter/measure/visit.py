@@ -19,6 +19,7 @@ from speedkit_jupyter.measure import beyond
 from speedkit_jupyter.measure.fingerprint import Fingerprint
 from speedkit_jupyter.measure.kinds import process
 from speedkit_jupyter.measure.kinds.abstract import Registrations
+from speedkit_jupyter.measure.kinds.bindings import Bindings
 from speedkit_jupyter.measure.kinds.descriptors import Descriptors
 from speedkit_jupyter.measure.kinds.patches import Patches
 from speedkit_jupyter.measure.kinds.settings import Settings
@@ -91,6 +92,7 @@ class Visit:
     def _go_home(self, for_good: bool = True) -> None:
         try:
             self.state.restore()
+            self._bindings.restore()
             self.state.failed.update(self._surroundings.restore(self._spelled))
             self.state.failed.update(self._patches.restore())
             self.state.failed.update(self._descriptors.changed())
@@ -104,6 +106,7 @@ class Visit:
         found = self.state.walk.found.values()
         self._patches = Patches(found)
         words = self._patches.words
+        self._bindings = Bindings(found, words, self.step.names)
         self._descriptors = Descriptors(found, words)
         self._registrations = Registrations(found, self._patches.spaces, words)
 
@@ -133,8 +136,8 @@ class Visit:
             self._at_home = False
             for plan in plans:
                 hide(plan)
-            self._look_around()
             self._iterators.take()
+            self._look_around()  # also at what another cell has bound meanwhile
         self.paused_s += time.perf_counter() - start
 
     def _other_values(self) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterable, MutableMapping
 from functools import lru_cache
-from types import CellType, CodeType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import MISSING, Copies, Kind
-from speedkit_jupyter.measure.kinds.origin import is_the_users_module
+from speedkit_jupyter.measure.kinds.origin import is_the_users_function, is_the_users_module
 
 
 class Names:
@@ -121,6 +121,15 @@ class Modules(Kind):
         if is_the_users_module(found):
             names = [name for name in vars(found) if name[:2] != "__"]
             yield Names(vars(found), names, names)
+
+
+def namespaces(found: Iterable[Any]) -> list[Any]:
+    """The globals of the user's own functions among objects, and of a cell, each once."""
+    spaces = [one.space for one in found if type(one) is Names]
+    spaces += [
+        one.__globals__ for one in found if type(one) is FunctionType and is_the_users_function(one)
+    ]
+    return list({id(one): one for one in spaces}.values())
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import MISSING, PACKAGE, is_the_plans
 from speedkit_jupyter.measure.kinds.instances import OF_EVERY_CLASS
-from speedkit_jupyter.measure.kinds.names import Names
+from speedkit_jupyter.measure.kinds.names import namespaces
 from speedkit_jupyter.measure.kinds.origin import (
     is_the_users_class,
     is_the_users_function,
@@ -58,7 +58,7 @@ class Patches:
         self._modules = dict(sys.modules)
         self._registries = [
             (names, dict(registry) if isinstance(registry := names.get(REGISTRY), dict) else None)
-            for names in _globals(found)
+            for names in namespaces(found)
         ]
 
     def _named_containers(self) -> list[Any]:
@@ -204,13 +204,6 @@ def _fill(value: Any, items: list[Any]) -> None:
     now = list(value.items() if type(value) is dict else value)
     if len(now) != len(items) or not all(map(_is_same_item, now, items)):
         refill(value, items)
-
-
-def _globals(found: Iterable[Any]) -> list[Any]:
-    """Of the user's own functions, and of a cell."""
-    spaces = [one.space for one in found if type(one) is Names]
-    spaces += [one.__globals__ for one in found if type(one) is FunctionType and _is_the_users(one)]
-    return list({id(one): one for one in spaces}.values())
 
 
 def _forget_warnings(names: Any, registry: dict[Any, Any] | None) -> None:
