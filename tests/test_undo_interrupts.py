@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups
+from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, interrupts
 from speedkit_jupyter.context import in_force, prepare
 
 OURS = ("context.py", "interrupts.py", "registry.py", "properties.py", "layout.py")
@@ -37,7 +37,11 @@ class Interrupts:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Detected once; the search for optimizers need not look through all of torch each time."""
+    """Detected once; the search for optimizers need not look through all of torch each time.
+
+    Nor is there anything to wait for after each of hundreds of bursts: they have ended.
+    """
+    monkeypatch.setattr(interrupts, "QUIET_S", 0.002)
     found = Hardware.detect()
     monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: found))
     gc.collect()
@@ -46,15 +50,15 @@ def machine(monkeypatch):
     gc.unfreeze()
 
 
-def leave_with(model, interrupts):
+def leave_with(model, sender):
     with apply_speedups(model, SpeedConfig(sdpa="math", channels_last=True).alone())[1]:
-        sys.settrace(interrupts)
+        sys.settrace(sender)
 
 
-def leave_prepared(model, interrupts):
+def leave_prepared(model, sender):
     context = prepare(model, SpeedConfig(sdpa="math", channels_last=True).alone())
     with context.in_force():
-        sys.settrace(interrupts)
+        sys.settrace(sender)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -63,10 +67,10 @@ def leave_prepared(model, interrupts):
 def test_wherever_it_comes_the_plan_is_taken_back(machine, leave, burst, gap):
     model = nn.Conv2d(2, 2, 2)
     stride = model.weight.stride()
-    interrupts = Interrupts(0, 0, 1)
-    leave(model, interrupts)
+    counted = Interrupts(0, 0, 1)
+    leave(model, counted)
     sys.settrace(None)
-    for at in range(1, interrupts.events + 1):
+    for at in range(1, counted.events + 1):
         try:
             leave(model, Interrupts(at, burst, gap))
         except KeyboardInterrupt:

@@ -126,7 +126,7 @@ class Comparison(Shown):
         return paired_ratio(
             self.baseline.times_s[:pairs],
             record.times_s[:pairs],
-            self.error / max(len(self.records) - 1, 1),
+            self.error / max(sum(bool(one.times_s) for one in self.records[1:]), 1),
         )
 
     def verdict(self, record: Record) -> Word:

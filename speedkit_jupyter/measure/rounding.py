@@ -41,7 +41,7 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     """
     import torch
     from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_map
+    from torch.utils._pytree import tree_leaves, tree_map
 
     def promoted(one: Any) -> Any:
         low = isinstance(one, torch.Tensor) and one.dtype is torch.float32
@@ -53,7 +53,12 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         ) -> Any:
             if getattr(function, "__name__", "").startswith(IN_FLOAT32):
                 return _with_scale_in_float32(function, args)
-            return function(*tree_map(promoted, args), **tree_map(promoted, kwargs or {}))
+            given = args, kwargs or {}
+            now = tree_map(promoted, given)
+            result = function(*now[0], **now[1])
+            if _writes(function):
+                _hand_back(tree_leaves(given), tree_leaves(now))
+            return result
 
     for model in models:
         for tensor in (*model.parameters(), *model.buffers()):
@@ -65,6 +70,24 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
                 tensor.grad = torch.zeros_like(tensor)
     with Promoting():
         yield
+
+
+def _writes(function: Any) -> bool:
+    """Whether it changes what it is given: `add_`, `__iadd__`, `_foreach_add_`."""
+    name = getattr(function, "__name__", "")
+    return name.startswith("__i") if name.endswith("__") else name.endswith("_")
+
+
+def _hand_back(given: Sequence[Any], now: Sequence[Any]) -> None:
+    """What was written into promoted copies: the number of an optimizer's steps, say."""
+    import torch
+
+    with torch.no_grad():
+        for one, other in zip(given, now, strict=True):
+            if one is not other and isinstance(one, torch.Tensor) and one.shape == other.shape:
+                value = other.to(one.dtype)
+                if not torch.equal(one, value):
+                    one.copy_(value)
 
 
 def _with_scale_in_float32(function: Any, args: Any) -> Any:

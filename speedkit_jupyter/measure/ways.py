@@ -20,7 +20,7 @@ def astray(seen: Observation, baseline: Observation, controls: Sequence[Observat
     """How far off they went, where rounding does not explain it; empty where it does."""
     found = _off(seen, baseline)
     known = [_off(one, baseline) for one in controls if one is not baseline]
-    there = [one for one in known if one is not None]
+    there = [one for one in known if one is not None and math.isfinite(one)]
     if found is None or (known and not there):
         return ""
     limit = FACTOR * max(there) + BESIDES if there else UNKNOWN

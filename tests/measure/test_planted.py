@@ -60,7 +60,15 @@ def test_a_stochastic_net_is_checked_with_the_same_draws(one):
     assert record.accuracy.verdict == "rounding", record.accuracy
 
 
-@pytest.mark.parametrize("name", ["cnn batchnorm", "inverted residuals", "lstm", "attention"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cnn batchnorm",
+        pytest.param("inverted residuals", marks=pytest.mark.slow),
+        "lstm",
+        "attention",
+    ],
+)
 @pytest.mark.parametrize("trains", [True, False])
 def test_an_honest_net_is_not_accused(name, trains):
     model, forward, loss = net(name)

@@ -50,7 +50,13 @@ def test_a_small_fault_is_seen_and_its_place_named(name):
     assert CHOSEN[name] in found["reason"]
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one, marks=[pytest.mark.slow] * one.startswith("efficientnet"))
+        for one in HONEST
+    ],
+)
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adafactor])
 def test_a_net_that_amplifies_rounding_is_not_accused(name, kind):
     torch.manual_seed(0)

@@ -70,6 +70,19 @@ def test_it_is_as_before_or_it_is_named(kind: Kind, tmp_path: Path, monkeypatch:
     assert picture(eval(kind.probe, names)) == before or words
 
 
+def test_memory_is_put_back_through_a_pointer_whose_class_a_library_made_first() -> None:
+    made: dict[str, Any] = {"__name__": "multiprocessing.somewhere"}
+    exec("import ctypes\nclass Own(ctypes.Structure):\n    _fields_ = [('n', ctypes.c_int)]", made)
+    exec("one = Own(3)\npointer = ctypes.POINTER(Own)(one)", made)
+    pointer = made["pointer"]
+
+    def step() -> None:
+        pointer.contents.n += 1
+
+    said(step)
+    assert made["one"].n == 3
+
+
 class Base(abc.ABC):
     """An abstract trainer."""
 

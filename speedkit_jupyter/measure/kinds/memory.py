@@ -59,6 +59,9 @@ def _bytes(storage: Any) -> torch.Tensor:
 class Mapped(Kind):
     """Memory that is written through it: `memoryview`, `mmap`, what ctypes has."""
 
+    # ctypes has one class of pointers to each type: it is named after who asked for it first.
+    anywhere = True
+
     def recognizes(self, cls: type) -> bool:
         """Those of Python's own."""
         data: Any = ctypes._SimpleCData.__mro__[1]
