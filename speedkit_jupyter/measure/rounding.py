@@ -53,7 +53,11 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         ) -> Any:
             if getattr(function, "__name__", "").startswith(IN_FLOAT32):
                 return _with_scale_in_float32(function, args)
-            return function(*tree_map(promoted, args), **tree_map(promoted, kwargs or {}))
+            promoted_args = tree_map(promoted, args)
+            result = function(*promoted_args, **tree_map(promoted, kwargs or {}))
+            if _in_place(function) and _handed_back(args[:1], promoted_args[:1]):
+                return args[0]
+            return result
 
     for model in models:
         for tensor in (*model.parameters(), *model.buffers()):
@@ -65,6 +69,25 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
                 tensor.grad = torch.zeros_like(tensor)
     with Promoting():
         yield
+
+
+def _in_place(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+
+
+def _handed_back(first: Any, promoted: Any) -> bool:
+    """What an operation changed in place goes to where it lies: an optimizer's count of steps."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    found = False
+    for one, other in zip(tree_leaves(first), tree_leaves(promoted), strict=True):
+        if one is not other and isinstance(one, torch.Tensor) and not other.requires_grad:
+            with torch.no_grad():
+                one.copy_(other)
+            found = True
+    return found
 
 
 def _with_scale_in_float32(function: Any, args: Any) -> Any:
