@@ -81,22 +81,27 @@ class Yardstick:
     surer: set[str] = field(default_factory=set)
 
     def judge(
-        self, seen: Observation, precision: str, more: Callable[[], Sequence[Errors]] | None = None
+        self,
+        seen: Observation,
+        precision: str,
+        more: Callable[[], Sequence[Errors]] | None = None,
+        before: Sequence[tuple[Observation, Observation]] = (),
     ) -> Accuracy:
         """Exact as the baseline, rounding as its dtype brings, wrong, or not checked and why.
 
         `more` runs further controls before a variant is accused by a narrow margin: of a net that
-        amplifies rounding, one may have been lucky.
+        amplifies rounding, one may have been lucky. `before` are earlier stretches of the variant
+        and of the baseline.
         """
         if self.void:
             return Accuracy("not checked", self.void)
         if not _finite(self.baseline):
             return Accuracy("not checked", "the step itself gives numbers that are not finite")
         found, tolerance = errors(seen, self.reference, self.dropped), self.tolerances[precision]
-        verdict, reason = self._verdict(seen, found, tolerance)
+        verdict, reason = self._verdict(seen, found, tolerance, before)
         if verdict == "wrong" and (surer := self._surer(found, tolerance, more)):
             tolerance = surer
-            verdict, reason = self._verdict(seen, found, tolerance)
+            verdict, reason = self._verdict(seen, found, tolerance, before)
         if not found.fits:
             return Accuracy(verdict, reason)
         return Accuracy(
@@ -117,7 +122,11 @@ class Yardstick:
         )
 
     def _verdict(
-        self, seen: Observation, found: Errors, tolerance: Tolerance
+        self,
+        seen: Observation,
+        found: Errors,
+        tolerance: Tolerance,
+        before: Sequence[tuple[Observation, Observation]],
     ) -> tuple[Verdict, str]:
         if not found.fits:
             return "wrong", "output: others than the baseline's in number or shape"
@@ -125,7 +134,7 @@ class Yardstick:
             return "wrong", "output or gradients: not finite"
         if what := tolerance.beyond(found, self.names):
             return "wrong", what + self._amplified(tolerance)
-        if seen is not self.baseline and (what := self._left(seen, tolerance)):
+        if seen is not self.baseline and (what := self._left(seen, tolerance, before)):
             return "wrong", what
         if lack := self._evidence_lacks(found, tolerance):
             return "not checked", lack
@@ -153,10 +162,15 @@ class Yardstick:
         self.tolerances = {**self.tolerances, precision: surer}
         return surer
 
-    def _left(self, seen: Observation, tolerance: Tolerance) -> str:
+    def _left(
+        self,
+        seen: Observation,
+        tolerance: Tolerance,
+        before: Sequence[tuple[Observation, Observation]],
+    ) -> str:
         """What is wrong with the parameters and buffers that the step leaves behind."""
         lowered, noise = tolerance.precision != "fp32", tolerance.noise()
-        return misstep(seen, self.baseline, self.names) or misled(
+        return misstep(seen, self.baseline, self.names, before) or misled(
             seen, self.baseline, self.names.buffers, noise, lowered
         )
 

@@ -230,6 +230,9 @@ class Observer:
         """The last stretch that was asked for may have ended early."""
         if self._limit is not None and self._seen.complete:
             self._close()
+        if self._limit is not None and not self.course.ends and self.course.stretches:
+            last = self.course.stretches[max(self.course.stretches)]
+            last.buffers_before, last.buffers = self._buffers, held(self._models)
         self._start = self._made = self._before = []
 
     # Stretches.

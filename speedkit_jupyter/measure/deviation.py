@@ -80,6 +80,11 @@ class Errors:
     which: list[int] = field(default_factory=list)
     buffers: list[float | None] = field(default_factory=list)
 
+    def gradient_of(self, which: int) -> Deviation | None:
+        """Of this parameter; None where neither step made one."""
+        there = zip(self.which, self.gradients, strict=True)
+        return next((one for index, one in there if index == which), None)
+
 
 def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -> Errors:
     """How far `seen` is off; `dropped` are outputs that don't count, by their index.

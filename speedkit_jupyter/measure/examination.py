@@ -8,6 +8,7 @@ from functools import partial
 
 from speedkit_jupyter.measure import memory, roofline, yardstick
 from speedkit_jupyter.measure.accuracy import Accuracy, is_finite
+from speedkit_jupyter.measure.course import Course
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
@@ -15,6 +16,8 @@ from speedkit_jupyter.measure.trials import Steps, is_compiled
 from speedkit_jupyter.measure.verdicts import Judge
 
 STEPS_LATER = "all its steps"
+# A GradScaler halves its factor each time, from 65536 on.
+MOST_SKIPPED = 16
 
 
 class Examination:
@@ -67,7 +70,7 @@ class Examination:
 
     def _judge(self, runner: Runner, known: Judge) -> None:
         try:
-            seen = self._steps.observed(runner)
+            seen = self._settled(runner)
         except Exception as error:
             runner.fail(error)
             return
@@ -76,6 +79,15 @@ class Examination:
         if found.verdict == "wrong" and (why := self._why_random(runner)) and is_finite(found):
             found = replace(found, verdict="not checked", reason=f"{why} ({found.reason})")
         runner.record.accuracy = found
+
+    def _settled(self, runner: Runner) -> Course:
+        """Once a GradScaler's factor is one at which it skips none of the steps."""
+        for _ in range(MOST_SKIPPED):
+            before = runner.scale()
+            seen = self._steps.observed(runner)
+            if not runner.scale() < before:
+                break
+        return seen
 
     def _why_random(self, runner: Runner) -> str:
         """Why this variant may differ by its random numbers alone; empty where it may not."""

@@ -30,13 +30,20 @@ def extrapolated(
         other = baseline[max(alike)]
         of_numbers = LIKE * _shrunk(_numbers(here), _numbers(other))
         of_gradients = LIKE * _shrunk(_gradients(here), _gradients(other))
-        return [_times(one, of_numbers, of_gradients) for one in known[max(alike)]]
+        noise = _of_buffers(known)
+        return [_times(one, of_numbers, of_gradients, noise) for one in known[max(alike)]]
     worst = [_worst(one) for number in there for one in known[number]]
     if not worst:
         return []
     found = _deviation(max(worst, key=lambda one: one.distance), UNLIKE)
     counts = len(_numbers(here)), sum(one is not None for one in here.gradients)
-    return [Errors([found] * counts[0], [found] * counts[1], [], found, found)]
+    made = [index for index, one in enumerate(here.gradients) if one is not None]
+    return [
+        Errors(
+            [found] * counts[0], [found] * counts[1], [], found, found,
+            which=made, buffers=_of_buffers(known),
+        )
+    ]  # fmt: skip
 
 
 def _shrunk(now: Sequence[torch.Tensor], then: Sequence[torch.Tensor]) -> float:
@@ -67,14 +74,26 @@ def _worst(seen: Errors) -> Deviation:
     return Deviation(max(one.size for one in ones), distance, slope, shift, row, element)
 
 
-def _times(seen: Errors, of_numbers: float, of_gradients: float) -> Errors:
+def _of_buffers(known: Mapping[int, Sequence[Errors]]) -> list[float | None]:
+    """As in the latest stretch in which they were looked at."""
+    there = [one for one in known if any(each.buffers for each in known[one])]
+    if not there:
+        return []
+    kept = zip(*(one.buffers for one in known[max(there)] if one.buffers), strict=False)
+    values = [[one for one in each if one is not None] for each in kept]
+    return [LIKE * max(each) if each else None for each in values]
+
+
+def _times(
+    seen: Errors, of_numbers: float, of_gradients: float, noise: list[float | None]
+) -> Errors:
     return replace(
         seen,
         numbers=[_deviation(one, of_numbers) for one in seen.numbers],
         gradients=[_deviation(one, of_gradients) for one in seen.gradients],
         output=_deviation(seen.output, of_numbers),
         gradient=_deviation(seen.gradient, of_gradients),
-        buffers=[None if one is None else LIKE * one for one in seen.buffers],
+        buffers=noise,
     )
 
 

@@ -56,8 +56,8 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
             given = args, kwargs or {}
             now = tree_map(promoted, given)
             result = function(*now[0], **now[1])
-            if _writes(function):
-                _hand_back(tree_leaves(given), tree_leaves(now))
+            if _writes(function) and _handed_back(tree_leaves(given), tree_leaves(now)):
+                return args[0] if args and result is now[0][0] else result
             return result
 
     for model in models:
@@ -78,16 +78,23 @@ def _writes(function: Any) -> bool:
     return name.startswith("__i") if name.endswith("__") else name.endswith("_")
 
 
-def _hand_back(given: Sequence[Any], now: Sequence[Any]) -> None:
-    """What was written into promoted copies: the number of an optimizer's steps, say."""
+def _handed_back(given: Sequence[Any], now: Sequence[Any]) -> bool:
+    """What was written into promoted copies: the number of an optimizer's steps, say.
+
+    But for what a gradient leads through, of which the copy goes on.
+    """
     import torch
 
+    found = False
     with torch.no_grad():
         for one, other in zip(given, now, strict=True):
-            if one is not other and isinstance(one, torch.Tensor) and one.shape == other.shape:
-                value = other.to(one.dtype)
+            if one is other or not isinstance(one, torch.Tensor) or one.shape != other.shape:
+                continue
+            if not other.requires_grad:
+                value, found = other.to(one.dtype), True
                 if not torch.equal(one, value):
                     one.copy_(value)
+    return found
 
 
 def _with_scale_in_float32(function: Any, args: Any) -> Any:

@@ -90,9 +90,10 @@ class Tolerance:
                 return f"{seen.names[index]} {what}"
         factors = GRADIENT_FACTORS_FLOAT32 if self.precision == "fp32" else GRADIENT_FACTORS
         for index, one in enumerate(seen.gradients):
-            known = [each.gradients[index] for each in self.controls]
+            which = seen.which[index]
+            known = [found for each in self.controls if (found := each.gradient_of(which))]
             if what := self._beyond(one, known, factors, GRADIENT_ROUNDINGS, FLIPS):
-                return f"gradient of {names.parameter(seen.which[index])} {what}"
+                return f"gradient of {names.parameter(which)} {what}"
         known = [each.gradient for each in self.controls]
         together = self._beyond(
             seen.gradient, known, POOLED_FACTORS, GRADIENT_ROUNDINGS, FLIPS, True

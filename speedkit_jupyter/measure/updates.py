@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.labels import Names
+from speedkit_jupyter.measure.leaves import FEW_ELEMENTS, sampled
 from speedkit_jupyter.measure.magnitudes import norm
 
 if TYPE_CHECKING:
@@ -36,8 +38,16 @@ SAME_GRADIENTS = 1e-5
 OTHER_GRADIENTS = 0.5
 
 
-def misstep(seen: Observation, baseline: Observation, names: Names | None = None) -> str:
-    """What is wrong with how the parameters moved; empty where nothing is."""
+def misstep(
+    seen: Observation,
+    baseline: Observation,
+    names: Names | None = None,
+    before: Sequence[tuple[Observation, Observation]] = (),
+) -> str:
+    """What is wrong with how the parameters moved; empty where nothing is.
+
+    `before` are earlier stretches of both: an optimizer goes by their gradients too.
+    """
     names = names or Names()
     if baseline.updates and len(seen.updates) != len(baseline.updates):
         return "the optimizer made no step"
@@ -45,7 +55,7 @@ def misstep(seen: Observation, baseline: Observation, names: Names | None = None
     times = seen.moved / baseline.moved if baseline.moved > 0 else 1.0
     if off <= OTHER_GRADIENTS * size and not LEAST_MOVE < times < MOST_MOVE:
         return f"the parameters moved {times:.2g} times as far"
-    same = off <= SAME_GRADIENTS * size
+    same = all(_same(*pair) for pair in ((seen, baseline), *before))
     along = total = way = 0.0
     for index, (one, other) in enumerate(zip(seen.updates, baseline.updates, strict=True)):
         mine, theirs = seen.gradients[index], baseline.gradients[index]
@@ -53,11 +63,11 @@ def misstep(seen: Observation, baseline: Observation, names: Names | None = None
         if mine is None or theirs is None or not one.shape == mine.shape == theirs.shape:
             continue
         one = _stored(one, other, names.spacings[index] if index < len(names.spacings) else 0.0)
-        here = _determined(mine, theirs)
+        here = _determined(mine, theirs) & _were_determined(index, other, before)
         if not (same or names.by_element) or (
             _square(other[here]) < LEAST_SHARE_OF_ONE * _square(other)
         ):  # what it moves by is led by elements that rounding leads
-            if not bool(one.any()) and bool(mine.any()):
+            if not bool(one.any()) and norm(mine) > LEAST_MOVE * norm(theirs):
                 return f"parameter {names.parameter(index)} stays where it was"
             continue
         if what := _misled(one[here], other[here], one.numel(), same):
@@ -93,6 +103,35 @@ def _misled(one: torch.Tensor, other: torch.Tensor, size: int, same: bool) -> st
     elsewhere = int(((one - other).abs() > ELEMENT_OFF * other.abs().clamp_min(usual)).sum())
     few = elsewhere <= FEW_OFF * count
     return "" if few else f"moved elsewhere in {elsewhere} of {count} elements"
+
+
+def _were_determined(
+    index: int, here: torch.Tensor, before: Sequence[tuple[Observation, Observation]]
+) -> torch.Tensor:
+    """The elements that had no undetermined gradient earlier, which the optimizer's averages hold.
+
+    What an optimizer's first steps kept of one is as large as what they keep of the others.
+    """
+    import torch
+
+    found = torch.ones_like(here, dtype=torch.bool)
+    for seen, baseline in before:
+        if not index < min(len(seen.gradients), len(baseline.gradients)):
+            continue
+        mine, theirs = seen.gradients[index], baseline.gradients[index]
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            continue
+        one = _determined(mine, theirs)
+        if one.shape != here.shape:  # of a later one fewer elements are kept
+            one = sampled(one, FEW_ELEMENTS).bool()
+        if one.shape == here.shape:
+            found &= one
+    return found
+
+
+def _same(seen: Observation, baseline: Observation) -> bool:
+    off, size = _apart(seen, baseline)
+    return off <= SAME_GRADIENTS * size
 
 
 def _apart(seen: Observation, baseline: Observation) -> tuple[float, float]:

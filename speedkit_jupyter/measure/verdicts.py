@@ -9,6 +9,7 @@ from functools import partial
 from speedkit_jupyter.measure.accuracy import NOTHING_TO_COMPARE, Accuracy, Yardstick
 from speedkit_jupyter.measure.course import LEFT, Course
 from speedkit_jupyter.measure.deviation import Errors, errors
+from speedkit_jupyter.measure.extrapolated import extrapolated
 from speedkit_jupyter.measure.observation import Observation
 from speedkit_jupyter.measure.ways import astray
 from speedkit_jupyter.measure.wording import enough, misspelt
@@ -41,7 +42,7 @@ class Judge:
         if self.void or self.stretches[0].void:
             return Accuracy("not checked", self.void or self.stretches[0].void)
         found = {
-            number: self._of_stretch(number, seen.stretches[number], precision, more)
+            number: self._of_stretch(number, seen, precision, more)
             for number in self.stretches
             if number in seen.stretches
         }
@@ -55,15 +56,21 @@ class Judge:
     def _of_stretch(
         self,
         number: int,
-        seen: Observation,
+        course: Course,
         precision: str,
         more: Callable[[], Sequence[Course]] | None,
     ) -> Accuracy:
+        seen = course.stretches[number]
         known, theirs = self.stretches[number], self.baseline.stretches[number]
         if known.void:
             return Accuracy("not checked", known.void)
         surer = None if more is None else partial(self._more, number, precision, more)
-        found = known.judge(seen, precision, surer)
+        before = [
+            (course.stretches[one], self.baseline.stretches[one])
+            for one in self.stretches
+            if one < number and one in course.stretches
+        ]
+        found = known.judge(seen, precision, surer, before)
         others = [*self._controls(number, precision), known.reference]
         what = misspelt(seen, theirs, others, precision) or astray(seen, theirs, others)
         if what and found.verdict != "wrong":
@@ -82,11 +89,17 @@ class Judge:
         if precision not in self.further:
             self.further[precision] = more()
             self.controls[precision] = [*self.controls.get(precision, ()), *self.further[precision]]
+        known = {
+            one: self._off_in(one, self.further[precision])
+            for one in self.stretches
+            if not self.stretches[one].void
+        }
+        return known[number] or extrapolated(number, known, self.baseline.stretches)
+
+    def _off_in(self, number: int, courses: Sequence[Course]) -> list[Errors]:
         known = self.stretches[number]
-        courses = [
-            one.stretches[number] for one in self.further[precision] if number in one.stretches
-        ]
-        found = [errors(one, known.reference, known.dropped) for one in courses]
+        there = [one.stretches[number] for one in courses if number in one.stretches]
+        found = [errors(one, known.reference, known.dropped) for one in there]
         return [one for one in found if one.fits]
 
     def _controls(self, number: int, precision: str) -> list[Observation]:
