@@ -88,10 +88,11 @@ def examined(
     step: Callable[[], object],
     words: Sequence[str],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Comparison:
     """Up to the end of the accuracy check, without any times."""
-    optimizers = [] if optimizer is None else [optimizer]
+    several = isinstance(optimizer, (list, tuple))
+    optimizers = list(optimizer) if several else [optimizer] if optimizer is not None else []
     bench = Benchmark(
         step_of(step, model, optimizers), [variant(one) for one in ("baseline", *words)], ENOUGH_S
     )
