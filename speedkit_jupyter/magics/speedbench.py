@@ -130,9 +130,10 @@ def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:
 
 def _refuse_setup(setup: str) -> None:
     if setup:
+        named = f"; -v {setup} keeps the result" if setup.isidentifier() else ""
         raise UsageError(
             f"%%speedbench: {setup!r}: set-up code belongs to timing without --compare and --tune; "
-            "put it into an earlier cell"
+            f"put it into an earlier cell{named}"
         )
 
 

@@ -28,7 +28,7 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
     elif isinstance(body, Code):
         text = body.text if body.language else textwrap.indent(body.text, "    ")
     elif isinstance(body, Folded) and is_brief:
-        text = f"… {body.summary}: the result's report() has all"
+        text = f"… {body.summary}: in the result's report(), which -v NAME keeps"
     else:
         assert isinstance(body, str | Folded)
         lines = body if isinstance(body, str) else body.text

@@ -17,7 +17,7 @@ from speedkit_jupyter.tuning.result import Tuning
 # Compiling that took less goes without saying.
 LEAST_SAID_S = 0.5
 NEXT = """\
-%speedkit apply   # puts it into force; from Python: tuning.apply()
+%speedkit apply   # puts it into force; with -v NAME, NAME.apply() too
 %speedkit verify  # compares loss curves with and without it
 %speedkit code    # the same as plain PyTorch, to take home"""
 

@@ -104,8 +104,10 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
         slower = f"far slower than {comparison.baseline.name}"
         return f"{slower} in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
     if math.isinf(ratio.high) and ratio.pairs >= RACE_ROUNDS:
-        found = f"{ratio.median:.2f}× in {ratio.pairs} rounds"
-        return f"slower: {found}" if ratio.median < 1 else f"falls behind {best}: {found}"
+        found, rounds = f"{ratio.median:.2f}×", f"in {ratio.pairs} rounds"
+        if ratio.median < 1:
+            return f"slower: {found} {rounds}"
+        return f"falls behind {best}: {found} over {comparison.baseline.name} {rounds}"
     if math.isinf(ratio.high):
         return f"too few rounds to tell: {ratio.pairs} in the budget"
     number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"

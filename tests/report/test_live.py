@@ -119,7 +119,7 @@ def test_two_lines_stand_open_and_the_rest_is_folded():
         records.append(record(name, 0.8, notes=notes, applied={"precision": "bf16"}))
     report = comparison_report(Comparison(tuple(records), {}, 10))
     brief, whole = report.brief().to_text(), report.to_text()
-    assert "more notes: the result's report() has all" in brief
+    assert "more notes: in the result's report(), which -v NAME keeps" in brief
     assert brief.count("declined") < whole.count("declined") == 6
     assert "Median time of one step" in whole
     assert "Median time of one step" not in brief
