@@ -179,6 +179,7 @@ def test_words_that_the_control_changes_too_accuse_nobody():
     assert not misspelt(variant_, baseline, [control], "bf16")
 
 
+
 def test_gradients_that_lay_there_are_not_taken_for_what_a_step_wrote_down():
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
