@@ -14,7 +14,7 @@ from pydantic import AliasChoices, ConfigDict, PrivateAttr, ValidationError, cre
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from speedkit_jupyter import machines, store, yaml_lines
+from speedkit_jupyter import arguments, machines, store, yaml_lines
 from speedkit_jupyter.exceptions import ConfigError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Fields, Optimization, Request, Source
@@ -86,7 +86,7 @@ class SpeedConfig(_Fields):
 
         An empty file is all-auto.
         """
-        name = str(path)
+        name = str(arguments.path("path", path))
         try:
             text = yaml_lines.read(path)
         except FileNotFoundError:

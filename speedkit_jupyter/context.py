@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import flags, interrupts
+from speedkit_jupyter import arguments, flags, interrupts
 from speedkit_jupyter.config import SpeedConfig, nothing
 from speedkit_jupyter.entering import Entering
 from speedkit_jupyter.exceptions import SpeedKitError
@@ -59,11 +59,13 @@ def apply_speedups(
 
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
     """`context.autocast()`, as a function."""
+    arguments.of_kind("context", context, SpeedContext, optional=False)
     return context.autocast()
 
 
 def sdp_context(context: SpeedContext) -> AbstractContextManager[Any]:
     """`context.sdpa()`, as a function."""
+    arguments.of_kind("context", context, SpeedContext, optional=False)
     return context.sdpa()
 
 

@@ -19,12 +19,17 @@ class ConfigError(SpeedKitError, ValueError):
     """A configuration that can't be read. `problems` holds one line for each mistake."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(map(printable, problems))
         super().__init__("\n".join(self.problems))
 
 
 class StepError(SpeedKitError):
     """A step that can't be measured as it is written."""
+
+
+def printable(text: str) -> str:
+    """In one line, and without what a terminal would act on: `\\x1b` stands as it is spelt."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def is_text(word: str) -> bool:

@@ -10,9 +10,10 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     NonNegativeInt,
@@ -22,8 +23,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from speedkit_jupyter import machines
-from speedkit_jupyter.exceptions import ConfigError, did_you_mean
+from speedkit_jupyter import arguments, machines
+from speedkit_jupyter.exceptions import ConfigError, did_you_mean, printable
 
 # Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
 # NVIDIA's "Turing" product pages.
@@ -32,6 +33,9 @@ _NO_TENSOR_CORES = re.compile(
 )
 # AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
 _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
+
+
+Shown = Annotated[str, AfterValidator(printable)]
 
 
 class _Record(BaseModel):
@@ -45,8 +49,8 @@ class Cpu(_Record):
     in hardware (AVX512_BF16, AMX, or Arm's BF16 instructions).
     """
 
-    name: str = "unknown"
-    architecture: str = "x86_64"
+    name: Shown = "unknown"
+    architecture: Shown = "x86_64"
     logical_cores: PositiveInt = 1
     usable_cores: PositiveInt = 1
     memory_bytes: NonNegativeInt = 0
@@ -62,9 +66,9 @@ class Accelerator(_Record):
     """One GPU. `capability` is NVIDIA's compute capability, `rocm` AMD's architecture name."""
 
     kind: Literal["cuda", "mps", "xpu"]
-    name: str = "unknown"
+    name: Shown = "unknown"
     capability: tuple[NonNegativeInt, NonNegativeInt] | None = None
-    rocm: str | None = None
+    rocm: Shown | None = None
     memory_bytes: NonNegativeInt = 0
     multiprocessors: NonNegativeInt = 0
     bf16_reported: bool = False
@@ -161,7 +165,7 @@ class Hardware(_Record):
 
         Raises ConfigError, which names the file and every wrong key.
         """
-        text, name = str(source), "JSON text"
+        text, name = str(arguments.path("source", source)), "JSON text"
         if not text.lstrip().startswith("{"):
             name = text
             try:
@@ -177,7 +181,8 @@ class Hardware(_Record):
         except RecursionError:
             raise ConfigError([f"{name}: nested too deeply"]) from None
         except ValidationError as error:
-            raise ConfigError(f"{name}: {_problem(one)}" for one in error.errors()) from None
+            problems = [f"{name}: {_problem(one)}" for one in error.errors()]
+            raise ConfigError([*dict.fromkeys(problems)]) from None
 
     def to_json(self) -> str:
         """JSON text that `from_json` loads without loss."""
@@ -190,6 +195,9 @@ def _problem(one: ErrorDetails) -> str:
     if not path:
         return 'a machine is a mapping, as in {"system": "Linux"}'
     where = ".".join(map(str, path))
+    if "capability" in path:  # of its two numbers, too
+        where = where[: where.index("capability") + len("capability")]
+        return f"{where}: two whole numbers, as in [8, 0], or null"
     if one["type"] != "extra_forbidden":
         return f"{where}: {one['msg']}"
     records: dict[int | str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from speedkit_jupyter import machines
+from speedkit_jupyter import arguments, machines
 from speedkit_jupyter.config import ALONE, SpeedConfig
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
@@ -110,6 +110,10 @@ def plan(
     SPEEDKIT_HARDWARE names, or else for this one, without facts a plain float32 model on the CPU
     is assumed.
     """
+    for name, given, kind in (
+        ("config", config, SpeedConfig), ("hardware", hardware, Hardware), ("facts", facts, Facts)
+    ):  # fmt: skip
+        arguments.of_kind(name, given, kind)
     config = SpeedConfig() if config is None else config
     hardware = Hardware.current() if hardware is None else hardware
     facts = Facts() if facts is None else facts

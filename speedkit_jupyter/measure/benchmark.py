@@ -177,7 +177,7 @@ class Benchmark:
         record.notes = {d.name: f"declined: {d.reason}" for d in plan if d.declined}
         if config is not None and not record.applied and index > 0:
             _nothing_to_measure(record)
-        return Runner(self.step, contexts, record)
+        return Runner(self.step, contexts, record, is_guarded=index > 0)
 
     def _warm_up_first(self, runner: Runner, start: State, number: int) -> Iterator[Progress]:
         """The one that the others are compared with; what it raises is the user's error, as it is.

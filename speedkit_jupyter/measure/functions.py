@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from speedkit_jupyter import arguments
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.measure import clock
@@ -47,12 +48,13 @@ def benchmark(
     where it can't be measured; whatever happens, all that it changed is put back.
     """
     begun_s = clock.now()
-    names = variants.split(",") if isinstance(variants, str) else variants
+    names = arguments.names("variants", variants)
+    budget_s = arguments.seconds("budget_s", budget_s)
     measured = Benchmark(
         step_of(step, model, optimizer),
-        [variant(name.strip()) for name in names],
+        [variant(name) for name in names],
         budget_s,
-        throughput=throughput,
+        throughput=arguments.flag("throughput", throughput),
         command=_command(step, names, budget_s),
     )
     measured.begun_s = begun_s
@@ -71,8 +73,9 @@ def step_of(
         raise StepError(f"the step must be a function, not {type(step).__name__}")
     takes_context = _takes_context(step)
     found = reached([step])
-    models = outermost(found) if model is None else _listed(model)
-    optimizers = optimizers_among(found) if optimizer is None else each_once(_listed(optimizer))
+    models = outermost(found) if model is None else arguments.modules("model", model)
+    given = [] if optimizer is None else arguments.optimizers("optimizer", optimizer)
+    optimizers = optimizers_among(found) if optimizer is None else each_once(given)
     return Step(
         step if takes_context else (lambda context: step()),
         models,
@@ -84,7 +87,10 @@ def step_of(
 
 def _takes_context(step: Callable[..., object]) -> bool:
     """Whether its first argument must be given, or is called `ctx`: defaults are the user's own."""
-    first = next(iter(inspect.signature(step).parameters.values()), None)
+    try:
+        first = next(iter(inspect.signature(step).parameters.values()), None)
+    except (TypeError, ValueError):  # some of those that are written in C
+        return False
     if first is None or first.kind in (first.VAR_KEYWORD, first.KEYWORD_ONLY):
         return False
     return first.default is first.empty or first.name == "ctx"
@@ -99,7 +105,3 @@ def _command(step: Callable[..., object], names: Sequence[str], budget_s: float 
         return f"{inspect.getsource(step).rstrip()}\n\n{call}"
     except (OSError, TypeError):
         return call
-
-
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]

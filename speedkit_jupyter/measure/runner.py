@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Thread
+from threading import enumerate as running_threads
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from speedkit_jupyter import interrupts
 from speedkit_jupyter.context import SpeedContext
@@ -37,7 +40,8 @@ class Runner:
 
     `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then,
     `recent_s` the latest ones. `around_step`, where there is one, surrounds each step: an untimed
-    one that the budget has no time for is not begun.
+    one that the budget has no time for is not begun. What the threads of a step raise is the
+    user's own, and printed, unless it `is_guarded`: then the step raises it.
     """
 
     step: Step
@@ -51,7 +55,9 @@ class Runner:
         default=None, repr=False
     )
     skipped_in_a_row: int = 0
+    is_guarded: bool = False
     _router: Router | None = None
+    _threads: WeakSet[Thread] = field(default_factory=WeakSet, repr=False)
 
     @property
     def worst_s(self) -> float:
@@ -66,6 +72,7 @@ class Runner:
     def applied(self) -> ExitStack:
         """The variant in force; what the step does not ask its context for is routed."""
         __tracebackhide__ = True
+        self._threads = WeakSet(running_threads())
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -99,12 +106,31 @@ class Runner:
         __tracebackhide__ = True
         if rewind:
             self.step.rewind()
+        users_own = not self.is_guarded or self.step.fails_in_threads
         try:
-            if self.step.asked is None or self._router is None:
-                return self._first()
-            return self._router.run(partial(self.step.run, self.contexts[0]))
+            with elsewhere.errors_kept(self._threads, pass_on=users_own) as raised:
+                result = self._routed()
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
+        if raised and not users_own:
+            raise StepError(raised[0])
+        self.step.fails_in_threads = self.step.fails_in_threads or bool(raised)
+        return result
+
+    def _routed(self) -> object:
+        __tracebackhide__ = True
+        if self.step.asked is None or self._router is None:
+            return self._first()
+        return self._router.run(partial(self.step.run, self.contexts[0]))
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """In the block something other than the user's code may make its threads raise."""
+        before, self.is_guarded = self.is_guarded, True
+        try:
+            yield
+        finally:
+            self.is_guarded = before
 
     def timed(self) -> float:
         """Seconds of one step; from the state of its own, where one after another does less."""

@@ -74,6 +74,8 @@ class Step:
     # ran, and for as long as it is measured.
     made: list[OptimizerFacts] = field(default_factory=list, init=False, repr=False)
     repeats: Repeats | None = field(default=None, init=False, repr=False)
+    # Whether its own threads raise without any plan, which is the user's concern.
+    fails_in_threads: bool = field(default=False, init=False, repr=False)
     # What the accuracy check of one benchmark leaves to the next one of the same search.
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure import labels, roofline, rounding
+from speedkit_jupyter.measure import elsewhere, labels, roofline, rounding
 from speedkit_jupyter.measure.accuracy import Yardstick
 from speedkit_jupyter.measure.buffers import settle
 from speedkit_jupyter.measure.course import LEFT, Course
@@ -54,13 +54,18 @@ def made(steps: Steps, runners: Sequence[Runner]) -> Judge:
 def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     __tracebackhide__ = True
     runner = runners[0]
-    baseline, again = steps.twice(runner)
+    with elsewhere.noted(runner.step.models) as calls:
+        baseline, again = steps.twice(runner)
     known = Judge(baseline, {})
+    if calls.only_elsewhere:
+        known.void = elsewhere.NOT_REACHED
+        return known
     if again.ends != baseline.ends:
         known.void = "the step takes another number of optimizer steps each time it runs"
         return known
     limit = _limit(baseline, runner.step_s)
-    reference = _reference(steps, runner, limit)
+    # Of a thread of the step's own float64 would reach the model, and not its input.
+    reference = None if calls.in_pythons else _reference(steps, runner, limit)
     covered = _covered(steps, runner, reference, baseline, again, limit)
     names = labels.of(runner.step.models, runner.step.optimizers)
     for number, one in baseline.stretches.items():
@@ -150,7 +155,8 @@ def _control(
     steps: Steps, runner: Runner, rounded: Surrounding, in_float64: bool, limit: int | None
 ) -> Course | None:
     models: Sequence[torch.nn.Module] = runner.step.models
-    exact: list[Surrounding] = [lambda: rounding.in_float64(models)] if in_float64 else []
+    exact: list[Surrounding] = [runner.guarded]
+    exact += [lambda: rounding.in_float64(models)] if in_float64 else []
     with suppress(Exception):  # code that doesn't allow a dispatch mode
         return steps.observed(runner, roofline.eager, *exact, rounded, limit=limit)
     return None
@@ -160,7 +166,7 @@ def _reference(steps: Steps, runner: Runner, limit: int | None) -> Course | None
     models = runner.step.models
     with suppress(Exception):  # an operation without float64, or code that asks for float32
         return steps.observed(
-            runner, roofline.eager, lambda: rounding.in_float64(models), limit=limit
+            runner, runner.guarded, roofline.eager, lambda: rounding.in_float64(models), limit=limit
         )
     return None
 

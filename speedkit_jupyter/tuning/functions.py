@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter import arguments
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.measure import clock
@@ -43,6 +44,9 @@ def tune(
     best so far as the error's `tuning`.
     """
     begun_s = clock.now()
+    budget_s = arguments.seconds("budget_s", budget_s)
+    steps = None if steps is None else arguments.whole("steps", steps)
+    fresh = arguments.flag("fresh", fresh)
     search = Search(step_of(step, model, optimizer), budget_s, steps, objective, fresh)
     search.begun_s = begun_s
     try:
@@ -73,6 +77,9 @@ def verify(
     the model as it is, with the same seed and data; a second baseline with another seed shows how
     far apart two curves lie anyway. All that the runs changed is put back. Raises StepError.
     """
+    steps = arguments.whole("steps", steps)
+    if not isinstance(plan, SpeedConfig):
+        plan = arguments.name("plan", plan)
     measured = step_of(step, model, optimizer)
     verifier = verifier_of(measured, plan, steps)
     models = " and ".join(type(one).__name__ for one in measured.models)

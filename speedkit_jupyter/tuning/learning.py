@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import store
+from speedkit_jupyter import arguments, store
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError
@@ -243,7 +243,7 @@ def tuned(
 
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
-    optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    optimizers = arguments.optimizers("optimizer", optimizer)
     found = newest(model, optimizers, Hardware.current())
     return None if found is None else config_of(found)
 

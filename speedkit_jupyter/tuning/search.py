@@ -58,8 +58,8 @@ class Search:
         objective: str = "time",
         fresh: bool = False,
     ) -> None:
-        if objective not in ("time", "memory"):
-            raise StepError(f"the objective is time or memory, not {objective!r}")
+        if not isinstance(objective, str) or objective not in ("time", "memory"):
+            raise StepError(f"the objective is time or memory, not {objective!r:.100}")
         if steps is not None and steps < 1:
             raise StepError(f"steps must be 1 or more, not {steps}")
         if not step.models:

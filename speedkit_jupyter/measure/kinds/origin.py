@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import PACKAGE
@@ -70,6 +70,11 @@ def is_the_users_function(function: FunctionType) -> bool:
     """Written in the notebook or in the user's own files."""
     home = function.__globals__.get("__name__")
     return not isinstance(home, str) or not is_installed(home.partition(".")[0])
+
+
+def is_installed_code(code: CodeType) -> bool:
+    """Whether it stands in a package's file, whatever it calls its module."""
+    return "site-packages" in code.co_filename or "dist-packages" in code.co_filename
 
 
 def is_the_users_module(module: ModuleType) -> bool:

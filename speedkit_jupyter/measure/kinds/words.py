@@ -9,16 +9,17 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from speedkit_jupyter.measure.kinds.calls import ATTRIBUTES, arguments, changing_files
 from speedkit_jupyter.measure.kinds.names import Names
-from speedkit_jupyter.measure.kinds.origin import is_the_users_function
+from speedkit_jupyter.measure.kinds.origin import is_installed_code, is_the_users_function
 
 STORES = ("STORE_ATTR", "DELETE_ATTR")
 # What writes files or leaves something behind that nobody can read: functions by their name, and
 # what else the same code has to name.
 LEAVES = {
     "write_text": "", "write_bytes": "", "savefig": "", "savez": "", "savez_compressed": "",
-    "savetxt": "", "save": "torch np numpy", "makedirs": "os", "rmtree": "shutil",
-    "copyfile": "shutil", "system": "os", "Popen": "subprocess", "addaudithook": "sys",
+    "savetxt": "", "save": "torch np numpy", "system": "os", "Popen": "subprocess",
+    "addaudithook": "sys",
     "register_error": "codecs", "register": "codecs", "register_event_handler": "monitor",
     "set_wakeup_fd": "signal", "dump_traceback_later": "faulthandler",
 }  # fmt: skip
@@ -56,14 +57,18 @@ class Words:
         """
         waiting = _with_inner(code for one in found for code in _codes(one))
         ready = _with_inner(code for one in near for code in _codes(one))
+        spaces = _spaces([*found, *near])
+        ready = [code for code in ready if not is_installed_code(code)]
         left, names = {code for code in waiting if code not in ready}, set[str]()
         calls: dict[str, None] = {}
         while ready:
             for code in ready:
                 names.update(code.co_names)
                 calls |= dict.fromkeys(_lasting(code))
+                calls |= dict.fromkeys(changing_files(code, spaces.get(code, {})))
             ready = [one for one in left if one.co_name in names or UNNAMED.match(one.co_name)]
             left.difference_update(ready)
+            ready = [one for one in ready if not is_installed_code(one)]
         return list(calls)
 
     def _read(self, code: CodeType) -> None:
@@ -96,14 +101,28 @@ def _with_inner(codes: Iterable[CodeType]) -> list[CodeType]:
     return list(found)
 
 
+def _spaces(found: Iterable[Any]) -> dict[CodeType, Any]:
+    """The globals of all the code."""
+    spaces: dict[CodeType, Any] = {}
+    for one in found:
+        space = one.space if type(one) is Names else getattr(one, "__globals__", None)
+        spaces |= dict.fromkeys(_with_inner(_codes(one)), space or {})
+    return spaces
+
+
 def _lasting(code: CodeType) -> Iterator[str]:
     names = set(code.co_names)
     for name in LEAVES.keys() & names:
         if not LEAVES[name] or not names.isdisjoint(LEAVES[name].split()):
             yield name
     if "open" in names:
-        modes = [one for one in _texts(code.co_consts) if MODE.fullmatch(one)]
-        yield from (f"open(…, {one!r})" for one in modes)
+        instructions = list(dis.get_instructions(code))
+        for index, one in enumerate(instructions):
+            if one.argval == "open":
+                made = arguments(instructions[index:])[1][0 if one.opname in ATTRIBUTES else 1 :]
+                given = tuple(each.argval for each in made if each.opname == "LOAD_CONST")
+                modes = [each for each in _texts(given) if MODE.fullmatch(each)]
+                yield from (f"open(…, {each!r})" for each in modes)
 
 
 def _codes(found: Any) -> Iterator[CodeType]:

@@ -1,0 +1,175 @@
+"""Calls that change files without opening them, as the user's own code spells them."""
+
+from __future__ import annotations
+
+import dis
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import PurePath
+from types import CodeType, ModuleType
+from typing import Any
+
+# Functions whose names say enough only together with their modules.
+OF_OS = [
+    "utime",
+    "chmod",
+    "fchmod",
+    "lchmod",
+    "chown",
+    "fchown",
+    "lchown",
+    "chflags",
+    "rename",
+    "renames",
+    "replace",
+    "unlink",
+    "remove",
+    "mkdir",
+    "makedirs",
+    "rmdir",
+    "removedirs",
+    "symlink",
+    "link",
+    "truncate",
+    "mkfifo",
+    "mknod",
+    "setxattr",
+    "removexattr",
+]
+OF_SHUTIL = [
+    "copyfile",
+    "copyfileobj",
+    "copymode",
+    "copystat",
+    "copy",
+    "copy2",
+    "copytree",
+    "rmtree",
+    "move",
+    "chown",
+    "make_archive",
+    "unpack_archive",
+]
+# Methods of paths; those that other types have too count where the receiver may be a path.
+OF_PATHS = frozenset(["unlink", "rmdir", "mkdir", "chmod", "lchmod", "symlink_to", "hardlink_to"])
+AMBIGUOUS = frozenset(["rename", "replace", "touch", "move", "copy"])
+GLOBALS, LOCALS = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")
+STORES = ("STORE_FAST", "STORE_DEREF")
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+UNKNOWN = object()
+
+
+def changing_files(code: CodeType, space: Mapping[str, Any]) -> Iterator[str]:
+    """`os.chmod`, `Path.rename`: names are looked up in `space`, the code's globals."""
+    if not _candidates().isdisjoint(code.co_names) or _names_one(code, space):
+        yield from _called(code, space)
+
+
+def _called(code: CodeType, space: Mapping[str, Any]) -> Iterator[str]:
+    instructions = list(dis.get_instructions(code))
+    near_paths = _is_near_paths(code, space)
+    value: Any = UNKNOWN
+    local: dict[str, Any] = {}  # modules that the code itself imports
+    for index, one in enumerate(instructions):
+        if one.opname in GLOBALS:
+            value = space.get(one.argval, UNKNOWN)
+        elif one.opname == "IMPORT_NAME":
+            value = sys.modules.get(one.argval, UNKNOWN)
+        elif one.opname.startswith(LOCALS):
+            value = local.get(one.argval, UNKNOWN)
+        elif one.opname.startswith(STORES):
+            local[one.argval] = value
+        elif one.opname == "IMPORT_FROM":
+            value = getattr(value, one.argval, UNKNOWN)
+            yield from _function(value)
+            value = UNKNOWN
+            continue
+        elif one.opname in ATTRIBUTES:
+            receiver, name = value, one.argval
+            value = getattr(receiver, name, UNKNOWN) if _is_looked_into(receiver) else UNKNOWN
+            if _is_path(receiver) or (receiver is UNKNOWN and name in OF_PATHS):
+                known = name in OF_PATHS or name in AMBIGUOUS
+                yield from [f"Path.{name}"] if known else []
+            elif receiver is UNKNOWN and name in AMBIGUOUS and near_paths:
+                yield from [f"Path.{name}"] if _fits(instructions[index:], name) else []
+        else:
+            value = UNKNOWN
+        yield from _function(value)
+
+
+def _function(value: Any) -> Iterator[str]:
+    name = _known().get(value) if callable(value) and _is_hashable(value) else None
+    if name:
+        yield name
+
+
+@cache
+def _known() -> dict[Any, str]:
+    found = {getattr(os, one, None): f"os.{one}" for one in OF_OS}
+    found |= {getattr(shutil, one, None): f"shutil.{one}" for one in OF_SHUTIL}
+    return {one: name for one, name in found.items() if one is not None}
+
+
+@cache
+def _candidates() -> frozenset[str]:
+    return frozenset([*OF_OS, *OF_SHUTIL, *OF_PATHS, *AMBIGUOUS])
+
+
+def _names_one(code: CodeType, space: Mapping[str, Any]) -> bool:
+    return any(True for name in code.co_names for _ in _function(space.get(name)))
+
+
+def _is_looked_into(value: Any) -> bool:
+    return type(value) is ModuleType
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, PurePath) or (isinstance(value, type) and issubclass(value, PurePath))
+
+
+def _is_hashable(value: Any) -> bool:
+    return type(value).__hash__ is not None and not isinstance(value, ModuleType)
+
+
+def _is_near_paths(code: CodeType, space: Mapping[str, Any]) -> bool:
+    """Whether it names a path, or what makes one."""
+    values = (space.get(name) for name in code.co_names)
+    return "pathlib" in code.co_names or any(map(_is_path, values))
+
+
+def _fits(instructions: Sequence[dis.Instruction], name: str) -> bool:
+    """As paths' methods are called: a string's `replace` takes two arguments, a frame's names
+    them; `touch` takes any.
+    """
+    call, _, has_names = arguments(instructions)
+    return name == "touch" or (call is not None and call.arg == 1 and not has_names)
+
+
+def arguments(
+    instructions: Sequence[dis.Instruction],
+) -> tuple[dis.Instruction | None, list[dis.Instruction], bool]:
+    """The call of a function whose loading comes first, what makes its arguments, and whether
+    some have names; None where no call is found.
+    """
+    stack: list[dis.Instruction] = []
+    effect, has_names = 0, False
+    for one in instructions[1:]:
+        effect += dis.stack_effect(one.opcode, one.arg, jump=False)
+        if one.opname in ("PRECALL", "PUSH_NULL", "KW_NAMES"):  # the call itself follows
+            effect = 0 if one.opname == "PUSH_NULL" else effect
+            has_names = has_names or one.opname == "KW_NAMES"
+            continue
+        if one.opname.startswith("CALL"):
+            if len(stack) + effect <= 0:
+                return one, stack, has_names or "KW" in one.opname
+            has_names = False
+        if effect > 0:
+            stack += [one] * effect
+        elif one.opname not in ("CACHE", "NOP", "RESUME"):
+            del stack[len(stack) + effect :]
+            stack[-1:] = [one]  # what it gives
+        effect = 0
+    return None, [], False
