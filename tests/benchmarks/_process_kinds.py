@@ -28,7 +28,7 @@ sys.settrace | sys.settrace(None) | sys.settrace(lambda *a: None) | (sys.gettrac
 sys.setprofile | sys.setprofile(None) | sys.setprofile(lambda *a: None) | (sys.getprofile() is None, sys.setprofile(None))[0]
 the switch interval | sys.setswitchinterval(0.005) | sys.setswitchinterval(0.01) | sys.getswitchinterval()
 digits of integers | sys.set_int_max_str_digits(4300) | sys.set_int_max_str_digits(5000) | sys.get_int_max_str_digits()
-sys.meta_path | pass | sys.meta_path.append(None) if None not in sys.meta_path else 0 | (None in sys.meta_path, [sys.meta_path.remove(None) for o in sys.meta_path if o is None])[0]
+sys.meta_path | import types; finder = types.SimpleNamespace(find_spec=lambda *a: None); many = len(sys.meta_path) | sys.meta_path.append(finder) | len(sys.meta_path) - many
 sys.path_hooks | pass | sys.path_hooks.append(len) | len in sys.path_hooks
 a module in sys.modules | sys.modules.pop('zzz', None) | sys.modules['zzz'] = sys | 'zzz' in sys.modules
 threading.excepthook | import threading; h = threading.excepthook | threading.excepthook = print | threading.excepthook is h
