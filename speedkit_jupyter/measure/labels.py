@@ -23,7 +23,8 @@ class Names:
     """Of parameters and buffers, in the order in which they are observed.
 
     `spacings` are the distances of neighbouring numbers where each parameter is largest,
-    `precisions` those beside 1 in its dtype; `by_element` is whether the optimizers move each element by its own gradient alone.
+    `precisions` those beside 1 in its dtype; `by_element` is whether the optimizers move each
+    element by its own gradient alone.
     """
 
     parameters: Sequence[str] = ()

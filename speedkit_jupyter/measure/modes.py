@@ -1,4 +1,4 @@
-"""What a step leaves the models set to: which parts are training, which parameters get gradients."""
+"""What a step leaves the models set to: which parts are training, what gets gradients."""
 
 from __future__ import annotations
 

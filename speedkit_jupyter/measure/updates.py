@@ -37,6 +37,8 @@ SAME_GRADIENTS = 1e-5
 # An element whose gradients are moves by the same but for this share of its way or the usual one,
 # and for so many roundings of the parameter's dtype.
 EXACTLY, ROUNDINGS = 1e-4, 16.0
+# A few may be off by so many times what moves most.
+MOST_OF_WAY = 3.0
 # And off by more than this may lead anywhere.
 OTHER_GRADIENTS = 0.5
 
@@ -103,9 +105,11 @@ def _off_exactly(
     share = max(EXACTLY, ROUNDINGS * names.precisions[index])
     usual = norm(other) / other.numel() ** 0.5
     limit = share * other.abs().clamp_min(usual) + NEIGHBOURS * names.spacings[index]
-    off = ((one - other).abs() - limit)[alike]
-    count = int((~(off <= 0)).sum())
-    if not count:
+    off = (one - other).abs()[alike]
+    count = int((~(off <= limit[alike])).sum())
+    # Where a decay that is added to a gradient makes it vanish, its sign is rounding's.
+    most = MOST_OF_WAY * float(other.abs().max()) + NEIGHBOURS * names.spacings[index]
+    if count <= 1 + FEW_OFF * off.numel() and bool((off <= most).all()):
         return ""
     return f"is updated otherwise by the same gradients in {count} of {one.numel()} elements"
 

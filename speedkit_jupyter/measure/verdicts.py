@@ -87,7 +87,7 @@ class Judge:
         if found.verdict == "not checked" and not theirs.has_numbers() and enough(theirs):
             return replace(found, verdict="exact", reason="")
         # What lies in the user's objects may be another kind of thing in another precision.
-        if theirs.role == LEFT and found.verdict == "wrong" and found.output_error is None:
+        if theirs.role == LEFT and found.verdict == "wrong" and not self._fits(number, seen):
             return Accuracy("not checked", found.reason)
         return found
 
@@ -105,11 +105,13 @@ class Judge:
         """Whether it gives others in number or shape, as rounding alone does: in a loop that ends
         once its values are close, say.
         """
-        known = self.stretches[number]
-        if errors(seen, known.reference, known.dropped).fits:
+        if self._fits(number, seen):
             return False
-        controls = self._controls(number, precision)
-        return not all(errors(one, known.reference, known.dropped).fits for one in controls)
+        return not all(self._fits(number, one) for one in self._controls(number, precision))
+
+    def _fits(self, number: int, seen: Observation) -> bool:
+        known = self.stretches[number]
+        return errors(seen, known.reference, known.dropped).fits
 
     def _more(
         self, number: int, precision: str, more: Callable[[], Sequence[Course]]
