@@ -13,12 +13,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure import leaves
+from speedkit_jupyter.measure import leaves, modes
 from speedkit_jupyter.measure.buffers import held
 from speedkit_jupyter.measure.leaves import FEW_ELEMENTS, MOST_ELEMENTS, Leaves, sampled
 from speedkit_jupyter.measure.magnitudes import norm
 from speedkit_jupyter.measure.observation import Calls, Observation
 from speedkit_jupyter.measure.watching import unwatched, watching
+from speedkit_jupyter.measure.ways import moved, real
 
 if TYPE_CHECKING:
     import torch
@@ -209,6 +210,7 @@ class Observer:
         self._seen.outputs.add(list(named) if named else result)
         self._seen.buffers_before, self._seen.buffers = self._buffers, held(self._models)
         self._buffers = self._seen.buffers
+        self._seen.modes = modes.of(self._models)
         self._close()
         self._begin([])
         self._seen.role = LEFT
@@ -278,10 +280,13 @@ class Observer:
         seen = self._seen
         if not seen.complete and self._passes:
             seen.gradients = self._sums()
-        way = [p.detach() - old for p, old in zip(self._parameters, self._start, strict=True)]
+        pairs = list(zip(self._parameters, self._start, strict=True))
+        way = [real(p.detach() - old) for p, old in pairs]
         seen.moved = math.hypot(*(norm(one.double()) for one in way))
         if seen.moved:
-            seen.way = [sampled(one, FEW_ELEMENTS) for one in way]
+            led = bool(self._passes or seen.complete)
+            seen.way = [sampled(one, FEW_ELEMENTS if led else self._most) for one in way]
+            seen.movers = [moved(one, old) for one, (_, old) in zip(way, pairs, strict=True)]
         if seen.moved and self._passes and not seen.updates and not seen.complete:
             seen.updates = [sampled(one, self._most) for one in way]  # by hand
         seen.calls = self._calls.kept

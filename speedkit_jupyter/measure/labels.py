@@ -22,13 +22,15 @@ BY_ELEMENT = (
 class Names:
     """Of parameters and buffers, in the order in which they are observed.
 
-    `spacings` are the distances of neighbouring numbers where each parameter is largest;
-    `by_element` is whether the optimizers move each element by its own gradient alone.
+    `spacings` are the distances of neighbouring numbers where each parameter is largest,
+    `precisions` those beside 1 in its dtype; `by_element` is whether the optimizers move each
+    element by its own gradient alone.
     """
 
     parameters: Sequence[str] = ()
     buffers: Sequence[str] = ()
     spacings: Sequence[float] = ()
+    precisions: Sequence[float] = ()
     by_element: bool = True
 
     def parameter(self, index: int) -> str:
@@ -44,15 +46,17 @@ def of(
     import torch
 
     by_element = tuple(getattr(torch.optim, name) for name in BY_ELEMENT)
-    several, found = len(models) > 1, dict[int, tuple[str, float]]()
+    several, found = len(models) > 1, dict[int, tuple[str, float, float]]()
     for model in models:
         first = f"{type(model).__name__}." if several else ""
         for name, parameter in model.named_parameters():
-            found.setdefault(id(parameter), (first + name, _spacing(parameter)))
+            eps = torch.finfo(parameter.dtype).eps
+            found.setdefault(id(parameter), (first + name, _spacing(parameter), eps))
     return Names(
-        [name for name, _ in found.values()],
+        [name for name, _, _ in found.values()],
         buffers.labels(models),
-        [spacing for _, spacing in found.values()],
+        [spacing for _, spacing, _ in found.values()],
+        [eps for *_, eps in found.values()],
         all(isinstance(one, by_element) for one in optimizers),
     )
 

@@ -6,7 +6,9 @@ import dataclasses
 import enum
 import numbers
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -177,11 +179,25 @@ def _attributes(value: Any) -> list[Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, one.name, None) for one in dataclasses.fields(value)]
     foreign = (type, torch.nn.Module, torch.optim.Optimizer, torch.Generator)
+    if isinstance(value, types.FunctionType):
+        return _enclosed(value)
     if callable(value) or isinstance(value, foreign):
         return []
     slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     held = [getattr(value, name) for name in slots if hasattr(value, name)]
     return [*held, *getattr(value, "__dict__", {}).values()]
+
+
+def _enclosed(function: types.FunctionType) -> list[Any]:
+    """The plain values that a function brings along: of its closure, and its defaults."""
+    import torch
+
+    found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not filled yet
+            found.append(cell.cell_contents)
+    plain = (numbers.Number, str, bytes, torch.Tensor, list, tuple, dict, set, frozenset)
+    return [one for one in found if isinstance(one, plain)]
 
 
 def _slots(kind: type) -> list[str]:

@@ -74,8 +74,10 @@ class Observation:
     `outputs` are the tensors on which backward ran, those that `torch.autograd.grad` gave, or
     what the step returned; `calls` those of the models. `gradients` are those that it made, one
     for each parameter. `updates` are what the optimizer's step that ends it added to the
-    parameters, `moved` is how far they are from where they were, `way` a sample of it. Where a
-    step ends, `buffers` are those of the models then, `buffers_before` those before it. `place`
+    parameters, `moved` is how far they are from where they were, `way` a sample of it, `movers` how
+    many elements of each are elsewhere; both are empty where all of them stay. Where a step ends,
+    `buffers` are those of the models then, `buffers_before` those before it, `modes` what their
+    modules and parameters are set to (training, requires_grad). `place`
     says which step it is of, and how many optimizer steps came before in that; `role` what it is
     besides.
     """
@@ -86,8 +88,10 @@ class Observation:
     updates: list[torch.Tensor] = field(default_factory=list)
     moved: float = 0.0
     way: list[torch.Tensor] = field(default_factory=list)
+    movers: list[int] = field(default_factory=list)
     buffers_before: list[torch.Tensor] = field(default_factory=list)
     buffers: list[torch.Tensor] = field(default_factory=list)
+    modes: dict[str, bool] = field(default_factory=dict)
     complete: bool = False
     place: tuple[int, int] = (0, 0)
     role: str = ""

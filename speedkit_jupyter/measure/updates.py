@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.labels import Names
@@ -34,6 +34,11 @@ LEAST_SHARE_OF_ONE = 0.25
 NEIGHBOURS = 2.0
 # Gradients that are off by less than this are the same.
 SAME_GRADIENTS = 1e-5
+# An element whose gradients are moves by the same but for this share of its way or the usual one,
+# and for so many roundings of the parameter's dtype.
+EXACTLY, ROUNDINGS = 1e-4, 16.0
+# A few may be off by so many times what moves most.
+MOST_OF_WAY = 3.0
 # And off by more than this may lead anywhere.
 OTHER_GRADIENTS = 0.5
 
@@ -51,6 +56,8 @@ def misstep(
     names = names or Names()
     if baseline.updates and len(seen.updates) != len(baseline.updates):
         return "the optimizer made no step"
+    if len(seen.updates) != len(baseline.updates):
+        return "" if baseline.moved else "the parameters moved, where they stay"
     off, size = _apart(seen, baseline)
     times = seen.moved / baseline.moved if baseline.moved > 0 else 1.0
     if off <= OTHER_GRADIENTS * size and not LEAST_MOVE < times < MOST_MOVE:
@@ -72,6 +79,9 @@ def misstep(
             continue
         if what := _misled(one[here], other[here], one.numel(), same):
             return f"parameter {names.parameter(index)} {what}"
+        exactly = _alike(mine, theirs) & _were_determined(index, other, before, _alike)
+        if same and names.by_element and (what := _off_exactly(one, other, exactly, index, names)):
+            return f"parameter {names.parameter(index)} {what}"
         along += float((one * other)[here].sum())
         total += _square(other[here])
     if total > LEAST_SHARE * way and _differs(along, total, OFF_EXACTLY if same else OFF):
@@ -84,6 +94,24 @@ def _stored(one: torch.Tensor, other: torch.Tensor, spacing: float) -> torch.Ten
     import torch
 
     return torch.where((one - other).abs() <= NEIGHBOURS * spacing, other, one)
+
+
+def _off_exactly(
+    one: torch.Tensor, other: torch.Tensor, alike: torch.Tensor, index: int, names: Names
+) -> str:
+    """What is wrong where the gradients agree to rounding: there the optimizer's step does too."""
+    if index >= len(names.precisions) or not bool(alike.any()):
+        return ""
+    share = max(EXACTLY, ROUNDINGS * names.precisions[index])
+    usual = norm(other) / other.numel() ** 0.5
+    limit = share * other.abs().clamp_min(usual) + NEIGHBOURS * names.spacings[index]
+    off = (one - other).abs()[alike]
+    count = int((~(off <= limit[alike])).sum())
+    # Where a decay that is added to a gradient makes it vanish, its sign is rounding's.
+    most = MOST_OF_WAY * float(other.abs().max()) + NEIGHBOURS * names.spacings[index]
+    if count <= 1 + FEW_OFF * off.numel() and bool((off <= most).all()):
+        return ""
+    return f"is updated otherwise by the same gradients in {count} of {one.numel()} elements"
 
 
 def _misled(one: torch.Tensor, other: torch.Tensor, size: int, same: bool) -> str:
@@ -106,7 +134,10 @@ def _misled(one: torch.Tensor, other: torch.Tensor, size: int, same: bool) -> st
 
 
 def _were_determined(
-    index: int, here: torch.Tensor, before: Sequence[tuple[Observation, Observation]]
+    index: int,
+    here: torch.Tensor,
+    before: Sequence[tuple[Observation, Observation]],
+    determined: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The elements that had no undetermined gradient earlier, which the optimizer's averages hold.
 
@@ -121,12 +152,17 @@ def _were_determined(
         mine, theirs = seen.gradients[index], baseline.gradients[index]
         if mine is None or theirs is None or mine.shape != theirs.shape:
             continue
-        one = _determined(mine, theirs)
+        one = (determined or _determined)(mine, theirs)
         if one.shape != here.shape:  # of a later one fewer elements are kept
             one = sampled(one, FEW_ELEMENTS).bool()
         if one.shape == here.shape:
             found &= one
     return found
+
+
+def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Where gradients agree to rounding."""
+    return (mine - theirs).abs() <= SAME_GRADIENTS * theirs.abs()
 
 
 def _same(seen: Observation, baseline: Observation) -> bool:

@@ -10,9 +10,14 @@ from speedkit_jupyter.measure.accuracy import NOTHING_TO_COMPARE, Accuracy, Yard
 from speedkit_jupyter.measure.course import LEFT, Course
 from speedkit_jupyter.measure.deviation import Errors, errors
 from speedkit_jupyter.measure.extrapolated import extrapolated
+from speedkit_jupyter.measure.modes import missed
 from speedkit_jupyter.measure.observation import Observation
 from speedkit_jupyter.measure.ways import astray
 from speedkit_jupyter.measure.wording import enough, misspelt
+
+BY_CHANCE = (
+    "rounding alone decides how many results there are: values decide how often the model is called"
+)
 
 
 @dataclass
@@ -71,16 +76,42 @@ class Judge:
             if one < number and one in course.stretches
         ]
         found = known.judge(seen, precision, surer, before)
-        others = [*self._controls(number, precision), known.reference]
-        what = misspelt(seen, theirs, others, precision) or astray(seen, theirs, others)
+        what = self._besides(number, seen, precision)
+        if what and more is not None and precision not in self.further:
+            self._more(number, precision, more)  # before a variant is accused
+            what = self._besides(number, seen, precision)
         if what and found.verdict != "wrong":
             return replace(found, verdict="wrong", reason=what)
+        if found.verdict == "wrong" and self._fits_by_chance(number, seen, precision):
+            return Accuracy("not checked", BY_CHANCE)
         if found.verdict == "not checked" and not theirs.has_numbers() and enough(theirs):
             return replace(found, verdict="exact", reason="")
         # What lies in the user's objects may be another kind of thing in another precision.
-        if theirs.role == LEFT and found.verdict == "wrong" and found.output_error is None:
+        if theirs.role == LEFT and found.verdict == "wrong" and not self._fits(number, seen):
             return Accuracy("not checked", found.reason)
         return found
+
+    def _besides(self, number: int, seen: Observation, precision: str) -> str:
+        """What is wrong beside its results and gradients."""
+        known, theirs = self.stretches[number], self.baseline.stretches[number]
+        others = [*self._controls(number, precision), known.reference]
+        return (
+            misspelt(seen, theirs, others, precision)
+            or missed(seen, theirs, others)
+            or astray(seen, theirs, others, known.names)
+        )
+
+    def _fits_by_chance(self, number: int, seen: Observation, precision: str) -> bool:
+        """Whether it gives others in number or shape, as rounding alone does: in a loop that ends
+        once its values are close, say.
+        """
+        if self._fits(number, seen):
+            return False
+        return not all(self._fits(number, one) for one in self._controls(number, precision))
+
+    def _fits(self, number: int, seen: Observation) -> bool:
+        known = self.stretches[number]
+        return errors(seen, known.reference, known.dropped).fits
 
     def _more(
         self, number: int, precision: str, more: Callable[[], Sequence[Course]]

@@ -29,6 +29,7 @@ import torch
 from _amplifying import nets
 from _beside import BESIDE
 from _beside import HONEST as BESIDE_HONEST
+from _left import LEFT
 from _nets import NAMES, net
 from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
@@ -112,7 +113,7 @@ def word(record: Record) -> str:
 
 def planted() -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
-    for one in (*KINDS, *BESIDE, *STOCHASTIC, *LATE, *WHOLE):
+    for one in (*KINDS, *BESIDE, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
         yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
 
