@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SPEEDKIT_HARDWARE"] = PROFILES[config.getoption("--profile")][0]
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is no CUDA device."""
+    """Of `sampled` lists most are slow; `gpu` tests are skipped where there is no CUDA device."""
+    counts: Counter[object] = Counter()
+    for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is not None:
+            function = getattr(item, "function", None)
+            if counts[function] % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+            counts[function] += 1
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:
         return

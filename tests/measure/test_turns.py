@@ -180,6 +180,7 @@ CELLS = {
 PLANNED = ("a training step", "a value through .data", "a plan applied")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("what", "plan"),
     [*((what, None) for what in CELLS), *((what, {"channels_last": True}) for what in PLANNED)],

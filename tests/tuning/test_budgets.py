@@ -51,6 +51,7 @@ def work(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
     return make
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("names", ["fused_optimizer", "fused_optimizer,channels_last,bf16,auto"])
 @pytest.mark.parametrize("fused", [0.5, 3.0])
 @pytest.mark.parametrize(("step_s", "budget_s"), CASES)
@@ -70,6 +71,7 @@ def test_a_comparison_ends_within_its_budget_and_a_step(
         assert "short for a clear answer" in found.baseline.notes["budget"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("objective", "fused"), [("time", 0.5), ("time", 3.0), ("memory", 0.5)])
 @pytest.mark.parametrize(("step_s", "budget_s"), CASES)
 def test_a_search_ends_within_its_budget_and_a_step(

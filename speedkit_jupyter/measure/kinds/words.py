@@ -105,7 +105,9 @@ def _spaces(found: Iterable[Any]) -> dict[CodeType, Any]:
     """The globals of all the code."""
     spaces: dict[CodeType, Any] = {}
     for one in found:
-        space = one.space if type(one) is Names else getattr(one, "__globals__", None)
+        # Of other objects an attribute may be the user's own code.
+        space = one.space if type(one) is Names else None
+        space = one.__globals__ if type(one) is FunctionType else space
         spaces |= dict.fromkeys(_with_inner(_codes(one)), space or {})
     return spaces
 
