@@ -7,7 +7,7 @@ QUICKSTART := notebooks/01_quickstart.ipynb
 
 # Where magics, measuring, tuning and panels are tested besides `quick`, which pins a plain CPU:
 # with `make machines` what depends on the machine most, with `make profiles` all of it.
-PROFILES := bf16 fp16 one_core here
+PROFILES := bf16,fp16,one_core,here
 ON_MACHINES := $(addprefix tests/,measure/test_inside.py measure/test_routing.py \
   measure/test_benchmark.py magics/test_speedbench.py magics/test_speedkit.py \
   tuning/test_search.py tuning/test_learning.py widgets/test_panel.py)
@@ -35,10 +35,8 @@ quick: .venv/installed
 machines: TESTS := $(ON_MACHINES)
 profiles: TESTS := tests/magics tests/measure tests/tuning tests/widgets
 machines profiles: .venv/installed
-	for profile in $(PROFILES); do \
-	  echo "as on $$profile:"; \
-	  $(BIN)/pytest -q --profile $$profile $(TESTS) \
-	    -m "not (browser or slow or kernel or compile or real_time)" || exit 1; done
+	$(BIN)/pytest -q --dist worksteal --profile $(PROFILES) $(TESTS) \
+	  -m "not (browser or slow or kernel or compile or real_time)"
 
 slow: .venv/installed
 	$(BIN)/pytest -m slow

@@ -6,6 +6,8 @@ No test plans for the machine that it happens to run on, unless that is its subj
 
 from __future__ import annotations
 
+import argparse
+import gc
 import os
 import signal
 import sys
@@ -57,15 +59,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--regenerate-plans", action="store_true", help="write the pinned plans of test_plan.py"
     )
     parser.addoption(
-        "--profile", choices=PROFILES, default="cpu", help="the machine that plans are made for"
+        "--profile",
+        default="cpu",
+        type=_profiles,
+        help=f"machines that plans are made for, by comma: {', '.join(PROFILES)}",
     )
 
 
+def _profiles(names: str) -> list[str]:
+    if unknown := set(names.split(",")) - set(PROFILES):
+        raise argparse.ArgumentTypeError(f"there is no profile {', '.join(sorted(unknown))}")
+    return names.split(",")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """The profile, for kernels and servers too that start before any test does."""
+    """The first profile, for kernels and servers too that start before any test does."""
     for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
         del os.environ[name]
-    os.environ["SPEEDKIT_HARDWARE"] = PROFILES[config.getoption("--profile")][0]
+    os.environ["SPEEDKIT_HARDWARE"] = PROFILES[config.getoption("--profile")[0]][0]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Under several profiles each test runs once as on each machine."""
+    profiles = metafunc.config.getoption("--profile")
+    if len(profiles) > 1:
+        metafunc.parametrize("profile", profiles, indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -88,6 +106,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """What libraries have loaded is no garbage: looking for some would take half a second each."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Saved results and the terminal of the one who runs the tests decide nothing here."""
@@ -98,8 +123,10 @@ def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
     """What the profile changes for the test, to be undone where the test pins another machine."""
-    precision = PROFILES[request.config.getoption("--profile")][1]
+    name = getattr(request, "param", request.config.getoption("--profile")[0])
+    hardware, precision = PROFILES[name]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEEDKIT_HARDWARE", hardware)
         if precision:
             from speedkit_jupyter.optimizations.precision import Precision
 
@@ -173,6 +200,17 @@ def no_noise(request: pytest.FixtureRequest) -> None:
     """All is measured on the made clock, except where what the real one says is the subject."""
     if not request.node.get_closest_marker("real_time"):
         request.getfixturevalue("made_time")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tiny steps: two threads that wait for one another would take longer than the steps."""
+    import torch
+
+    found = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(found)
 
 
 @pytest.fixture

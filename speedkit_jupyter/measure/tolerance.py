@@ -33,6 +33,8 @@ GRADIENT_ROUNDINGS = (16.0, 16.0, 16.0, 16.0, 16.0)
 TERMS = 512.0
 # A ReLU that fell the other way by float32's rounding moved a whole gradient by up to 7e-4.
 FLIPS = (1e-2, 1e-2, 1e-2, 5e-2, 0.0)
+# Where all gradients are smaller than deviation.LEAST_GRADIENT, what is off by less is noise too.
+VANISHING = (1.0, 1.0, 1.0, 1.0, 1.0)
 # So many elements err as one: those of a row or a channel have their rounding in common.
 ERR_AS_ONE = 64
 # Scatter within a net that normalizes shortens what is left of the signal: of 1 + scatter**2.
@@ -91,14 +93,15 @@ class Tolerance:
             if what := what or self._beyond_in_rows(one, known):
                 return f"{seen.names[index]} {what}"
         factors = GRADIENT_FACTORS_FLOAT32 if self.precision == "fp32" else GRADIENT_FACTORS
+        besides = VANISHING if seen.vanishing else FLIPS
         for index, one in enumerate(seen.gradients):
             which = seen.which[index]
             known = [found for each in self.controls if (found := each.gradient_of(which))]
-            if what := self._beyond(one, known, factors, GRADIENT_ROUNDINGS, FLIPS):
+            if what := self._beyond(one, known, factors, GRADIENT_ROUNDINGS, besides):
                 return f"gradient of {names.parameter(which)} {what}"
         known = [each.gradient for each in self.controls]
         together = self._beyond(
-            seen.gradient, known, POOLED_FACTORS, GRADIENT_ROUNDINGS, FLIPS, True
+            seen.gradient, known, POOLED_FACTORS, GRADIENT_ROUNDINGS, besides, True
         )
         return f"gradients {together}" if together else self._beyond_in_whole_numbers(seen)
 

@@ -59,7 +59,7 @@ class ChannelsLast(Optimization):
         if flat:
             return request.decline(False, f"{', '.join(flat)}: {FLAT}")
         if request.value is True:
-            return request.apply(True, f"as asked, for {facts.convolutions} convolutions")
+            return request.apply(True, f"as asked, for {_counted(facts)}")
         if facts.device_type == "cpu":
             reason = "oneDNN reads it without reordering, other operations may have to reorder"
             return request.offer(False, True, reason)
@@ -68,9 +68,7 @@ class ChannelsLast(Optimization):
             return request.leave(False, "it pays with Tensor Cores, which this device lacks")
         if facts.precision == "fp32" and not gpu.tf32:
             return request.leave(False, "Tensor Cores are idle in float32 here")
-        return request.apply(
-            True, f"{facts.convolutions} convolutions on Tensor Cores, which read NHWC"
-        )
+        return request.apply(True, f"{_counted(facts)} on Tensor Cores, which read NHWC")
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """Those that lie so already, and those that will be laid out anew."""
@@ -121,6 +119,10 @@ class ChannelsLast(Optimization):
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """On, where there are convolutions."""
         return (True,) if facts.convolutions else ()
+
+
+def _counted(facts: Facts) -> str:
+    return f"{facts.convolutions} convolution{'s' * (facts.convolutions > 1)}"
 
 
 def _weights(model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -50,10 +50,10 @@ def day(moment: datetime.datetime) -> str:
 
 
 def size(value: float) -> str:
-    """`15.0 GiB`, `24 KiB`."""
+    """`15 GiB`, `24 KiB`."""
     for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= scale:
-            return f"{value / scale:.3g} {unit}"
+            return f"{_significant(value / scale, 3)} {unit}"
     return f"{value:g} B"
 
 

@@ -41,10 +41,26 @@ class Part:
 
     @property
     def least(self) -> float:
-        """What it has to bring: what lowers precision more than what does not."""
-        if self.name == "compile":
-            return WORTH_COMPILING
-        return WORTH_IT if self.name in LOWERING else 1 + SAME
+        """What it has to bring."""
+        return least(self.name)
+
+
+def least(name: str) -> float:
+    """What an optimization has to bring: what lowers precision more than what does not."""
+    if name == "compile":
+        return WORTH_COMPILING
+    return WORTH_IT if name in LOWERING else 1 + SAME
+
+
+def pays(one: Candidate, values: Mapping[str, float], others: Sequence[Candidate]) -> bool:
+    """Whether it looks better than each plan that lacks some of its parts by what these have to
+    bring; `values` by the plans' names.
+    """
+    return all(
+        values[one.name] > values[other.name] * max(map(least, one.values.keys() - other.values))
+        for other in others
+        if other.values.items() < one.values.items()
+    )
 
 
 def plans(whole: Candidate) -> list[Candidate]:

@@ -114,8 +114,17 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
     if comparison.baseline.applied:
         number += f" against {comparison.baseline.name}"
     if verdict == "faster":
-        return f"helps ({number}), {best} more"
+        return f"helps ({number}), {best} {_beside(comparison, record, best)}"
     least = worth_it(record)
     if verdict == "too noisy" and ratio.high < least:
         return f"gains less than {least - 1:.0%}: {number}"
     return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"
+
+
+def _beside(comparison: Comparison, record: Record, best: str) -> str:
+    """What the plan that was taken does where both help."""
+    taken = next((one for one in comparison.records if one.name == best), None)
+    known, own = taken and comparison.ratio(taken), comparison.ratio(record)
+    if known and own and known.median <= own.median and best.count("+") < record.name.count("+"):
+        return "as much, with fewer parts"
+    return "more"

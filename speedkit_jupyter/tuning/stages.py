@@ -15,6 +15,7 @@ from speedkit_jupyter.measure.sampler import LONG_S, Progress
 from speedkit_jupyter.measure.statistics import SAME
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.tuning import scoring
+from speedkit_jupyter.tuning.ablation import pays
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
 
@@ -203,6 +204,7 @@ class Stages:
         plain = max([values[one.name] for one in tried if not one.costly], default=0.0)
         # Compiling costs seconds at every start, so it has to bring more.
         able = [one for one in tried if not one.costly or most > WORTH_COMPILING * max(plain, 1.0)]
+        able = [one for one in able if pays(one, values, tried)]
         most = max([1.0, *(values[one.name] for one in able)])
         equal = [one for one in able if values[one.name] * (1 + SAME) > most]
         equal = [one for one in equal if values[one.name] > 1]

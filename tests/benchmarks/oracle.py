@@ -13,7 +13,7 @@ For each of twelve workloads, three of them with steps of 0.2 to 0.5 s, in one r
 
     python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
 
-A workload takes some minutes, all of them about 40 on two cores. Each is appended to the file with
+A workload takes some minutes, all of them about 70 on two cores. Each is appended to the file with
 the state of the code (the commit), so that a run can be stopped and goes on where it was; what
 another state has measured is measured anew. `--table` only prints the newest state, and says
 whether it is complete. Exits 1 where a promise is broken: the plan is at least 0.97 as fast as the
@@ -55,8 +55,8 @@ from speedkit_jupyter.tuning.result import Tuning
 
 Forces = dict[str, Callable[[], Any]]
 
-# For each combination: so many seconds, or so many steps where these take longer.
-GRID_S, GRID_STEPS = 4.0, 14
+# For each combination: the default budget of a benchmark, or so many steps where these take longer.
+GRID_S, GRID_STEPS = 10.0, 14
 # One thread is worth a try for steps up to so many seconds.
 SHORT_STEP_S = 0.02
 BY_HAND_S, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 12

@@ -25,12 +25,8 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def always_one_thread(one_thread: None) -> None:
     """Small models, beside other test processes."""
-    found = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(found)
 
 
 @pytest.fixture

@@ -92,6 +92,26 @@ def test_a_right_variant_is_not_accused(variant):
     assert row["accuracy"]["verdict"] in ("exact", "rounding"), row["accuracy"]
 
 
+@pytest.mark.parametrize(("size", "verdict"), [(1e-13, "not checked"), (1e-3, "wrong")])
+def test_of_gradients_that_vanish_only_what_is_no_noise_counts(monkeypatch, size, verdict):
+    model, optimizer, _ = parts()
+    x = torch.rand(32, 16)
+
+    def step():
+        (1e-20 * model(x).square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    @contextmanager
+    def shifts_gradients(target):
+        handle = next(target.model.parameters()).register_hook(lambda one: one + size)
+        yield
+        handle.remove()
+
+    planted(monkeypatch, shifts_gradients)
+    assert found(step, model, optimizer)["accuracy"]["verdict"] == verdict
+
+
 def test_channels_last_with_batch_norm_is_right():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),

@@ -201,14 +201,6 @@ class Reordered(nn.Linear):
         return nn.functional.linear(x.flip(1), self.weight.flip(1), self.bias)
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("only_float32", [False, True], ids=["float64", "float32 only"])
 @pytest.mark.parametrize("scales", [None, False, True], ids=["plain", "disabled", "enabled"])
 def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, only_float32):

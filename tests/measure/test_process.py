@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,15 @@ from speedkit_jupyter.measure.kinds import interpreter, process, torch_registrie
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.kinds.settings import is_same, owner_of  # noqa: F401  (for the code below)
 from speedkit_jupyter.measure.step import StateWarning, Step
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_frozen(small_heap: None) -> Iterator[None]:
+    """As in a process of its own: whether anything is frozen is one of the settings."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
 
 TABLE = {one.name: one for one in [*process.switches(), *process.surroundings()]}
 

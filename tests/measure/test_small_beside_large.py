@@ -35,12 +35,7 @@ KINDS = {f"{one.group}: {one.name}": one for one in BESIDE}
 HONEST = ("efficientnet, balanced", "efficientnet, plain, small", "same inputs")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", CHOSEN)

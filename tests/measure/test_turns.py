@@ -26,15 +26,7 @@ from speedkit_jupyter.measure.turns import Run
 from speedkit_jupyter.measure.variants import parse
 from speedkit_jupyter.tuning.search import Search
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two that wait for one another on a busy machine would take longer than the steps."""
-    found = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(found)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # A step against itself: no look at it ends the run before the cell that the test is about.
 UNSETTLED = "baseline,baseline,channels_last"

@@ -19,7 +19,8 @@ def test_seconds_are_shown_as_people_read_them(value, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(15 * 2**30, "15 GiB"), (3 * 2**20, "3 MiB"), (12, "12 B")]
+    ("value", "text"),
+    [(15 * 2**30, "15 GiB"), (3 * 2**20, "3 MiB"), (1012.6 * 2**10, "1010 KiB"), (12, "12 B")],
 )
 def test_bytes_are_shown_as_people_read_them(value, text):
     assert units.size(value) == text

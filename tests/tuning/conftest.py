@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from made_time import MadeTime, install
 
 
@@ -16,12 +13,8 @@ def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For thousands of tiny steps: two threads would mostly wait for one another."""
-    found = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(found)
+def always_one_thread(one_thread: None) -> None:
+    """Small models, beside other test processes."""
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,8 @@ from speedkit_jupyter.widgets import panel
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two that wait for one another on a busy machine would take longer than the steps."""
-    found = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(found)
+def always_one_thread(one_thread: None) -> None:
+    """Small models, beside other test processes."""
 
 
 @pytest.fixture

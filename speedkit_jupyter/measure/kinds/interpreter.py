@@ -66,7 +66,8 @@ def settings() -> Iterator[Setting]:
     yield from (contents(*row) for row in CONTENTS)
     yield from (calls(*row) for row in CALLS)
     yield Setting("gc", lambda: (gc.get_threshold(), gc.isenabled()), _write_gc)
-    yield Setting("gc.freeze", gc.get_freeze_count, _unfreeze)
+    # How many there are changes whenever one of them is freed.
+    yield Setting("gc.freeze", lambda: gc.get_freeze_count() > 0, _unfreeze)
     yield Setting(
         "warnings' filters",
         lambda: [*sys.modules["warnings"].filters],
@@ -85,7 +86,7 @@ def _write_gc(value: tuple[tuple[int, int, int], bool]) -> None:
     (gc.enable if value[1] else gc.disable)()
 
 
-def _unfreeze(value: int) -> None:
+def _unfreeze(value: bool) -> None:
     """Which objects were frozen before can't be told from those that are now."""
     if not value:
         gc.unfreeze()
