@@ -5,9 +5,8 @@ BIN := .venv/bin
 COLAB := .venv-colab/bin
 QUICKSTART := notebooks/01_quickstart.ipynb
 
-# Where magics, measuring, tuning and panels are tested besides `quick`, which pins a plain CPU:
-# with `make machines` what depends on the machine most, with `make profiles` all of it.
-PROFILES := bf16,fp16,one_core,here
+# What depends on the machine is tested as on others too, besides `quick`, which pins a plain CPU.
+DEPENDING := magics measure tuning widgets
 ON_MACHINES := $(addprefix tests/,measure/test_inside.py measure/test_routing.py \
   measure/test_benchmark.py magics/test_speedbench.py magics/test_speedkit.py \
   tuning/test_search.py tuning/test_learning.py widgets/test_panel.py)
@@ -21,7 +20,9 @@ demo: .venv/installed
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-test: lint quick machines slow notebooks browser colab
+# What waits for kernels and pages, more than it computes, runs side by side.
+test: lint quick machines slow
+	$(MAKE) --jobs 3 --output-sync notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -31,12 +32,15 @@ lint: .venv/installed
 quick: .venv/installed
 	$(BIN)/pytest
 
-# The same tests as for other machines, and for this very one.
-machines: TESTS := $(ON_MACHINES)
-profiles: TESTS := tests/magics tests/measure tests/tuning tests/widgets
-machines profiles: .venv/installed
-	$(BIN)/pytest -q --dist worksteal --profile $(PROFILES) $(TESTS) \
-	  -m "not (browser or slow or kernel or compile or real_time)"
+# The same tests as for other machines, and for this very one: with `machines` what is marked
+# `every_machine` on each and every other test on one of them, with `profiles` all on each.
+NEITHER := -m "not (browser or slow or kernel or compile or real_time)"
+machines: .venv/installed
+	$(BIN)/pytest -q --dist worksteal --profile bf16,fp16,one_core,here $(NEITHER) $(ON_MACHINES)
+
+profiles: .venv/installed
+	for profile in bf16 fp16 one_core here; do \
+	  $(BIN)/pytest -q --profile $$profile $(NEITHER) $(addprefix tests/,$(DEPENDING)) || exit 1; done
 
 slow: .venv/installed
 	$(BIN)/pytest -m slow

@@ -12,10 +12,11 @@ import os
 import signal
 import sys
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -80,15 +81,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Under several profiles each test runs once as on each machine."""
+    """Under several profiles a test may run as on each machine."""
     profiles = metafunc.config.getoption("--profile")
     if len(profiles) > 1:
         metafunc.parametrize("profile", profiles, indirect=True)
 
 
+def _on_its_machines(items: list[pytest.Item], profiles: list[str]) -> Iterator[pytest.Item]:
+    """Under several profiles: tests for `every_machine` on each, others on one, always the same."""
+    for item in items:
+        function = cast(pytest.Function, item)
+        indices = {**function.callspec.indices}
+        which = indices.pop("profile")
+        alike = f"{item.path.name} {function.originalname} {sorted(indices.items())}"
+        own = zlib.crc32(alike.encode()) % len(profiles)
+        if which == own or item.get_closest_marker("every_machine"):
+            yield item
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of `sampled` lists most are slow; `gpu` tests are skipped where there is no CUDA device."""
+    if len(profiles := config.getoption("--profile")) > 1:
+        items[:] = _on_its_machines(items, profiles)
     counts: Counter[object] = Counter()
     for item in items:
         if (sampled := item.get_closest_marker("sampled")) is not None:

@@ -636,6 +636,7 @@ a subclass with an attribute | exec("class T(torch.Tensor): pass", globals()); t
 a tensor of two tensors | from torch.testing._internal.two_tensor import TwoTensor; t = TwoTensor(torch.zeros(3), torch.zeros(3)) | t.add_(1) | (t.a, t.b)
 a gradient that is a view | w = nn.Linear(2, 2); b = torch.zeros(6); w.weight.grad = b[:4].view(2, 2) | w.weight.grad.add_(1) | b
 a gradient that goes | w = nn.Linear(2, 2); w.weight.grad = torch.ones(2, 2) | w.weight.grad = None | w.weight.grad
+a module without a file | import types; m = types.ModuleType('mine'); m.n = 0; m.log = [] | m.n += 1; m.log.append(1) | (m.n, m.log)
 another dtype of a module | w = nn.Linear(2, 2) | w.double() | str(w.weight.dtype)
 a parameter that becomes a buffer | w = nn.Linear(2, 2) | 'bias' in w._parameters and (w.__delattr__('bias'), w.register_buffer('bias', torch.zeros(2))) | 'bias' in w._parameters
 parametrization that is added | w = nn.Linear(2, 2) | torch.nn.utils.parametrize.is_parametrized(w) or torch.nn.utils.parametrizations.weight_norm(w) | (type(w).__name__, sorted(n for n, _ in w.named_parameters()))

@@ -247,6 +247,7 @@ def parts(request: pytest.FixtureRequest, seen: Seen) -> Iterator[Any]:
         pass
 
 
+@pytest.mark.every_machine
 def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(parts, seen):
     before = parts.before  # what is applied may set other threads
     found = benchmark(
@@ -274,6 +275,7 @@ def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(par
         assert seen.by("threads:1") == [as_found | {"threads": 1}]
 
 
+@pytest.mark.every_machine
 def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch, made_time):
     gradients: dict[str, list[float]] = {}
     once = Runner.once

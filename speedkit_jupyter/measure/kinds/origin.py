@@ -78,9 +78,11 @@ def is_installed_code(code: CodeType) -> bool:
 
 
 def is_the_users_module(module: ModuleType) -> bool:
-    """A file of the user's own; not the notebook, whose names are followed one by one."""
+    """The user's own, also one without a file; not the notebook, whose names are followed one by
+    one.
+    """
     home: Any = vars(module).get("__name__")
-    if not isinstance(home, str) or home == "__main__" or vars(module).get("__file__") is None:
+    if not isinstance(home, str) or home == "__main__":
         return False
     return not is_installed(home.partition(".")[0])
 
