@@ -191,7 +191,6 @@ class Benchmark:
             with made_inside(step.models) as made:
                 warming.warm_up(runner, self._most_warm_s(), self.budget)
             step.made = step.made or made
-            runner.warm = runner.state()
         first_s = runner.record.first_call_s or 0.0
         looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
         if looks and repeats.is_suspicious(first_s, runner.fastest_s):
@@ -227,8 +226,6 @@ class Benchmark:
                         runner.warm = runner.state()
                     hasty = self._drop == "race"
                     warming.warm_up(runner, self._most_warm_s(), budget, usual_s, hasty)
-                    if not self.step.afresh:
-                        runner.warm = runner.state()
             except Exception as error:
                 runner.fail(error)  # a row; the others go on
             start.restore()

@@ -25,16 +25,20 @@ def warm_up(
     Beyond the first call, which may compile, it takes no longer than about `most_s` seconds, and
     no step is begun that would, by the slowest of those before, end later than the budget allows.
     What calls that compile take beyond the `usual_s` of a step is no part of it. A `hasty` one
-    ends with a hopeless first step.
+    ends with a hopeless first step. Its blocks will begin with the state that its first step left
+    behind (the first that no scaler skipped): warm-ups differ in length, and a step may depend on
+    how many were before it.
     Raises what the step raises, and StepError where a GradScaler goes on skipping.
     """
     __tracebackhide__ = True
-    record = runner.record
+    record, scale = runner.record, runner.scale()
     with record.compilations.counted():
         now = record.first_call_s = runner.timed()
+    skipped = runner.scale() < scale
+    _keep_state(runner, skipped)
     if record.compilations.graphs:
         budget.exclude(now - usual_s)
-    last, spent, calls, skipped = now, now, 1, False
+    last, spent, calls = now, now, 1
     runner.fastest_s = math.inf
     hopeless = 0 < HOPELESS * usual_s < now and now > HOPELESS_SHARE * budget.seconds
     if hasty and hopeless and not record.compilations.graphs:
@@ -57,6 +61,7 @@ def warm_up(
             runner.recent_s.append(now)
             expected_s = runner.worst_s
         skipped = runner.scale() < scale
+        _keep_state(runner, skipped)
         settled = calls > 2 and abs(now - last) < STABLE * last
         settled = settled and not compiled
         enough = calls > MOST_WARM_UP
@@ -69,3 +74,8 @@ def warm_up(
     runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
     record.settling_s = max(spent - calls * now, 0.0)
     record.notes.update({k: v for one in runner.contexts for k, v in one.notes.items()})
+
+
+def _keep_state(runner: Runner, skipped: bool) -> None:
+    if runner.warm is None and not skipped and not runner.step.afresh:
+        runner.warm = runner.state()

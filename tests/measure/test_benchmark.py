@@ -107,6 +107,29 @@ def test_a_round_in_which_the_scaler_skips_does_not_count(made_time):
     assert "left out: the GradScaler skipped" in repr(comparison)
 
 
+@pytest.mark.parametrize("unsteady", ["baseline", "bf16"])
+def test_a_step_that_gets_slower_with_each_call_makes_no_plan_faster(made_time, unsteady):
+    network, optimizer, x = small()
+    count = [0]  # as long as a replay buffer, a curriculum, or a cache of keys
+    disturbed: SimpleQueue[float] = SimpleQueue()
+    for seconds in (0.02, 0.0, 0.03, 0.0, 0.02, 0.0):  # which makes one warm-up longer
+        disturbed.put(seconds)
+
+    def step() -> None:
+        count[0] += 1
+        made_time.sleep(1e-3 * count[0])
+        if torch.is_autocast_enabled("cpu") == (unsteady == "bf16") and not disturbed.empty():
+            made_time.sleep(disturbed.get())
+        network(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = benchmark(step, "baseline,bf16", model=network, optimizer=optimizer, budget_s=2)
+    ratio = found.ratio(found.records[1])
+    assert ratio is not None
+    assert ratio.median == pytest.approx(1, abs=0.01)
+
+
 def test_a_variant_that_fails_in_the_rounds_is_a_row_and_the_others_go_on(made_time):
     network, optimizer, x = small()
     calls: SimpleQueue[int] = SimpleQueue()
