@@ -42,6 +42,7 @@ from speedkit_jupyter.measure.variants import variant
 
 HONEST = ("bf16", "fp16", "tf32:medium", "channels_last", "fused_optimizer", "threads:2",
           "bf16+channels_last+fused_optimizer")  # fmt: skip
+PARTS = ("planted", "honest", "amplifying", "again")
 # The check ends long before; no load of the machine keeps it from being reached.
 ENOUGH_S = 120.0
 
@@ -49,7 +50,7 @@ ENOUGH_S = 120.0
 def main() -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("planted", "honest", "amplifying", "again"))
+    parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--compile", action="store_true", help="compiled variants too: minutes")
     parser.add_argument("--file", type=Path)
     options = parser.parse_args()
@@ -69,9 +70,18 @@ def main() -> int:
             print(f"{part:8} {row['name']:34} {row['verdict']:12} {row['reason']}", flush=True)
     print(f"\n{machine()}\n{summary(rows)}")
     if options.file:
-        lines = [json.dumps({"machine": machine(), **row}) for row in rows]
-        options.file.write_text("\n".join(lines) + "\n")
+        save(options.file, rows)
     return 0 if all(row["ok"] for row in rows) else 1
+
+
+def save(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Renews the parts that were run; what the file says of others stays, with its machine."""
+    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    run = {row["part"] for row in rows}
+    kept = [row for row in known if row["part"] not in run]
+    together = [*kept, *({"machine": machine(), **row} for row in rows)]
+    together.sort(key=lambda row: PARTS.index(row["part"]))
+    file.write_text("\n".join(map(json.dumps, together)) + "\n")
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
