@@ -9,7 +9,7 @@ from functools import partial
 from speedkit_jupyter.measure.accuracy import NOTHING_TO_COMPARE, Accuracy, Yardstick
 from speedkit_jupyter.measure.course import LEFT, Course
 from speedkit_jupyter.measure.deviation import Errors, errors
-from speedkit_jupyter.measure.extrapolated import extrapolated
+from speedkit_jupyter.measure.extrapolated import extrapolated, with_alike
 from speedkit_jupyter.measure.modes import missed
 from speedkit_jupyter.measure.observation import Observation
 from speedkit_jupyter.measure.ways import astray
@@ -125,7 +125,8 @@ class Judge:
             for one in self.stretches
             if not self.stretches[one].void
         }
-        return known[number] or extrapolated(number, known, self.baseline.stretches)
+        there = self.baseline.stretches
+        return with_alike(number, known, there) or extrapolated(number, known, there)
 
     def _off_in(self, number: int, courses: Sequence[Course]) -> list[Errors]:
         known = self.stretches[number]

@@ -66,8 +66,9 @@ def astray(
     for which in (slice(None), *(slice(one, one + 1) for one in single)):
         found = _off(seen, baseline, which)
         known = [_off(one, baseline, which) for one in others]
-        there = [one for one in known if one is not None and math.isfinite(one)]
-        if found is None or (known and not there):
+        there = [one for one in known if one is not None]
+        # Of what rounding alone may lead anywhere nothing can be told.
+        if found is None or (known and not there) or not all(map(math.isfinite, there)):
             continue
         limit = FACTOR * max(there) + BESIDES if there else UNKNOWN
         if not found <= limit:
