@@ -45,7 +45,8 @@ def apply_speedups(
 
     Returns the same model object and its context. A model that has a plan already is planned
     anew from its original state. Raises TypeError for arguments of the wrong kind; whatever is
-    raised, nothing is left half applied.
+    raised, nothing is left half applied. An interrupt on the very return, when no line of this
+    function runs any more and the caller has no context yet, leaves the plan to `restore_all()`.
     """
     import torch
 
