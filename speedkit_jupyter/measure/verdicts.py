@@ -76,10 +76,11 @@ class Judge:
             if one < number and one in course.stretches
         ]
         found = known.judge(seen, precision, surer, before)
-        what = self._besides(number, seen, precision)
+        earlier = [one for pair in before for one in pair]
+        what = self._besides(number, seen, precision, earlier)
         if what and more is not None and precision not in self.further:
             self._more(number, precision, more)  # before a variant is accused
-            what = self._besides(number, seen, precision)
+            what = self._besides(number, seen, precision, earlier)
         if what and found.verdict != "wrong":
             return replace(found, verdict="wrong", reason=what)
         if found.verdict == "wrong" and self._fits_by_chance(number, seen, precision):
@@ -91,14 +92,16 @@ class Judge:
             return Accuracy("not checked", found.reason)
         return found
 
-    def _besides(self, number: int, seen: Observation, precision: str) -> str:
+    def _besides(
+        self, number: int, seen: Observation, precision: str, before: Sequence[Observation]
+    ) -> str:
         """What is wrong beside its results and gradients."""
         known, theirs = self.stretches[number], self.baseline.stretches[number]
         others = [*self._controls(number, precision), known.reference]
         return (
             misspelt(seen, theirs, others, precision)
             or missed(seen, theirs, others)
-            or astray(seen, theirs, others, known.names)
+            or astray(seen, theirs, others, known.names, before)
         )
 
     def _fits_by_chance(self, number: int, seen: Observation, precision: str) -> bool:

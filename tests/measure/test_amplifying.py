@@ -105,3 +105,17 @@ def test_a_control_rounds_no_gradient_that_has_arrived(make):
     for parameter, square in zip(make.parameters(), squares, strict=True):
         assert torch.equal(square, parameter.grad.square())
         assert bool(square.any())
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_momentum_may_move_what_an_earlier_gradient_led_and_nothing_else_may(steps):
+    def moved_by(gradient, count):
+        way = [torch.full((4,), float(count), dtype=torch.float64)]
+        return Observation(gradients=[gradient], way=way, movers=[count],
+                           updates=way if steps else [])  # fmt: skip
+
+    earlier = Observation(gradients=[torch.ones(4, dtype=torch.float64)])
+    seen, baseline = moved_by(None, 4), moved_by(None, 0)
+    found = astray(seen, baseline, [], None, [earlier])
+    assert bool(found) is not steps
+    assert "where it stays" in astray(seen, baseline, [])
