@@ -110,8 +110,9 @@ def test_a_control_rounds_no_gradient_that_has_arrived(make):
 @pytest.mark.parametrize("steps", [True, False])
 def test_a_momentum_may_move_what_an_earlier_gradient_led_and_nothing_else_may(steps):
     def moved_by(gradient, count):
-        way = [torch.full((4,), float(count), dtype=torch.float64)]
-        return Observation(gradients=[gradient], way=way, movers=[count],
+        other = torch.ones(4, dtype=torch.float64)  # which a gradient leads
+        way = [torch.full((4,), 1e-3 * count, dtype=torch.float64), other]
+        return Observation(gradients=[gradient, other], way=way, movers=[count, 4],
                            updates=way if steps else [])  # fmt: skip
 
     earlier = Observation(gradients=[torch.ones(4, dtype=torch.float64)])
