@@ -34,7 +34,6 @@ _STANDING_IN: dict[int, SpeedContext] = {}
 CHANGES = Listeners()
 
 
-@interrupts.one_in_a_row
 def apply_speedups(
     model: torch.nn.Module,
     config: SpeedConfig | None = None,
@@ -45,7 +44,8 @@ def apply_speedups(
 
     Returns the same model object and its context. A model that has a plan already is planned
     anew from its original state. Raises TypeError for arguments of the wrong kind; whatever is
-    raised, nothing is left half applied.
+    raised, nothing is left half applied. An interrupt on the very return, when no line of this
+    function runs any more and the caller has no context yet, leaves the plan to `restore_all()`.
     """
     import torch
 
@@ -54,7 +54,19 @@ def apply_speedups(
     if config is not None and not isinstance(config, SpeedConfig):
         raise TypeError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
     context = SpeedContext(model, SpeedConfig() if config is None else config, _listed(optimizer))
-    return context._start()
+    hidden: list[SpeedContext] = []
+    try:
+        return _started(context, hidden)
+    except KeyboardInterrupt:  # it may have come on the way out, when all was in force
+        interrupts.finished(partial(context._withdraw, hidden))
+        raise
+
+
+@interrupts.one_in_a_row
+def _started(
+    context: SpeedContext, hidden: list[SpeedContext]
+) -> tuple[torch.nn.Module, SpeedContext]:
+    return context._start(hidden)
 
 
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
@@ -395,9 +407,8 @@ class SpeedContext:
         on = [f"{d.name}={d.value}" for d in self._planned if d.active] or ["nothing to change"]
         return f"<SpeedContext {state}: {', '.join(on)}>"
 
-    def _start(self) -> tuple[torch.nn.Module, SpeedContext]:
-        """Hide the plan that is in force, plan from the original state, and apply."""
-        hidden: list[SpeedContext] = []
+    def _start(self, hidden: list[SpeedContext]) -> tuple[torch.nn.Module, SpeedContext]:
+        """Hide the plans that are in force, plan from the original state, and apply."""
         try:
             with interrupts.undisturbed():
                 hidden += _contexts(self.model)
@@ -412,16 +423,16 @@ class SpeedContext:
                 _finish_plain(hidden[:-1])  # they can't come back: it does not return to them
             return self.model, self
         except BaseException:  # also an interrupt that was held back until all was applied
-            interrupts.finished(partial(self._withdraw, hidden[-1] if hidden else None))
+            interrupts.finished(partial(self._withdraw, hidden))
             CHANGES.tell(self.model)
             raise
 
-    def _withdraw(self, hidden: SpeedContext | None) -> None:
+    def _withdraw(self, hidden: Sequence[SpeedContext]) -> None:
         """As if it had never been applied."""
         self._deactivate()
         self._finish()
-        if hidden is not None and not hidden.active:
-            hidden._activate()
+        if hidden and not hidden[-1].active:
+            hidden[-1]._activate()
 
     def _plan(self) -> None:
         facts = Facts.read(self.model, self.target.optimizers).stepped_by(self.target.made)

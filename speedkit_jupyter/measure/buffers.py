@@ -28,6 +28,8 @@ OF_ALL = 0.2
 # is zero only this is left. And so many roundings to float32 of what it holds.
 FACTOR, FACTOR_FLOAT32 = 8.0, 64.0
 ROUNDINGS, FLOAT32 = 64.0, 2.0**-24
+# What lies beside a mean and says how large the numbers are that it is the mean of, to which power.
+SCATTERS = {"var": 0.5, "std": 1.0}
 # So many whole numbers may differ where rounding has another sample counted elsewhere, of as many.
 FEW, OF_MANY = 4, 40
 # A step that is run again leaves the same but for so much of the way.
@@ -102,9 +104,11 @@ def misled(
         elif not bool(other.isfinite().all()):
             what = ""
         elif known is None:
-            what = _astray(one, other, start, OF_WAY_ALONE, _follows(seen, baseline, other))
+            besides = _follows(seen, baseline, other) + _cancelled(index, names, baseline)
+            what = _astray(one, other, start, OF_WAY_ALONE, besides)
         else:
             besides = known * (FACTOR if lowered else FACTOR_FLOAT32)
+            besides += _cancelled(index, names, baseline)
             what = _astray(one, other, start, OF_WAY, besides)
         if what:
             return f"buffer {names[index] if index < len(names) else index + 1} {what}"
@@ -159,6 +163,22 @@ def _follows(seen: Observation, baseline: Observation, buffer: torch.Tensor) -> 
         ),
         default=0.0,
     )
+
+
+def _cancelled(index: int, names: Sequence[str], baseline: Observation) -> float:
+    """What float32 leaves of a mean that is zero, as behind another normalization: kernels that
+    add up in another order leave something else, by the size of the numbers, not of their mean.
+    """
+    before, mean, after = names[index].rpartition("mean") if index < len(names) else ("", "", "")
+    if not mean:
+        return 0.0
+    mine = baseline.buffers[index].shape
+    beside = dict(zip(names, baseline.buffers, strict=False))
+    for word, power in SCATTERS.items():
+        other = beside.get(f"{before}{word}{after}")
+        if other is not None and other.shape == mine and bool(other.isfinite().all()):
+            return ROUNDINGS * FLOAT32 * norm(other.abs() ** power)
+    return 0.0
 
 
 def _is_float(one: torch.Tensor) -> bool:

@@ -135,6 +135,12 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
     )
 
 
+def vanish(seen: Observation) -> bool:
+    """Whether all gradients of a step are too small to tell anything from."""
+    made = [one for one in seen.gradients if one is not None]
+    return bool(made) and _root_mean_square([(one, one) for one in made]) < LEAST_GRADIENT
+
+
 def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHING) -> Deviation:
     """Of float64 tensors of one shape; infinite where the reference is zero and this is not.
 

@@ -46,6 +46,20 @@ def extrapolated(
     ]  # fmt: skip
 
 
+def with_alike(
+    number: int, known: Mapping[int, Sequence[Errors]], baseline: Mapping[int, Observation]
+) -> list[Errors]:
+    """What rounding does to a stretch, and did to others of its shape.
+
+    Whether it tips a ReLU over is chance: what it does in one step it may do in the next.
+    """
+    if not known[number]:
+        return []
+    here = _shape(baseline[number])
+    others = [one for one in known if one != number and _shape(baseline[one]) == here]
+    return [*known[number], *(each for one in others for each in known[one])]
+
+
 def _shrunk(now: Sequence[torch.Tensor], then: Sequence[torch.Tensor]) -> float:
     """How many times smaller they are, if they are."""
     sizes = [math.hypot(*map(norm, each)) for each in (then, now)]

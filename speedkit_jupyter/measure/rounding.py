@@ -137,6 +137,7 @@ def rounded(precision: str, scale: float = 1.0, loss_scale: float = 1.0) -> Iter
         def __torch_dispatch__(
             self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            lowered.arrived()
             if not _computes(function):
                 result = function(*args, **(kwargs or {}))
                 if not function.is_view:  # memory of its own: a copy of its operand, or a draw
@@ -162,7 +163,15 @@ class _Lowered:
     """Which memory holds numbers of the lower precision."""
 
     def __init__(self, everything: bool) -> None:
-        self._everything, self._held = everything, set()  # type: ignore[var-annotated]
+        self._everything = everything
+        self._held: set[int] = set()
+        self._in_backward: set[int] = set()
+
+    def arrived(self) -> None:
+        """After a backward pass its gradients have the dtype of their parameters."""
+        if self._in_backward and not _in_backward():
+            self._held -= self._in_backward
+            self._in_backward.clear()
 
     def all_of(self, name: str, args: Any) -> bool:
         """Whether the result of an operation on these would have the lower dtype."""
@@ -173,11 +182,20 @@ class _Lowered:
 
     def note_all(self, result: Any, low: bool) -> None:
         """Remember results, under the address of their memory, which views share."""
+        inside = _in_backward()
         for one in _tensors([result]):
-            (self._held.add if low else self._held.discard)(one.untyped_storage()._cdata)
+            address = one.untyped_storage()._cdata
+            (self._held.add if low else self._held.discard)(address)
+            (self._in_backward.add if low and inside else self._in_backward.discard)(address)
 
     def _holds(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._held
+
+
+def _in_backward() -> bool:
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _computes(function: Any) -> bool:

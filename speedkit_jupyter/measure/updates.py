@@ -58,9 +58,9 @@ def misstep(
         return "the optimizer made no step"
     if len(seen.updates) != len(baseline.updates):
         return "" if baseline.moved else "the parameters moved, where they stay"
-    off, size = _apart(seen, baseline)
     times = seen.moved / baseline.moved if baseline.moved > 0 else 1.0
-    if off <= OTHER_GRADIENTS * size and not LEAST_MOVE < times < MOST_MOVE:
+    led = all(_led_alike(*pair) for pair in ((seen, baseline), *before))
+    if led and not LEAST_MOVE < times < MOST_MOVE:
         return f"the parameters moved {times:.2g} times as far"
     same = all(_same(*pair) for pair in ((seen, baseline), *before))
     along = total = way = 0.0
@@ -74,7 +74,8 @@ def misstep(
         if not (same or names.by_element) or (
             _square(other[here]) < LEAST_SHARE_OF_ONE * _square(other)
         ):  # what it moves by is led by elements that rounding leads
-            if not bool(one.any()) and norm(mine) > LEAST_MOVE * norm(theirs):
+            stays = bool(other.any()) and not bool(one.any())
+            if stays and norm(mine) > LEAST_MOVE * norm(theirs):
                 return f"parameter {names.parameter(index)} stays where it was"
             continue
         if what := _misled(one[here], other[here], one.numel(), same):
@@ -163,6 +164,12 @@ def _were_determined(
 def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """Where gradients agree to rounding."""
     return (mine - theirs).abs() <= SAME_GRADIENTS * theirs.abs()
+
+
+def _led_alike(seen: Observation, baseline: Observation) -> bool:
+    """Whether gradients are so close that they lead as far; a momentum keeps earlier ones too."""
+    off, size = _apart(seen, baseline)
+    return off <= OTHER_GRADIENTS * size
 
 
 def _same(seen: Observation, baseline: Observation) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from speedkit_jupyter.measure.accuracy import NOTHING_TO_COMPARE, Accuracy, Yardstick
 from speedkit_jupyter.measure.course import LEFT, Course
 from speedkit_jupyter.measure.deviation import Errors, errors
-from speedkit_jupyter.measure.extrapolated import extrapolated
+from speedkit_jupyter.measure.extrapolated import extrapolated, with_alike
 from speedkit_jupyter.measure.modes import missed
 from speedkit_jupyter.measure.observation import Observation
 from speedkit_jupyter.measure.ways import astray
@@ -76,10 +76,11 @@ class Judge:
             if one < number and one in course.stretches
         ]
         found = known.judge(seen, precision, surer, before)
-        what = self._besides(number, seen, precision)
+        earlier = [one for pair in before for one in pair]
+        what = self._besides(number, seen, precision, earlier)
         if what and more is not None and precision not in self.further:
             self._more(number, precision, more)  # before a variant is accused
-            what = self._besides(number, seen, precision)
+            what = self._besides(number, seen, precision, earlier)
         if what and found.verdict != "wrong":
             return replace(found, verdict="wrong", reason=what)
         if found.verdict == "wrong" and self._fits_by_chance(number, seen, precision):
@@ -91,14 +92,16 @@ class Judge:
             return Accuracy("not checked", found.reason)
         return found
 
-    def _besides(self, number: int, seen: Observation, precision: str) -> str:
+    def _besides(
+        self, number: int, seen: Observation, precision: str, before: Sequence[Observation]
+    ) -> str:
         """What is wrong beside its results and gradients."""
         known, theirs = self.stretches[number], self.baseline.stretches[number]
         others = [*self._controls(number, precision), known.reference]
         return (
             misspelt(seen, theirs, others, precision)
             or missed(seen, theirs, others)
-            or astray(seen, theirs, others, known.names)
+            or astray(seen, theirs, others, known.names, before)
         )
 
     def _fits_by_chance(self, number: int, seen: Observation, precision: str) -> bool:
@@ -125,7 +128,8 @@ class Judge:
             for one in self.stretches
             if not self.stretches[one].void
         }
-        return known[number] or extrapolated(number, known, self.baseline.stretches)
+        there = self.baseline.stretches
+        return with_alike(number, known, there) or extrapolated(number, known, there)
 
     def _off_in(self, number: int, courses: Sequence[Course]) -> list[Errors]:
         known = self.stretches[number]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.deviation import vanish
 from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.magnitudes import norm
 
@@ -54,20 +55,27 @@ def astray(
     baseline: Observation,
     controls: Sequence[Observation],
     names: Names | None = None,
+    before: Sequence[Observation] = (),
 ) -> str:
-    """How far off they went, where rounding does not explain it; empty where it does."""
+    """How far off they went, where rounding does not explain it; empty where it does.
+
+    `before` are earlier stretches: an optimizer goes by their gradients too.
+    """
     names = names or Names()
     others = [one for one in controls if one is not baseline]
-    if what := _left_its_place(seen, baseline, others, names):
+    if what := _left_its_place(seen, baseline, others, names, before):
         return what
     # All begin in the same place: where no gradient leads them, each alone is nothing but that.
     led = baseline.has_gradients() or seen.has_gradients()
+    if led and any(map(vanish, (baseline, *others))):  # an optimizer that divides goes by noise
+        return ""
     single = range(0 if led else len(baseline.way))
     for which in (slice(None), *(slice(one, one + 1) for one in single)):
         found = _off(seen, baseline, which)
         known = [_off(one, baseline, which) for one in others]
-        there = [one for one in known if one is not None and math.isfinite(one)]
-        if found is None or (known and not there):
+        there = [one for one in known if one is not None]
+        # Of what rounding alone may lead anywhere nothing can be told.
+        if found is None or (known and not there) or not all(map(math.isfinite, there)):
             continue
         limit = FACTOR * max(there) + BESIDES if there else UNKNOWN
         if not found <= limit:
@@ -82,12 +90,19 @@ def astray(
 
 
 def _left_its_place(
-    seen: Observation, baseline: Observation, others: Sequence[Observation], names: Names
+    seen: Observation,
+    baseline: Observation,
+    others: Sequence[Observation],
+    names: Names,
+    before: Sequence[Observation],
 ) -> str:
-    """A parameter that no gradient leads and that stays in the baseline and in all controls."""
+    """A parameter that no gradient leads, or led, and that stays in the baseline and in all
+    controls.
+    """
+    leading = (seen, baseline, *(before if seen.updates else ()))  # by a momentum: it steps
     for index, count in enumerate(seen.movers):
         known = any(_at(one.movers, index) for one in (baseline, *others))
-        if count and not known and not _led(index, seen) and not _led(index, baseline):
+        if count and not known and not any(_led(index, one) for one in leading):
             return f"parameter {names.parameter(index)} moved, where it stays"
     return ""
 

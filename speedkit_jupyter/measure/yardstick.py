@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.accuracy import Yardstick
 from speedkit_jupyter.measure.buffers import settle
 from speedkit_jupyter.measure.course import LEFT, Course
 from speedkit_jupyter.measure.deviation import Errors, errors
-from speedkit_jupyter.measure.extrapolated import extrapolated
+from speedkit_jupyter.measure.extrapolated import extrapolated, with_alike
 from speedkit_jupyter.measure.observation import Observation
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.tolerance import Tolerance
@@ -104,8 +104,9 @@ def extend(known: Judge, steps: Steps, runners: Sequence[Runner]) -> None:
             for number, one in known.stretches.items()
             if not one.void
         }
-        for number, seen in found.items():
+        for number in found:
             one = known.stretches[number]
+            seen = with_alike(number, found, known.baseline.stretches)
             seen = seen or extrapolated(number, found, known.baseline.stretches)
             tolerances = {**one.tolerances, precision: Tolerance(precision, seen)}
             one.tolerances = tolerances

@@ -8,9 +8,10 @@ rounding, from five seeds each, with optimizers of six kinds. *A/A*: stochastic 
 themselves, which must not be called wrong either.
 
     python tests/benchmarks/planted.py [--part planted|honest|amplifying|again] [--compile]
-        [--file out.jsonl]
+        [--file out.jsonl] [--only WORDS ...]
 
-Only the check runs, no times are taken, but for what goes wrong later. About twenty minutes.
+`--only` takes the nets and faults whose name has one of the words in it. Only the check runs, no
+times are taken, but for what goes wrong later. About half an hour.
 Exits 1 where a wrong variant could win, or a right one was called wrong.
 """
 
@@ -42,6 +43,8 @@ from speedkit_jupyter.measure.variants import variant
 
 HONEST = ("bf16", "fp16", "tf32:medium", "channels_last", "fused_optimizer", "threads:2",
           "bf16+channels_last+fused_optimizer")  # fmt: skip
+Chosen = Callable[[str], bool]
+PARTS = ("planted", "honest", "amplifying", "again")
 # The check ends long before; no load of the machine keeps it from being reached.
 ENOUGH_S = 120.0
 
@@ -49,29 +52,43 @@ ENOUGH_S = 120.0
 def main() -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("planted", "honest", "amplifying", "again"))
+    parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--compile", action="store_true", help="compiled variants too: minutes")
     parser.add_argument("--file", type=Path)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
     options = parser.parse_args()
     torch.set_num_threads(1)  # the nets are small
     warnings.simplefilter("ignore")
-    parts = {
+    words = (*HONEST, "compile", "bf16+compile") if options.compile else HONEST
+    parts: dict[str, Callable[[Chosen], Iterator[dict[str, Any]]]] = {
         "planted": planted,
-        "honest": lambda: honest((*HONEST, "compile", "bf16+compile") if options.compile
-                                 else HONEST),
+        "honest": lambda chosen: honest(words, chosen),
         "amplifying": amplifying,
         "again": again,
-    }  # fmt: skip
+    }
+
+    def chosen(name: str) -> bool:
+        return any(one in name for one in options.only)
+
     rows: list[dict[str, Any]] = []
     for part in [options.part] if options.part else list(parts):
-        for row in parts[part]():
+        for row in parts[part](chosen):
             rows.append({"part": part, **row})
             print(f"{part:8} {row['name']:34} {row['verdict']:12} {row['reason']}", flush=True)
     print(f"\n{machine()}\n{summary(rows)}")
     if options.file:
-        lines = [json.dumps({"machine": machine(), **row}) for row in rows]
-        options.file.write_text("\n".join(lines) + "\n")
+        save(options.file, rows, whole=chosen(""))
     return 0 if all(row["ok"] for row in rows) else 1
+
+
+def save(file: Path, rows: Sequence[dict[str, Any]], whole: bool) -> None:
+    """Renews what was run, whole parts or single rows; what the file says of others stays."""
+    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    run = {row["part"] if whole else (row["part"], row["name"]) for row in rows}
+    kept = [row for row in known if not {row["part"], (row["part"], row["name"])} & run]
+    together = [*kept, *({"machine": machine(), **row} for row in rows)]
+    together.sort(key=lambda row: PARTS.index(row["part"]))
+    file.write_text("\n".join(map(json.dumps, together)) + "\n")
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
@@ -111,10 +128,11 @@ def word(record: Record) -> str:
     return record.accuracy.verdict if record.accuracy else "not reached"
 
 
-def planted() -> Iterator[dict[str, Any]]:
+def planted(chosen: Chosen) -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
     for one in (*KINDS, *BESIDE, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
-        yield {**judged(one), "name": f"{one.group}: {one.name}"}
+        if chosen(f"{one.group}: {one.name}"):
+            yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
 
 def judged(one: Planted) -> dict[str, Any]:
@@ -135,9 +153,9 @@ def judged(one: Planted) -> dict[str, Any]:
     return {"verdict": verdict, "reason": reason, "ok": verdict in ("wrong", "not checked")}
 
 
-def honest(words: Sequence[str]) -> Iterator[dict[str, Any]]:
+def honest(words: Sequence[str], chosen: Chosen) -> Iterator[dict[str, Any]]:
     """Each net in training and in evaluation, under each variant that its plan knows."""
-    for name in NAMES:
+    for name in filter(chosen, NAMES):
         for training in (True, False):
             model, forward, loss = net(name)
             model.train(training)
@@ -148,9 +166,9 @@ def honest(words: Sequence[str]) -> Iterator[dict[str, Any]]:
             found = examined(step, words, model, optimizer)
             mode = "training" if training else "inference"
             yield from accused(found, f"{name}, {mode}")
-    for name, make in BESIDE_HONEST.items():
+    for name in filter(chosen, BESIDE_HONEST):
         torch.manual_seed(1)
-        step, model, optimizer, _ = make()
+        step, model, optimizer, _ = BESIDE_HONEST[name]()
         yield from accused(examined(step, words, model, optimizer), name)
 
 
@@ -179,9 +197,11 @@ OPTIMIZERS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
 )
 
 
-def amplifying() -> Iterator[dict[str, Any]]:
+def amplifying(chosen: Chosen) -> Iterator[dict[str, Any]]:
     """Nets that amplify rounding, each from a few seeds and with another optimizer."""
     for number, (name, make) in enumerate(nets()):
+        if not chosen(name):
+            continue
         model, forward, loss = make()
         model.train()
         optimizer = OPTIMIZERS[number % len(OPTIMIZERS)](model.parameters())
@@ -210,9 +230,11 @@ def inference(forward: Callable[[], Any]) -> Callable[[], Any]:
     return step
 
 
-def again() -> Iterator[dict[str, Any]]:
+def again(chosen: Chosen) -> Iterator[dict[str, Any]]:
     """Stochastic nets against themselves, and in bf16: nothing is wrong with them."""
     for one in STOCHASTIC:
+        if not chosen(one.name):
+            continue
         for plan in ("sdpa:math", "bf16", "channels_last"):
             torch.manual_seed(1)
             step, model, optimizer, _ = one.honest()

@@ -14,6 +14,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+# Before torch: on a busy machine two threads of so small a step would wait for each other awake.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import numpy as np
 import torch
 from _kinds import KINDS, PRELUDE, TRAIN, Kind, family

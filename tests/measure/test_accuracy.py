@@ -92,7 +92,10 @@ def test_a_right_variant_is_not_accused(variant):
     assert row["accuracy"]["verdict"] in ("exact", "rounding"), row["accuracy"]
 
 
-@pytest.mark.parametrize(("size", "verdict"), [(1e-13, "not checked"), (1e-3, "wrong")])
+@pytest.mark.parametrize(
+    ("size", "verdict"),
+    [(1e-13, "not checked"), (1e-11, "not checked"), (1e-6, "wrong"), (1e-3, "wrong")],
+)
 def test_of_gradients_that_vanish_only_what_is_no_noise_counts(monkeypatch, size, verdict):
     model, optimizer, _ = parts()
     x = torch.rand(32, 16)
