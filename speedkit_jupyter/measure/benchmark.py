@@ -220,6 +220,7 @@ class Benchmark:
                 runner.warm = None
                 continue
             yield Progress(0.0, f"{ahead}warming up {name} ({number} of {len(runners)})")
+            begun_s = clock.now()
             try:
                 with runner.applied():
                     if self.step.afresh:
@@ -228,6 +229,8 @@ class Benchmark:
                     warming.warm_up(runner, self._most_warm_s(), budget, usual_s, hasty)
             except Exception as error:
                 runner.fail(error)  # a row; the others go on
+                if runner.record.applied.get("compile"):  # what it took was no step
+                    budget.exclude(clock.now() - begun_s)
             start.restore()
             if self._drop == "race" and runner.warm is not None:
                 slow = dropping.is_too_slow(runner, first)

@@ -90,10 +90,15 @@ class Proof:
     def _drop_what_is_idle(
         self, best: Candidate, comparison: Comparison
     ) -> Generator[Progress, None, None]:
-        """A part stays only where leaving it out costs something that is proven."""
+        """A part stays only where leaving it out costs something that is proven.
+
+        Where that is so of none of them, the one that brings most is what helps.
+        """
         __tracebackhide__ = True
         tuning = self.stages.tuning
         idle = ablation.idle(tuning.parts_found)
+        if len(idle) == len(best.values):
+            idle = idle[:-1]
         if len(idle) > 1 and self.stages.budget.left_s < LEAST_STEPS * self.stages.step_s:
             idle = idle[:1]  # no time to see whether they are worth something together
         rest = best.without(*idle)
@@ -109,15 +114,24 @@ class Proof:
             records = {one.name: one for one in shorter.records}
             together = ablation.lead(shorter, rest, best)
             if together is None or together.low > 1:
+                self._say_not_alone(best, idle)
                 return
             comparison = shorter
         if self.stages.score(comparison, records[rest.name]) <= 1:
+            self._say_not_alone(best, idle)
             return
         tuning.winner, tuning.comparison, tuning.confirmed = rest, comparison, True
         for part in tuning.parts_found:
             if part.name in idle and part.ratio is not None:
                 self.stages.refuse(part.word, f"left out: {part.describe()}")
         tuning.parts_found = [one for one in tuning.parts_found if one.name not in idle]
+
+    def _say_not_alone(self, best: Candidate, idle: Sequence[str]) -> None:
+        """What stays unproven, since without it the plan is not proven either."""
+        words = " and ".join(best.part(name).name for name in idle)
+        self.stages.tuning.notes.append(
+            f"The plan is proven as a whole; what {words} adds to it is not"
+        )
 
     def _why_unclear(self, comparison: Comparison, record: Record) -> str:
         """Why the rounds say neither yes nor no; empty where they say no."""

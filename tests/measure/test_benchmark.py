@@ -130,6 +130,25 @@ def test_a_step_that_gets_slower_with_each_call_makes_no_plan_faster(made_time, 
     assert ratio.median == pytest.approx(1, abs=0.01)
 
 
+def test_a_variant_that_does_not_compile_leaves_the_budget_to_the_others(made_time):
+    network, optimizer, x = small()
+
+    def step() -> None:
+        if network._compiled_call_impl is not None:
+            made_time.sleep(8.0)
+            raise RuntimeError("no double backward here")
+        made_time.sleep(0.01)
+        network(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = benchmark(
+        step, "baseline,compile,fused_optimizer", model=network, optimizer=optimizer, budget_s=8
+    )
+    assert found.records[1].failure == "RuntimeError: no double backward here"
+    assert found.records[2].times_s
+
+
 def test_a_variant_that_fails_in_the_rounds_is_a_row_and_the_others_go_on(made_time):
     network, optimizer, x = small()
     calls: SimpleQueue[int] = SimpleQueue()

@@ -12,7 +12,11 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, store, tune
 from speedkit_jupyter.context import in_force
+from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.proof import Proof
+from speedkit_jupyter.tuning.search import Search
 
 
 @pytest.fixture
@@ -99,11 +103,30 @@ def test_a_part_stays_only_where_leaving_it_out_costs_something(made_time, fused
     assert all(ratio.low > 1 for _, ratio in tuning.parts())
 
 
-def test_too_few_rounds_for_the_proof_are_no_answer(made_time):
-    from speedkit_jupyter.measure.comparison import Comparison, Record
-    from speedkit_jupyter.tuning.proof import Proof
-    from speedkit_jupyter.tuning.search import Search
+def test_of_two_parts_that_do_the_same_only_one_stays(made_time):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+    optimizer = torch.optim.AdamW(network.parameters())
+    x = torch.rand(2, 1, 8, 8)
 
+    def step() -> None:
+        fused = bool(optimizer.param_groups[0]["fused"])
+        last = network[0].weight.stride()[1] == 1
+        made_time.sleep(0.006 if fused or last else 0.010)
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    search = Search(step_of(step, network, optimizer), 3.0)
+    search._stages.step_s = 0.006
+    both = Candidate({"channels_last": True, "fused_optimizer": True})
+    for _ in Proof(search._stages).confirm(both, "confirming"):
+        pass
+    assert len(search.result().winner.values) == 1
+    assert search.result().confirmed
+
+
+def test_too_few_rounds_for_the_proof_are_no_answer(made_time):
     network = nn.Linear(8, 2)
     x = torch.rand(4, 8)
     search = Search(step_of(lambda: network(x)), 10.0)
