@@ -11,6 +11,7 @@ from typing import Any
 from IPython.display import display
 
 from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.live import live_line, live_report, waiting
 
@@ -23,10 +24,11 @@ class ProgressLine:
 
     `names` are the variants, which stand in the table from the start. Uses display updates, which
     every front end has, never a widget; in a terminal it rewrites one line of stderr. Without a
-    result it ends empty.
+    result it ends empty. Where that `draws` a picture, what drawing needs is loaded first.
     """
 
-    def __init__(self, title: str, names: Sequence[str] = ()) -> None:
+    def __init__(self, title: str, names: Sequence[str] = (), draws: bool = False) -> None:
+        self._draws = draws
         self._title, self._names, self._last, self._on_terminal = title, names, 0.0, False
         self._handle: Any = None
 
@@ -34,6 +36,8 @@ class ProgressLine:
         begin = Document(self._title)
         self._handle = display(begin, display_id=True) if _has_updates() else None
         self._on_terminal = self._handle is None and sys.stderr.isatty()
+        if self._handle is not None and self._draws:
+            plots.ready()
         return self
 
     def __exit__(self, *exception: object) -> None:

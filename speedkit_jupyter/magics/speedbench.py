@@ -196,7 +196,8 @@ def _drain(
     title = "tuning" if isinstance(work, Search) else title
     quiet = arguments.q or arguments.o  # with -o the cell's own output shows it
     tried = [one.name for one in work.variants] if isinstance(work, Benchmark) else []
-    with ProgressLine(title, tried) as progress:
+    draws = not quiet and not isinstance(work, Timer)
+    with ProgressLine(title, tried, draws) as progress:
         steps: Generator[Progress, None, None] = work.run()
         try:
             with closing(steps):

@@ -42,7 +42,7 @@ class Pace:
         begun_s: float | None = None,
     ) -> None:
         self.budget = Budget(seconds, now, within, begun_s)
-        self._drop, self._grows = drop, grows
+        self._drop, self._grows, self._is_part = drop, grows, within is not None
         # The longest of each so far: an untimed step by its variant, and what lies between two.
         self._untimed_s: dict[int, float] = {}
         self._between_s = self._kept_s = 0.0
@@ -130,6 +130,8 @@ class Pace:
     def leave_out(self, runner: Runner) -> None:
         """Not measured, and that is said."""
         short = f"{few_digits(self.budget.seconds)} s are too short"
+        if self._is_part:  # of a search: seconds that nobody has given
+            short = "what was left of the budget is too short"
         runner.record.notes["dropped"] = f"left out: {short} for so many variants of this step"
         runner.warm = None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.dropping import cannot_win, is_far_behind
+from speedkit_jupyter.measure.dropping import cannot_win, is_far_behind, is_too_slow
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,15 @@ def test_where_only_the_best_counts_what_is_beaten_is_dropped():
     comparison = compared(good=1.2, best=1.5)
     kept = [one.name for one in comparison.records[1:] if not cannot_win(comparison, one, "beaten")]
     assert kept == ["best"]
+
+
+@pytest.mark.parametrize(
+    ("fastest_s", "worst_s", "gives_up"), [(4, 1, True), (4, 5, False), (2, 1, False)]
+)
+def test_a_slow_warm_up_gives_a_variant_up_where_the_baselines_was_never_as_slow(
+    fastest_s, worst_s, gives_up
+):
+    baseline = SimpleNamespace(fastest_s=1.0, worst_s=worst_s, record=Record("baseline"))
+    runner = SimpleNamespace(fastest_s=fastest_s, record=Record("bf16"))
+    assert is_too_slow(runner, baseline) is gives_up
+    assert ("dropped" in runner.record.notes) is gives_up
