@@ -170,11 +170,14 @@ def _accuracy(record: Record) -> str:
 
 
 def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
-    """`too noisy` with the budget that would settle it."""
-    needed = comparison.seconds_needed(record)
-    if verdict != "too noisy" or needed is None:
+    """`too noisy`, or `too few rounds`, with the budget that would settle it."""
+    needed, found = comparison.seconds_needed(record), comparison.ratio(record)
+    if verdict != "too noisy":
         return verdict
-    return f"{verdict}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
+    word = "too few rounds" if found is None or math.isinf(found.high) else verdict
+    if needed is None:
+        return word
+    return f"{word}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
 
 
 def _remarks(comparison: Comparison) -> list[Section]:
