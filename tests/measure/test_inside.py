@@ -376,6 +376,7 @@ def write_plan(file: Path, context: Any) -> None:
     write(file, {"plan": decision.value if decision.active else "fp32"})
 
 
+@pytest.mark.sampled(3)
 def test_the_first_variant_need_not_be_a_baseline(parts, seen):
     benchmark(
         parts.step,
