@@ -6,11 +6,10 @@ yardstick.
 
 from __future__ import annotations
 
-import math
 import random
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,6 @@ from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.comparison import Record
-from speedkit_jupyter.measure.confinement import patched
 from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.made_inside import made_inside
 from speedkit_jupyter.measure.replays import Replays
@@ -27,15 +25,15 @@ from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.curves import Curve, of_runs
+from speedkit_jupyter.tuning.losses import Losses, watched
+from speedkit_jupyter.tuning.losses import number as number_of
 
 if TYPE_CHECKING:
     import torch
 
 Outcome = Literal["same", "different", "worse", "failed"]
 
-# A plan may lie as far from the baseline as this many times the second baseline does, or this
-# share of what the loss changes by over the run, whichever is more.
-YARDSTICKS, LEAST_SHARE = 2.0, 0.01
 # Where no random number is drawn, the second baseline starts from weights that were rounded once
 # as bf16 rounds: this relative step.
 ROUNDING = 2.0**-9
@@ -49,73 +47,102 @@ DONE = (
 )
 
 
+@dataclass
+class Runs:
+    """The losses of each step: with nothing on, under the plan, and of other baselines."""
+
+    baseline: list[Losses] = field(default_factory=list)
+    planned: list[Losses] = field(default_factory=list)
+    others: list[list[Losses]] = field(default_factory=list)
+
+
 @dataclass(repr=False)
 class Verification(Shown):
-    """Losses by step: of the baseline, of the plan, and of a baseline with another seed.
+    """Losses of every step: of the baseline, of the plan, and of baselines with another seed.
 
-    `by_weights` says that the step draws no random numbers, so that the other baseline starts
-    from weights with one rounding's noise. `failure` is the plan's, in a line. `subject` says
-    which model was trained by which step, in the user's words.
+    What is compared are `curves`, the loss first: what the step returns, where that is a
+    floating-point number or a tensor of one, else what backward ran on, divided by the scale of
+    the GradScaler that scaled it. `by_weights` says that the step draws no random numbers, so that
+    the other baselines start from weights with one rounding's noise. `failure` is the plan's, in a
+    line. `subject` says which model was trained by which step, in the user's words.
     """
 
     name: str
     plan: dict[str, Any] = field(default_factory=dict)
-    baseline: list[float] = field(default_factory=list)
-    planned: list[float] = field(default_factory=list)
-    other_seed: list[float] = field(default_factory=list)
+    runs: Runs = field(default_factory=Runs)
     by_weights: bool = False
     failure: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     subject: str = ""
 
     @property
+    def curves(self) -> list[Curve]:
+        """All that is compared, the loss first."""
+        return of_runs(self.runs.baseline, self.runs.planned, self.runs.others)
+
+    @property
+    def loss(self) -> Curve:
+        """The first of them."""
+        return next(iter(self.curves), Curve())
+
+    @property
+    def baseline(self) -> list[float]:
+        """The loss at each step of the baseline."""
+        return self.loss.baseline
+
+    @property
+    def planned(self) -> list[float]:
+        """The loss at each step under the plan."""
+        return self.loss.planned
+
+    @property
+    def other_seed(self) -> list[float]:
+        """The loss at each step of the other baseline that lies farthest from the first."""
+        return self.loss.other
+
+    @property
     def distance(self) -> float:
-        """Between plan and baseline, root mean square over the steps."""
-        return _distance(self.planned, self.baseline)
+        """Between the losses of plan and baseline, root mean square over the steps."""
+        return self.loss.distance
 
     @property
     def yardstick(self) -> float:
-        """Between the two baselines, root mean square over the steps."""
-        return _distance(self.other_seed, self.baseline)
+        """Between the losses of the two baselines, root mean square over the steps."""
+        return self.loss.yardstick
 
     @property
     def allowed(self) -> float:
-        """How far the plan may lie from the baseline."""
-        finite = [one for one in self.baseline if math.isfinite(one)]
-        change = max(finite) - min(finite) if finite else 0.0
-        yardstick = self.yardstick if math.isfinite(self.yardstick) else 0.0
-        return max(YARDSTICKS * yardstick, LEAST_SHARE * change)
+        """How far the plan's losses may lie from the baseline's."""
+        return self.loss.allowed
 
     @property
     def verdict(self) -> Outcome:
-        """`same`: the curves agree as two seeds do; `worse`: the plan's ends above; else
-        `different`.
-        """
+        """That of the curve that agrees least."""
         if self.failure:
             return "failed"
-        if _is_finite(self.baseline) and not _is_finite(self.planned):
-            return "worse"
-        if not self.distance > self.allowed:  # also where both are not finite
-            return "same"
-        last = max(len(self.baseline) // 5, 1)
-        above = _mean(self.planned[-last:]) - _mean(self.baseline[-last:])
-        return "worse" if above > self.allowed else "different"
+        found = {curve.agreement for curve in self.curves}
+        outcomes: tuple[Outcome, ...] = ("worse", "different")
+        return next((one for one in outcomes if one in found), "same")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
+        curves = self.curves
+        loss = curves[0] if curves else Curve()
         return {
             "name": self.name,
             "subject": self.subject,
             "plan": self.plan,
             "verdict": self.verdict,
-            "distance": self.distance,
-            "yardstick": self.yardstick,
-            "allowed": self.allowed,
+            "compared": loss.what,
+            "distance": loss.distance,
+            "yardstick": loss.yardstick,
+            "allowed": loss.allowed,
             "by_weights": self.by_weights,
             "failure": self.failure,
-            "baseline": self.baseline,
-            "planned": self.planned,
-            "other_seed": self.other_seed,
+            "baseline": loss.baseline,
+            "planned": loss.planned,
+            "other_seed": loss.other,
+            "curves": [curve.to_dict() for curve in curves],
             "environment": self.environment,
         }
 
@@ -142,23 +169,23 @@ class Verifier:
 
     def has_results(self) -> bool:
         """Whether there is anything to show already."""
-        return bool(self._result.planned)
+        return bool(self._result.runs.planned)
 
     def run(self) -> Generator[Progress, None, None]:
         """Train three times from the user's state; yields after every step."""
         __tracebackhide__ = True
-        found = self._result
+        found, runs = self._result, self._result.runs
         with ExitStack() as stack:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
             start = stack.enter_context(self.step.isolated()).state
             with made_inside(self.step.models) as made:
-                yield from self._train("baseline", None, found.baseline, 0)
+                yield from self._train("baseline", None, runs.baseline, 0)
             self.step.made = made
             found.environment = environment(self._device())
             start.restore()
             try:
-                yield from self._train(found.name, self._config, found.planned, 1)
+                yield from self._train(found.name, self._config, runs.planned, 1)
             except StepError:
                 raise
             except Exception as error:
@@ -166,15 +193,16 @@ class Verifier:
                 return
             start.restore()
             _seed(SEED)
-            yield from self._train("baseline, other seed", None, found.other_seed, 2)
+            runs.others.append([])
+            yield from self._train("baseline, other seed", None, runs.others[-1], 2)
             if found.by_weights:
-                found.other_seed.clear()
+                runs.others[-1].clear()
                 start.restore()
                 _jitter(self.step.models)
-                yield from self._train("baseline, rounded weights", None, found.other_seed, 2)
+                yield from self._train("baseline, rounded weights", None, runs.others[-1], 2)
 
     def _train(
-        self, title: str, config: SpeedConfig | None, losses: list[float], number: int
+        self, title: str, config: SpeedConfig | None, losses: list[Losses], number: int
     ) -> Iterator[Progress]:
         """Fill `losses`. The data of a step comes anew, the same in every run."""
         __tracebackhide__ = True
@@ -186,14 +214,14 @@ class Verifier:
         step.rewind()
         with runner.applied():
             for index in range(self.steps):
-                with _watched(runner) as seen:
-                    runner.once(rewind=False)
-                if not seen:
+                with watched() as seen:
+                    seen.returned = number_of(runner.once(rewind=False))
+                if not seen.ran_on:
                     raise StepError(NO_TRAINING if index == 0 else DONE)
-                losses.append(_mean(seen))
+                losses.append(seen)
                 share = (number + (index + 1) / self.steps) / 3
                 yield Progress(share, f"{title}: step {index + 1} of {self.steps}")
-                same = losses == self._result.baseline[: len(losses)]
+                same = losses == self._result.runs.baseline[: len(losses)]
                 if title == "baseline, other seed" and len(losses) == EQUAL_STEPS and same:
                     self._result.by_weights = True
                     return
@@ -210,26 +238,6 @@ class Verifier:
 
         parameter = next(self.step.models[0].parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
-
-
-@contextmanager
-def _watched(runner: Runner) -> Iterator[list[float]]:
-    """The losses that backward runs on within one step."""
-    import torch
-
-    seen: list[float] = []
-
-    def watching(backward: Any) -> Callable[..., Any]:
-        def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            divisor = runner.scale() if runner.scales_itself else 1.0
-            seen.extend(float(one.detach().float().mean()) / divisor for one in listed)
-            return backward(tensors, *args, **kwargs)
-
-        return watched
-
-    with patched(torch.autograd, "backward", watching):
-        yield seen
 
 
 def _hidden_iterator(step: Step) -> str:
@@ -255,16 +263,3 @@ def _jitter(models: Sequence[torch.nn.Module]) -> None:
             if parameter.is_floating_point():
                 noise = torch.rand_like(parameter).mul_(2).sub_(1).mul_(ROUNDING)
                 parameter.add_(parameter * noise)
-
-
-def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    pairs = list(zip(one, other, strict=False))
-    return math.sqrt(_mean([(a - b) ** 2 for a, b in pairs])) if pairs else 0.0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _is_finite(losses: Sequence[float]) -> bool:
-    return all(map(math.isfinite, losses))

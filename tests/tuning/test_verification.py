@@ -13,7 +13,8 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
 from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.tuning.verification import Verification, Verifier
+from speedkit_jupyter.tuning.losses import Losses
+from speedkit_jupyter.tuning.verification import Runs, Verification, Verifier
 
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 
@@ -144,9 +145,13 @@ def test_what_cannot_be_verified_is_one_clear_error():
 
 
 def test_the_verdict_is_the_yardsticks():
-    found = Verification("plan", {}, [4.0, 3.0, 2.0, 1.0], [4.0, 3.1, 2.1, 1.1], [4.0, 3.2, 2.2, 1])
+    def run(losses: list[float]) -> list[Losses]:
+        return [Losses(ran_on=[one]) for one in losses]
+
+    runs = Runs(run([4.0, 3.0, 2.0, 1.0]), run([4.0, 3.1, 2.1, 1.1]), [run([4.0, 3.2, 2.2, 1.0])])
+    found = Verification("plan", runs=runs)
     assert found.verdict == "same"
-    found.other_seed = [4.0, 3.0, 2.0, 1.0]
+    runs.others = [runs.baseline]
     assert found.verdict == "worse"
-    found.planned = [4.0, 2.9, 1.9, 0.9]
+    runs.planned = run([4.0, 2.9, 1.9, 0.9])
     assert found.verdict == "different"
