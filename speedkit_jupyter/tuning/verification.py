@@ -37,6 +37,8 @@ Outcome = Literal["same", "different", "worse", "failed"]
 # Where no random number is drawn, the second baseline starts from weights that were rounded once
 # as bf16 rounds: this relative step.
 ROUNDING = 2.0**-9
+# In units in the last place: from 3/4 to 3/2 of one, which rounds to one, up or down.
+STEP = 0.75
 # So many equal losses, and the seed is taken to change nothing.
 EQUAL_STEPS = 3
 SEED = 1
@@ -255,11 +257,18 @@ def _seed(seed: int) -> None:
 
 
 def _jitter(models: Sequence[torch.nn.Module]) -> None:
-    """One rounding's noise on every floating-point parameter."""
+    """One rounding's noise on every parameter: bf16's, or a step of its own dtype where that is
+    coarser.
+    """
     import torch
 
     with torch.no_grad():
         for parameter in (p for model in models for p in model.parameters()):
-            if parameter.is_floating_point():
-                noise = torch.rand_like(parameter).mul_(2).sub_(1).mul_(ROUNDING)
-                parameter.add_(parameter * noise)
+            values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+            if values.is_floating_point():
+                wide = values if values.dtype is torch.float64 else values.float()
+                noise = torch.rand_like(wide).mul_(2).sub_(1).mul_(ROUNDING)
+                own = STEP * torch.finfo(values.dtype).eps
+                if own > ROUNDING:  # less would be rounded away
+                    noise.sign_().mul_(own)
+                values.copy_(wide + wide * noise)
