@@ -9,7 +9,7 @@ from functools import partial
 from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.tuning.curves import RAN_ON, Curve
-from speedkit_jupyter.tuning.verification import Verification
+from speedkit_jupyter.tuning.verified import Verification
 
 WORDS = {
     "same": "the loss curve is the baseline's",
@@ -18,6 +18,7 @@ WORDS = {
     "failed": "it failed",
 }
 TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad", "failed": "bad"}
+ALLOWED = "allowed: twice that, or 1 % of what the loss changes by, or what rounding does to it"
 HINT = ". A step that scales its loss by itself should return it: what it returns is compared"
 
 
@@ -55,10 +56,12 @@ def _distances(found: Verification, curve: Curve) -> Table:
         if found.by_weights
         else "a baseline with another seed"
     )
+    if len(curve.others) > 1:
+        other += f": the farthest of {len(curve.others)}"
     rows = (
         Row((found.name, f"{curve.distance:.3g}"), TONES[curve.agreement]),
         Row((other, f"{curve.yardstick:.3g}")),
-        Row(("allowed: twice that, or 1 % of what the loss changes by", f"{curve.allowed:.3g}")),
+        Row((ALLOWED, f"{curve.allowed:.3g}")),
     )
     return Table(("distance from the baseline's losses", "root mean square"), rows,
                  ("root mean square",))  # fmt: skip

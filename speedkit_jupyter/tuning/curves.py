@@ -12,9 +12,14 @@ from speedkit_jupyter.tuning.losses import Losses
 Agreement = Literal["same", "different", "worse"]
 Run = Sequence[Losses]
 
-# A plan may lie as far from the baseline as this many times the second baseline does, or this
-# share of what the loss changes by over the run, whichever is more.
+# A plan may lie as far from the baseline as this many times another baseline does, or this share
+# of what the loss changes by over the run, or what rounding the loss itself does, whichever is
+# most.
 YARDSTICKS, LEAST_SHARE = 2.0, 0.01
+# The root mean square of one rounding's error, in units roundoff: 0.41 over all significands.
+TYPICAL = 0.5
+# No draw more of the yardstick explains a distance of so many times what is allowed.
+FAR = 10.0
 # Of more backward passes in a step only the mean is compared.
 MOST_LOSSES = 8
 # One curve is a multiple of the other, and says nothing that the other does not.
@@ -27,12 +32,16 @@ UNSCALED = "what backward() ran on, divided by the GradScaler's scale"
 
 @dataclass
 class Curve:
-    """One loss by step: of the baseline, of the plan, and of other baselines. `what` it is."""
+    """One loss by step: of the baseline, of the plan, and of other baselines. `what` it is.
+
+    `unit` is the relative rounding of the precision in which the plan computes it.
+    """
 
     what: str = RAN_ON
     baseline: list[float] = field(default_factory=list)
     planned: list[float] = field(default_factory=list)
     others: list[list[float]] = field(default_factory=list)
+    unit: float = 0.0
 
     @property
     def other(self) -> list[float]:
@@ -54,7 +63,13 @@ class Curve:
         """How far the plan may lie from the baseline."""
         finite = [one for one in self.baseline if math.isfinite(one)]
         change = max(finite) - min(finite) if finite else 0.0
-        return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change)
+        return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, self.resolution)
+
+    @property
+    def resolution(self) -> float:
+        """What rounding the losses themselves changes them by, root mean square over the steps."""
+        finite = [one for one in self.baseline if math.isfinite(one)]
+        return TYPICAL * self.unit * distance(finite, [0.0] * len(finite))
 
     @property
     def agreement(self) -> Agreement:
@@ -67,6 +82,11 @@ class Curve:
         above = _mean(self.planned[-last:]) - _mean(self.baseline[-last:])
         return "worse" if above > self.allowed else "different"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the plan lies farther away than is allowed, but not so far that it is certain."""
+        return self.agreement != "same" and self.distance <= FAR * self.allowed
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -74,6 +94,7 @@ class Curve:
             "agreement": self.agreement,
             "distance": self.distance,
             "yardstick": self.yardstick,
+            "resolution": self.resolution,
             "allowed": self.allowed,
             "baseline": self.baseline,
             "planned": self.planned,
@@ -85,11 +106,12 @@ class Curve:
         return found if math.isfinite(found) else 0.0
 
 
-def of_runs(baseline: Run, planned: Run, others: Sequence[Run]) -> list[Curve]:
+def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> list[Curve]:
     """What can be compared in these runs, the loss first.
 
     It is what the step returns, where that is a number at every step; each loss that backward ran
-    on is compared too, unless it or their sum is the same number times a constant.
+    on is compared too, unless it or their sum is the same number times a constant. `unit` is the
+    rounding of the precision in which the plan computes.
     """
     every = [baseline, planned, *others]
     steps = [step for run in every for step in run]
@@ -100,7 +122,8 @@ def of_runs(baseline: Run, planned: Run, others: Sequence[Run]) -> list[Curve]:
     if not found or not _is_multiple([step.total for step in steps], returned):
         ran_on = _ran_on(steps)
         found += [one for one in ran_on if not found or not _is_multiple(one[1], returned)]
-    return [_cut(what, values, [len(run) for run in every]) for what, values in found]
+    lengths, unit = [len(run) for run in every], max(unit, *(step.unit for step in steps))
+    return [_cut(what, values, lengths, unit) for what, values in found]
 
 
 def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
@@ -115,13 +138,13 @@ def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
     return [(f"loss {i}{of}{what}" if of else what, list(one)) for i, one in enumerate(each, 1)]
 
 
-def _cut(what: str, values: list[Any], lengths: Sequence[int]) -> Curve:
+def _cut(what: str, values: list[Any], lengths: Sequence[int], unit: float) -> Curve:
     """The values of all runs, run by run."""
     runs, begin = [], 0
     for length in lengths:
         runs.append(values[begin : begin + length])
         begin += length
-    return Curve(what, runs[0], runs[1], runs[2:])
+    return Curve(what, runs[0], runs[1], runs[2:], unit)
 
 
 def _is_multiple(values: Sequence[Any], of: Sequence[Any]) -> bool:

@@ -22,12 +22,13 @@ MOST_NODES = 64
 class Losses:
     """`returned` is the number that the step returns, None where it returns something else;
     `ran_on` has the mean of each tensor that a backward pass began from, unscaled where it
-    `was_scaled` by a GradScaler.
+    `was_scaled` by a GradScaler; `unit` is the coarsest relative rounding of their dtypes.
     """
 
     returned: float | None = None
     ran_on: list[float] = field(default_factory=list)
     was_scaled: bool = False
+    unit: float = 0.0
 
     @property
     def total(self) -> float:
@@ -51,6 +52,7 @@ def watched() -> Iterator[Losses]:
                 scale = _scale_of(one, scales)
                 seen.ran_on.append(_mean(one) / scale)
                 seen.was_scaled |= scale != 1.0
+                seen.unit = max(seen.unit, torch.finfo(one.dtype).eps / 2)
             inside = True
             try:
                 return backward(tensors, *args, **kwargs)

@@ -6,147 +6,41 @@ yardstick.
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.environment import environment
+from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.made_inside import made_inside
 from speedkit_jupyter.measure.replays import Replays
+from speedkit_jupyter.measure.rounding import unit
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
-from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.tuning.candidates import Candidate
-from speedkit_jupyter.tuning.curves import Curve, of_runs
 from speedkit_jupyter.tuning.losses import Losses, watched
 from speedkit_jupyter.tuning.losses import number as number_of
+from speedkit_jupyter.tuning.other_baselines import jitter, own_unit, seed_all
+from speedkit_jupyter.tuning.verified import Verification
 
 if TYPE_CHECKING:
     import torch
 
-Outcome = Literal["same", "different", "worse", "failed"]
-
-# Where no random number is drawn, the second baseline starts from weights that were rounded once
-# as bf16 rounds: this relative step.
-ROUNDING = 2.0**-9
-# In units in the last place: from 3/4 to 3/2 of one, which rounds to one, up or down.
-STEP = 0.75
 # So many equal losses, and the seed is taken to change nothing.
 EQUAL_STEPS = 3
-SEED = 1
+OTHER_SEED = "baseline, other seed"
+# So many other baselines are trained before a plan is said to be another curve.
+MOST_DRAWS = 4
 NO_TRAINING = "the step runs no backward pass: there is no training to verify"
 DONE = (
     "a call after the first runs no backward pass (a fit that is done?), and a curve needs several "
     "steps: make the trainer in the step, or verify one step of its loop"
 )
-
-
-@dataclass
-class Runs:
-    """The losses of each step: with nothing on, under the plan, and of other baselines."""
-
-    baseline: list[Losses] = field(default_factory=list)
-    planned: list[Losses] = field(default_factory=list)
-    others: list[list[Losses]] = field(default_factory=list)
-
-
-@dataclass(repr=False)
-class Verification(Shown):
-    """Losses of every step: of the baseline, of the plan, and of baselines with another seed.
-
-    What is compared are `curves`, the loss first: what the step returns, where that is a
-    floating-point number or a tensor of one, else what backward ran on, divided by the scale of
-    the GradScaler that scaled it. `by_weights` says that the step draws no random numbers, so that
-    the other baselines start from weights with one rounding's noise. `failure` is the plan's, in a
-    line. `subject` says which model was trained by which step, in the user's words.
-    """
-
-    name: str
-    plan: dict[str, Any] = field(default_factory=dict)
-    runs: Runs = field(default_factory=Runs)
-    by_weights: bool = False
-    failure: str = ""
-    environment: dict[str, Any] = field(default_factory=dict)
-    subject: str = ""
-
-    @property
-    def curves(self) -> list[Curve]:
-        """All that is compared, the loss first."""
-        return of_runs(self.runs.baseline, self.runs.planned, self.runs.others)
-
-    @property
-    def loss(self) -> Curve:
-        """The first of them."""
-        return next(iter(self.curves), Curve())
-
-    @property
-    def baseline(self) -> list[float]:
-        """The loss at each step of the baseline."""
-        return self.loss.baseline
-
-    @property
-    def planned(self) -> list[float]:
-        """The loss at each step under the plan."""
-        return self.loss.planned
-
-    @property
-    def other_seed(self) -> list[float]:
-        """The loss at each step of the other baseline that lies farthest from the first."""
-        return self.loss.other
-
-    @property
-    def distance(self) -> float:
-        """Between the losses of plan and baseline, root mean square over the steps."""
-        return self.loss.distance
-
-    @property
-    def yardstick(self) -> float:
-        """Between the losses of the two baselines, root mean square over the steps."""
-        return self.loss.yardstick
-
-    @property
-    def allowed(self) -> float:
-        """How far the plan's losses may lie from the baseline's."""
-        return self.loss.allowed
-
-    @property
-    def verdict(self) -> Outcome:
-        """That of the curve that agrees least."""
-        if self.failure:
-            return "failed"
-        found = {curve.agreement for curve in self.curves}
-        outcomes: tuple[Outcome, ...] = ("worse", "different")
-        return next((one for one in outcomes if one in found), "same")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        curves = self.curves
-        loss = curves[0] if curves else Curve()
-        return {
-            "name": self.name,
-            "subject": self.subject,
-            "plan": self.plan,
-            "verdict": self.verdict,
-            "compared": loss.what,
-            "distance": loss.distance,
-            "yardstick": loss.yardstick,
-            "allowed": loss.allowed,
-            "by_weights": self.by_weights,
-            "failure": self.failure,
-            "baseline": loss.baseline,
-            "planned": loss.planned,
-            "other_seed": loss.other,
-            "curves": [curve.to_dict() for curve in curves],
-            "environment": self.environment,
-        }
 
 
 class Verifier:
@@ -174,7 +68,9 @@ class Verifier:
         return bool(self._result.runs.planned)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Train three times from the user's state; yields after every step."""
+        """Train three times from the user's state, or more where the plan lies far from the
+        baseline; yields after every step.
+        """
         __tracebackhide__ = True
         found, runs = self._result, self._result.runs
         with ExitStack() as stack:
@@ -193,15 +89,29 @@ class Verifier:
             except Exception as error:
                 found.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 return
+            while len(runs.others) < MOST_DRAWS and (not runs.others or self._is_open()):
+                yield from self._train_another(start)
+
+    def _is_open(self) -> bool:
+        """Whether one more baseline may lie as far from the first as the plan does."""
+        return any(curve.is_open for curve in self._result.curves)
+
+    def _train_another(self, start: State) -> Iterator[Progress]:
+        """A baseline with another seed, or from other weights where the seed changes nothing."""
+        __tracebackhide__ = True
+        found, others = self._result, self._result.runs.others
+        number = len(others) + 2
+        others.append([])
+        if not found.by_weights:
             start.restore()
-            _seed(SEED)
-            runs.others.append([])
-            yield from self._train("baseline, other seed", None, runs.others[-1], 2)
-            if found.by_weights:
-                runs.others[-1].clear()
-                start.restore()
-                _jitter(self.step.models)
-                yield from self._train("baseline, rounded weights", None, runs.others[-1], 2)
+            seed_all(number)
+            yield from self._train(OTHER_SEED, None, others[-1], number)
+        if found.by_weights:
+            others[-1].clear()
+            start.restore()
+            seed_all(number)
+            jitter(self.step.models)
+            yield from self._train("baseline, rounded weights", None, others[-1], number)
 
     def _train(
         self, title: str, config: SpeedConfig | None, losses: list[Losses], number: int
@@ -213,6 +123,7 @@ class Verifier:
         runner = Runner(step, contexts, Record(title))
         if number == 1:
             self._name_plan(contexts[0].plan.active_values())
+            self._result.runs.unit = max(unit(runner.precision), own_unit(step.models))
         step.rewind()
         with runner.applied():
             for index in range(self.steps):
@@ -221,10 +132,10 @@ class Verifier:
                 if not seen.ran_on:
                     raise StepError(NO_TRAINING if index == 0 else DONE)
                 losses.append(seen)
-                share = (number + (index + 1) / self.steps) / 3
+                share = min((number + (index + 1) / self.steps) / 3, 1.0)
                 yield Progress(share, f"{title}: step {index + 1} of {self.steps}")
                 same = losses == self._result.runs.baseline[: len(losses)]
-                if title == "baseline, other seed" and len(losses) == EQUAL_STEPS and same:
+                if title == OTHER_SEED and len(losses) == min(EQUAL_STEPS, self.steps) and same:
                     self._result.by_weights = True
                     return
 
@@ -245,30 +156,3 @@ class Verifier:
 def _hidden_iterator(step: Step) -> str:
     """The kind of an iterator that the step reaches and that nobody can draw from twice."""
     return next(iter(Replays(step.walk()).drawn), "")
-
-
-def _seed(seed: int) -> None:
-    import torch
-
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
-
-
-def _jitter(models: Sequence[torch.nn.Module]) -> None:
-    """One rounding's noise on every parameter: bf16's, or a step of its own dtype where that is
-    coarser.
-    """
-    import torch
-
-    with torch.no_grad():
-        for parameter in (p for model in models for p in model.parameters()):
-            values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-            if values.is_floating_point():
-                wide = values if values.dtype is torch.float64 else values.float()
-                noise = torch.rand_like(wide).mul_(2).sub_(1).mul_(ROUNDING)
-                own = STEP * torch.finfo(values.dtype).eps
-                if own > ROUNDING:  # less would be rounded away
-                    noise.sign_().mul_(own)
-                values.copy_(wide + wide * noise)

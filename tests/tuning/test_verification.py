@@ -14,13 +14,9 @@ from torch import nn
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.tuning.losses import Losses
-from speedkit_jupyter.tuning.verification import (
-    ROUNDING,
-    Runs,
-    Verification,
-    Verifier,
-    _jitter,
-)
+from speedkit_jupyter.tuning.other_baselines import ROUNDING, jitter
+from speedkit_jupyter.tuning.verification import Verifier
+from speedkit_jupyter.tuning.verified import Runs, Verification
 
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 
@@ -161,7 +157,7 @@ def test_the_yardstick_moves_weights_by_a_rounding_whatever_their_dtype(dtype):
     model = nn.Module()
     before = (torch.randn(2000, dtype=torch.complex64 if dtype.is_complex else None)).to(dtype)
     model.weight = nn.Parameter(before.clone(), requires_grad=False)
-    _jitter([model])
+    jitter([model])
     wide = torch.complex64 if dtype.is_complex else torch.float64
     moved = (model.weight.to(wide) - before.to(wide)).abs() / before.to(wide).abs()
     eps = torch.finfo(dtype).eps
