@@ -95,7 +95,7 @@ def as_of_now(
     found = _listed(wanted) or list(known)
     if found == own or not found:
         return made, found
-    facts = tuple(known.get(one) or OptimizerFacts.read(one) for one in found)
+    facts = tuple(known.get(one) or OptimizerFacts.read(one, [context.model]) for one in found)
     replaced = replace(made.facts, optimizers=facts)
     return plan_for(made.config, made.hardware, replaced), found
 

@@ -18,7 +18,7 @@ WORDS = {
     "failed": "it failed",
 }
 TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad", "failed": "bad"}
-ALLOWED = "allowed: twice that, or 1 % of what the loss changes by, or what rounding does to it"
+ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own rounding"
 HINT = ". A step that scales its loss by itself should return it: what it returns is compared"
 
 
