@@ -34,6 +34,7 @@ NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
     "one made inside is fused by apply(model), or with fused=True in your own code"
 )
+TRAINERS = "Trainer makes its AdamW with the fused kernel"
 LATER = "no optimizer yet: one that is made later gets its fused kernel at its first step"
 
 
@@ -94,6 +95,7 @@ class FusedOptimizer(Optimization):
         options = self.Options(enabled=True, name=decision.details.get("name"))
         notes, met = target.notes, _met(target)
         model = weakref.ref(target.model)
+        later: dict[str, None] = {}
 
         def read(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
             return OptimizerFacts.read(optimizer, filter(None, [model()]))
@@ -106,7 +108,8 @@ class FusedOptimizer(Optimization):
                 met[optimizer] = read(optimizer)
                 layer.add(optimizer, True)
                 layer_of_loads(optimizer)
-                notes[self.name] = f"{type(optimizer).__name__}, made after the plan: fused too"
+                later[type(optimizer).__name__] = None
+                notes[self.name] = f"{' and '.join(later)}, made after the plan: fused too"
 
         with ExitStack() as stack:
 
@@ -127,6 +130,8 @@ class FusedOptimizer(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`fused=True` for every optimizer that can."""
+        if not facts.optimizers and form == "transformers" and _is_adamw(decision):
+            return Snippet(TRAINERS, arguments={"optim": '"adamw_torch_fused"'})
         if not facts.optimizers:
             return Snippet("make the optimizer with fused=True where its class has a fused kernel")
         options = self.Options(enabled=True, name=decision.details.get("name"))
@@ -146,6 +151,12 @@ class FusedOptimizer(Optimization):
         """On, where an optimizer can be switched."""
         able = any(_obstacle(o, self.default) is None for o in facts.optimizers)
         return (True,) if able else ()
+
+
+def _is_adamw(decision: Decision) -> bool:
+    """Whether it is for AdamW too, which Trainer makes where it is given no other."""
+    name = decision.details.get("name")
+    return name is None or str(name).lower() == "adamw"
 
 
 def _shown(values: set[Any]) -> Any:
