@@ -50,7 +50,7 @@ class Verifier:
         if steps < 2:
             raise StepError(f"a curve needs 2 steps or more, not {steps}")
         if not step.models:
-            raise StepError("no model is used in this step, so there is nothing to verify")
+            raise StepError(step.why_no_model("verify"))
         if kind := _hidden_iterator(step):
             raise StepError(
                 f"the step draws from {kind}, which can't be replayed, so that the runs would see "
