@@ -18,6 +18,9 @@ Run = Sequence[Losses]
 YARDSTICKS, LEAST_SHARE = 2.0, 0.01
 # The root mean square of one rounding's error, in units roundoff: 0.41 over all significands.
 TYPICAL = 0.5
+# A loss that is itself in a low precision is rounded after each of its terms, always in the same
+# way while it hardly changes: so many units.
+TERMS = 2.0
 # No draw more of the yardstick explains a distance of so many times what is allowed.
 FAR = 10.0
 # Of more backward passes in a step only the mean is compared.
@@ -34,14 +37,14 @@ UNSCALED = "what backward() ran on, divided by the GradScaler's scale"
 class Curve:
     """One loss by step: of the baseline, of the plan, and of other baselines. `what` it is.
 
-    `unit` is the relative rounding of the precision in which the plan computes it.
+    `rounding` is the relative error that the precision of its last operations leaves in it.
     """
 
     what: str = RAN_ON
     baseline: list[float] = field(default_factory=list)
     planned: list[float] = field(default_factory=list)
     others: list[list[float]] = field(default_factory=list)
-    unit: float = 0.0
+    rounding: float = 0.0
 
     @property
     def other(self) -> list[float]:
@@ -69,7 +72,7 @@ class Curve:
     def resolution(self) -> float:
         """What rounding the losses themselves changes them by, root mean square over the steps."""
         finite = [one for one in self.baseline if math.isfinite(one)]
-        return TYPICAL * self.unit * distance(finite, [0.0] * len(finite))
+        return self.rounding * distance(finite, [0.0] * len(finite))
 
     @property
     def agreement(self) -> Agreement:
@@ -122,8 +125,9 @@ def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> 
     if not found or not _is_multiple([step.total for step in steps], returned):
         ran_on = _ran_on(steps)
         found += [one for one in ran_on if not found or not _is_multiple(one[1], returned)]
-    lengths, unit = [len(run) for run in every], max(unit, *(step.unit for step in steps))
-    return [_cut(what, values, lengths, unit) for what, values in found]
+    rounding = max(TYPICAL * unit, *(TERMS * step.unit for step in steps))
+    lengths = [len(run) for run in every]
+    return [_cut(what, values, lengths, rounding) for what, values in found]
 
 
 def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
@@ -138,13 +142,13 @@ def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
     return [(f"loss {i}{of}{what}" if of else what, list(one)) for i, one in enumerate(each, 1)]
 
 
-def _cut(what: str, values: list[Any], lengths: Sequence[int], unit: float) -> Curve:
+def _cut(what: str, values: list[Any], lengths: Sequence[int], rounding: float) -> Curve:
     """The values of all runs, run by run."""
     runs, begin = [], 0
     for length in lengths:
         runs.append(values[begin : begin + length])
         begin += length
-    return Curve(what, runs[0], runs[1], runs[2:], unit)
+    return Curve(what, runs[0], runs[1], runs[2:], rounding)
 
 
 def _is_multiple(values: Sequence[Any], of: Sequence[Any]) -> bool:

@@ -63,6 +63,9 @@ def training(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     warm_up: bool = False,
+    loss_of: Callable[[Any, Any], torch.Tensor] = lambda out, y: nn.functional.cross_entropy(
+        out.float(), y
+    ),
 ) -> Callable[[], torch.Tensor]:
     """A step; the fault shows only where the optimizer is fused."""
     torch.manual_seed(seed)
@@ -75,8 +78,8 @@ def training(
     def step() -> torch.Tensor:
         group: dict[str, Any] = optimizer.param_groups[0]
         planned = bool(group["fused"])
-        out = net(x).float()
-        loss = nn.functional.cross_entropy(out * 0.9 if planned and fault == "logits" else out, y)
+        out = net(x)
+        loss = loss_of(out * 0.9 if planned and fault == "logits" else out, y)
         loss.backward()
         kept = dict(group)
         if planned and fault == "lr":
@@ -114,6 +117,15 @@ def test_a_plan_that_only_rounds_is_the_baselines_curve(net, way, plan):
     dtype = torch.bfloat16 if way == "weights in bf16" else torch.float32
     step = training(NETS[net], dtype=dtype, warm_up=way == "warm-up")
     found = verify(step, plan, steps=8)
+    assert found.verdict == "same", str(found)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_loss_that_stays_in_bf16_is_rounded_several_times(net):
+    def loss_of(out: Any, y: Any) -> torch.Tensor:
+        return nn.functional.softplus(-out).mean() + nn.functional.softplus(out.roll(1)).mean()
+
+    found = verify(training(NETS[net], warm_up=True, loss_of=loss_of), "bf16", steps=6)
     assert found.verdict == "same", str(found)
 
 
