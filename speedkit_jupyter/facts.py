@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,8 @@ Compiled = Literal["no", "in place", "wrapper", "script"]
 @dataclass(frozen=True)
 class OptimizerFacts:
     """One optimizer. `fused` and `foreach` hold the distinct values of its groups; `flattens`
-    says that its step needs gradients that are contiguous in memory.
+    says that its step needs gradients that are contiguous in memory; `sparse_gradients`, that it
+    holds a parameter whose gradients are sparse.
     """
 
     name: str = "AdamW"
@@ -30,12 +31,16 @@ class OptimizerFacts:
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)
     flattens: bool = False
+    sparse_gradients: bool = False
 
     @classmethod
-    def read(cls, optimizer: torch.optim.Optimizer) -> OptimizerFacts:
-        """Read the facts of one."""
+    def read(
+        cls, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module] = ()
+    ) -> OptimizerFacts:
+        """Read the facts of one, which steps parameters of these models."""
         groups = optimizer.param_groups
         parameters = [p for group in groups for p in group["params"]]
+        sparse = {id(p) for model in models for p in _with_sparse_gradients(model)}
         own_step = type(optimizer).step.__module__.startswith("torch.optim")
         return cls(
             name=type(optimizer).__name__,
@@ -47,6 +52,7 @@ class OptimizerFacts:
             devices=_distinct(str(p.device) for p in parameters),
             dtypes=_distinct(_dtype(p) for p in parameters),
             flattens=flattens(optimizer),
+            sparse_gradients=any(id(p) in sparse or _has_sparse_gradient(p) for p in parameters),
         )
 
 
@@ -72,7 +78,6 @@ class Facts:
     linears: int = 0
     attentions: int = 0
     lstms: int = 0
-    sparse_gradients: bool = False
     compiled: Compiled = "no"
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
@@ -120,9 +125,8 @@ class Facts:
             linears=_count(modules, "Linear"),
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
-            sparse_gradients=any(getattr(module, "sparse", False) is True for module in modules),
             compiled=_compiled(model),
-            optimizers=tuple(map(OptimizerFacts.read, each_once(optimizers))),
+            optimizers=tuple(OptimizerFacts.read(one, [model]) for one in each_once(optimizers)),
             flags=flags.snapshot(),
         )
 
@@ -134,6 +138,21 @@ def is_convolution(module: torch.nn.Module) -> bool:
 
     weight = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
+
+
+def _with_sparse_gradients(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """The weights of `Embedding(sparse=True)` and of all that has such a switch."""
+    for module in model.modules():
+        if getattr(module, "sparse", False) is True:
+            yield from module.parameters(recurse=False)
+
+
+def _has_sparse_gradient(parameter: torch.Tensor) -> bool:
+    """Now: a function can make it so, without a module that says it."""
+    import torch
+
+    gradient = parameter.grad if parameter.is_leaf else None
+    return gradient is not None and gradient.layout is not torch.strided
 
 
 def _weight(convolution: torch.nn.Module) -> torch.nn.Parameter:

@@ -55,7 +55,8 @@ def test_decide_gives_a_reason_on_every_machine_for_every_request_and_touches_no
         Facts(),
         Facts(device="cuda:0", parameters=10, convolutions=2, attentions=1, lstms=1,
               precision="fp16", optimizers=(OptimizerFacts(),)),
-        Facts(dtypes=("float16",), parameters=10, sparse_gradients=True, compiled="script"),
+        Facts(dtypes=("float16",), parameters=10, compiled="script",
+              optimizers=(OptimizerFacts(sparse_gradients=True),)),
     )  # fmt: skip
     for machine in MACHINES:
         hardware = Hardware.from_json(machine)

@@ -196,7 +196,10 @@ def test_compiling_without_a_compiler_is_declined_with_what_to_install(hardware:
     [
         ({"channels_last": True}, replace(FACTS, convolutions=0)),
         ({"fused_optimizer": True}, replace(FACTS, optimizers=())),
-        ({"fused_optimizer": True}, replace(FACTS, sparse_gradients=True)),
+        (
+            {"fused_optimizer": True},
+            replace(FACTS, optimizers=(OptimizerFacts(sparse_gradients=True),)),
+        ),
         ({"fused_optimizer": {"enabled": True, "name": "SGD"}}, FACTS),
         ({"precision": "bf16"}, replace(FACTS, dtypes=("bfloat16",))),
         ({"grad_scaler": True}, replace(FACTS, dtypes=("float16",))),

@@ -19,6 +19,8 @@ from speedkit_jupyter.measure.clock import Stopwatch
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.tracebacks import door
 
+# What IPython makes of a line or a cell magic.
+MAGICS = {"run_line_magic": "%", "run_cell_magic": "%%"}
 LOOP = """
 def {loop}({steps}, {begin}, {end}):
     {begin}()
@@ -138,6 +140,15 @@ class Cell:
             elif isinstance(node, ast.ExceptHandler) and node.name:
                 bound.add(node.name)
         return sorted(bound)
+
+    def magic(self) -> str:
+        """The first magic that the cell calls, as `%time`, if any: its line is text to Python."""
+        for node in ast.walk(self.tree):
+            called = node.func if isinstance(node, ast.Call) else None
+            kind = MAGICS.get(called.attr) if isinstance(called, ast.Attribute) else None
+            if kind and isinstance(node, ast.Call) and node.args:
+                return f"{kind}{getattr(node.args[0], 'value', '')!s}"
+        return ""
 
     def undefined(self) -> list[str]:
         """Names that the cell reads and that mean nothing, in the order of the code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from keyword import iskeyword
@@ -110,14 +111,21 @@ def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
     return value
 
 
+def is_variable(name: str) -> bool:
+    """Whether a variable of the user's may be called so: not a keyword, nor one of Python's own."""
+    return name.isidentifier() and not iskeyword(name) and not hasattr(builtins, name)
+
+
 def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) -> None:
     """Whether the result may get this name; raises UsageError."""
     import torch
 
-    if not name:
+    if name is None:
         return
-    if not name.isidentifier() or iskeyword(name):
-        raise UsageError(f"{command}: -v {name}: this is no name for a variable")
+    if not is_variable(name):
+        raise UsageError(
+            f"{command}: -v {name or repr(name)}: this is no name for a variable of yours"
+        )
     found = names.get(name)
     if isinstance(found, torch.nn.Module) or is_optimizer(found):
         what = "a model" if isinstance(found, torch.nn.Module) else "an optimizer"

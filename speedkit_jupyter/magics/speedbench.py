@@ -29,7 +29,9 @@ from speedkit_jupyter.measure.benchmark import Benchmark
 from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.environment import environment
 from speedkit_jupyter.measure.reach import (
+    NO_PARAMETERS,
     bystanders_among,
+    is_quantized,
     optimizers_among,
     outermost,
     reached,
@@ -89,7 +91,7 @@ def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> A
     if arguments.tune:
         return _search(shell, cell, arguments, setup)
     _refuse(arguments, ("objective", "steps", "apply", "fresh"), "to --tune")
-    if arguments.save:
+    if arguments.save is not None:
         check_free(arguments.save)
     if arguments.compare is None:
         return _timer(shell, cell, arguments, setup, command)
@@ -243,6 +245,13 @@ def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
         if missing := cell.undefined():
             hint = did_you_mean(missing[0], [n for n in names if n[:1] != "_"])
             raise UsageError(f"%%speedbench: the name {missing[0]!r} is not defined.{hint}")
+        if inner := cell.magic():
+            raise UsageError(
+                f"%%speedbench: what stands behind {inner} is not looked into, and the rest of the "
+                f"cell uses no model: write it without {inner}, or name the model with --model"
+            )
+        if is_quantized(found):
+            raise UsageError(f"%%speedbench: {NO_PARAMETERS}")
         raise UsageError(
             "%%speedbench: the cell uses no model that was there before: make it in an earlier "
             "cell, and name it with --model where the code hides it"

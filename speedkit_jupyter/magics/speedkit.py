@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from keyword import iskeyword
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -15,7 +14,13 @@ from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.magics import parsing
 from speedkit_jupyter.magics.code import code, named, planned
 from speedkit_jupyter.magics.help import help_page
-from speedkit_jupyter.magics.namespace import find_function, find_model, find_optimizers, models
+from speedkit_jupyter.magics.namespace import (
+    find_function,
+    find_model,
+    find_optimizers,
+    is_variable,
+    models,
+)
 from speedkit_jupyter.magics.wishes import or_learned
 from speedkit_jupyter.report.document import Code, Document, Section
 from speedkit_jupyter.report.units import count
@@ -247,8 +252,8 @@ def _check_free(session: Session, name: str | None, model: Any) -> None:
     """Refuse to overwrite anything but what the new context takes the place of."""
     if name is None:  # then it gets a free one
         return
-    if not name.isidentifier() or iskeyword(name):
-        raise UsageError(f"%speedkit apply: --ctx {name!r} is no name for a variable")
+    if not is_variable(name):
+        raise UsageError(f"%speedkit apply: --ctx {name!r} is no name for a variable of yours")
     taken = (session.names or {}).get(name)
     if is_free(taken, model):
         return

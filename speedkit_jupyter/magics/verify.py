@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.context import plan_in_force
 from speedkit_jupyter.magics.errors import STOPPED
-from speedkit_jupyter.magics.namespace import check_result_name, find_function
+from speedkit_jupyter.magics.namespace import check_result_name, find_function, inside_others
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
@@ -55,8 +55,11 @@ def _step(names: Mapping[str, Any], session: Session, name: str | None) -> Step:
 
 
 def _subject(session: Session, step: Step, name: str | None) -> str:
-    """`model` in `train_step`: what the curves are of."""
-    models = " and ".join(f"`{session.name_of(one, type(one).__name__)}`" for one in step.models)
+    """`model` in `train_step`: what the curves are of; one without a name is `a GAN`, say."""
+    held = {id(one): word for word, one in inside_others(session.names or {}).items()}
+    found = [session.name_of(one, held.get(id(one), "")) for one in step.models]
+    words = zip(found, step.models, strict=True)
+    models = " and ".join(f"`{word}`" if word else f"a {type(one).__name__}" for word, one in words)
     title = name or (session.measured.title if session.measured else "")
     return f"{models} in `{title}`"
 

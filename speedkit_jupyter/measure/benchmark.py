@@ -74,7 +74,7 @@ class Benchmark:
         within: Budget | None = None,
     ) -> None:
         if not step.models:
-            raise StepError("no model is used in this step, so there is nothing to vary")
+            raise StepError(step.why_no_model("vary"))
         if any(map(has_lazy_parameters, (*step.models, *step.bystanders))):
             raise StepError("lazy layers have no shape yet: run one forward pass before")
         self._grows = budget_s is None

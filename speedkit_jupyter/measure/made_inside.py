@@ -28,7 +28,7 @@ def made_inside(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFac
         def noted(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             begin(optimizer, *args, **kwargs)
             if holds(optimizer, models):
-                facts = OptimizerFacts.read(optimizer)
+                facts = OptimizerFacts.read(optimizer, models)
                 if facts not in found:
                     found.append(facts)
 

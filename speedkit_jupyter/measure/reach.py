@@ -31,6 +31,19 @@ def outermost(found: Sequence[Any]) -> list[torch.nn.Module]:
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
 
 
+NO_PARAMETERS = (
+    "the model in this step has no parameters, since its weights are quantized: no plan changes it"
+)
+
+
+def is_quantized(found: Iterable[Any]) -> bool:
+    """Whether a module is among objects whose weights are packed, and are no parameters."""
+    import torch
+
+    modules = [one for one in found if issubclass(type(one), torch.nn.Module)]
+    return any(".quantized." in type(part).__module__ for one in modules for part in one.modules())
+
+
 def bystanders_among(found: Sequence[Any], known: Sequence[Any]) -> list[Any]:
     """The modules and optimizers among objects that are none of the known, nor part of them, nor
     wrappers of them.

@@ -13,7 +13,7 @@ from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.kinds.names import Names
-from speedkit_jupyter.measure.reach import holding
+from speedkit_jupyter.measure.reach import NO_PARAMETERS, holding, is_quantized
 from speedkit_jupyter.measure.repeats import Repeats
 from speedkit_jupyter.measure.visit import Visit
 from speedkit_jupyter.measure.walk import Walk
@@ -135,6 +135,12 @@ class Step:
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """The optimizers that hold a parameter of the model."""
         return holding(self.optimizers, model)
+
+    def why_no_model(self, aim: str) -> str:
+        """Why there is nothing to do here, where `models` is empty."""
+        if is_quantized(self.bystanders):
+            return NO_PARAMETERS
+        return f"no model is used in this step, so there is nothing to {aim}"
 
     def isolated(self) -> Visit:
         """Whatever the block does is undone at its end; iterators replay their first draws.

@@ -60,6 +60,8 @@ def variant(name: str) -> Variant:
     for word in name.split("+"):
         if not word:
             raise StepError(f"variant {name}: a word is missing at its +, as in bf16+compile")
+        if word in (BASELINE, CURRENT, AUTO):
+            raise StepError(f"variant {name}: {word} is a whole plan, and is joined to nothing")
         found = _option(word)
         if twice := next((one for one in found if one in values), None):
             raise StepError(f"variant {name}: it names {twice} twice")

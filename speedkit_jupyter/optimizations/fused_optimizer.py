@@ -34,6 +34,7 @@ NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
     "one made inside is fused by apply(model), or with fused=True in your own code"
 )
+TRAINERS = "Trainer makes its AdamW with the fused kernel"
 LATER = "no optimizer yet: one that is made later gets its fused kernel at its first step"
 
 
@@ -63,13 +64,11 @@ class FusedOptimizer(Optimization):
         if options.enabled is False:
             return request.leave(False, "as asked: optimizers stay as they are")
         if not facts.optimizers and facts.optimizers_later and facts.device_type in DEVICES:
-            if facts.sparse_gradients:
-                return request.decline(False, "fused kernels take no sparse gradients")
             details = {"name": options.name} if options.name else {}
             return request.apply(True, LATER, details=details)
         if not facts.optimizers:
             return request.decline(False, NONE_GIVEN)
-        obstacles = [(o.name, _obstacle(o, options, facts)) for o in facts.optimizers]
+        obstacles = [(o.name, _obstacle(o, options)) for o in facts.optimizers]
         able = [name for name, obstacle in obstacles if obstacle is None]
         reasons = "; ".join(f"{name}: {why}" for name, why in obstacles if why is not None)
         if not able:
@@ -87,25 +86,30 @@ class FusedOptimizer(Optimization):
         return {
             f"{type(optimizer).__name__}.fused": True
             for optimizer, its_facts in zip(target.optimizers, facts.optimizers, strict=True)
-            if _obstacle(its_facts, options, facts) is None
+            if _obstacle(its_facts, options) is None
         }
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Switch every optimizer that can be."""
         options = self.Options(enabled=True, name=decision.details.get("name"))
-        facts = Facts.read(target.model)
         notes, met = target.notes, _met(target)
+        model = weakref.ref(target.model)
+        later: dict[str, None] = {}
+
+        def read(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+            return OptimizerFacts.read(optimizer, filter(None, [model()]))
 
         def can(optimizer: torch.optim.Optimizer) -> bool:
-            return _obstacle(OptimizerFacts.read(optimizer), options, facts) is None
+            return _obstacle(read(optimizer), options) is None
 
         def welcome(optimizer: torch.optim.Optimizer) -> None:
             if can(optimizer):
-                met[optimizer] = OptimizerFacts.read(optimizer)
+                met[optimizer] = read(optimizer)
                 layer.add(optimizer, True)
                 layer_of_loads(optimizer)
-                notes[self.name] = f"{type(optimizer).__name__}, made after the plan: fused too"
+                later[type(optimizer).__name__] = None
+                notes[self.name] = f"{' and '.join(later)}, made after the plan: fused too"
 
         with ExitStack() as stack:
 
@@ -126,10 +130,12 @@ class FusedOptimizer(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`fused=True` for every optimizer that can."""
+        if not facts.optimizers and form == "transformers" and _is_adamw(decision):
+            return Snippet(TRAINERS, arguments={"optim": '"adamw_torch_fused"'})
         if not facts.optimizers:
             return Snippet("make the optimizer with fused=True where its class has a fused kernel")
         options = self.Options(enabled=True, name=decision.details.get("name"))
-        can = [_obstacle(optimizer, options, facts) is None for optimizer in facts.optimizers]
+        can = [_obstacle(optimizer, options) is None for optimizer in facts.optimizers]
         return Snippet(optimizers=tuple({"fused": "True"} if one else {} for one in can))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
@@ -143,8 +149,14 @@ class FusedOptimizer(Optimization):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """On, where an optimizer can be switched."""
-        able = any(_obstacle(o, self.default, facts) is None for o in facts.optimizers)
+        able = any(_obstacle(o, self.default) is None for o in facts.optimizers)
         return (True,) if able else ()
+
+
+def _is_adamw(decision: Decision) -> bool:
+    """Whether it is for AdamW too, which Trainer makes where it is given no other."""
+    name = decision.details.get("name")
+    return name is None or str(name).lower() == "adamw"
 
 
 def _shown(values: set[Any]) -> Any:
@@ -168,7 +180,7 @@ def _known(target: Target) -> Iterable[torch.optim.Optimizer]:
     return weakref.WeakSet([*strangers, *target.optimizers])
 
 
-def _obstacle(optimizer: OptimizerFacts, options: Any, facts: Facts) -> str | None:
+def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
     """Why this optimizer is not switched, or None."""
     rules = (
         (
@@ -182,7 +194,7 @@ def _obstacle(optimizer: OptimizerFacts, options: Any, facts: Facts) -> str | No
             and not {one.partition(":")[0] for one in optimizer.devices} <= {"cpu", "cuda"},
             f"has no fused kernel on {', '.join(optimizer.devices)}",
         ),
-        (facts.sparse_gradients, "fused kernels take no sparse gradients"),
+        (optimizer.sparse_gradients, "fused kernels take no sparse gradients"),
         (optimizer.differentiable, "fused kernels are not differentiable"),
         (
             any(not dtype.startswith(("float", "bfloat")) for dtype in optimizer.dtypes),

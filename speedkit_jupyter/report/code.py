@@ -95,7 +95,7 @@ def as_of_now(
     found = _listed(wanted) or list(known)
     if found == own or not found:
         return made, found
-    facts = tuple(known.get(one) or OptimizerFacts.read(one) for one in found)
+    facts = tuple(known.get(one) or OptimizerFacts.read(one, [context.model]) for one in found)
     replaced = replace(made.facts, optimizers=facts)
     return plan_for(made.config, made.hardware, replaced), found
 
@@ -151,8 +151,12 @@ def _named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimize
     if optimizers and len(optimizers) != number:
         raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(optimizers)}")
     if isinstance(optimizers, Mapping):
-        words = {name: re.sub(r"\W+", "_", name).strip("_") for name in optimizers}
-        return {words[name]: unwrapped(one) for name, one in optimizers.items()}
+        return {_word(name): unwrapped(one) for name, one in optimizers.items()}
     names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
     found: Sequence[torch.optim.Optimizer | None] = optimizers or [None] * number
     return dict(zip(names, found, strict=True))
+
+
+def _word(name: str) -> str:
+    """A variable for it: the name itself, where it is one (`os_` is not `os`)."""
+    return name if name.isidentifier() else re.sub(r"\W+", "_", name).strip("_")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.comparison import Comparison
 from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.report.units import ratio, seconds
-from speedkit_jupyter.tuning.verification import Verification
+from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,8 +114,8 @@ def parts(found: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -
     return figure
 
 
-def loss_curves(found: Verification) -> Figure:
-    """Baseline, plan and the other baseline over the steps."""
+def loss_curves(curve: Curve, name: str, other: str) -> Figure:
+    """Baseline, plan (its `name`) and the `other` baseline over the steps."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -123,11 +123,10 @@ def loss_curves(found: Verification) -> Figure:
     figure.patch.set_alpha(0)
     axes = figure.subplots()
     axes.patch.set_alpha(0)
-    other = "baseline, rounded weights" if found.by_weights else "baseline, other seed"
     curves: tuple[tuple[list[float], str, Any], ...] = (
-        (found.other_seed, other, {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.5}),
-        (found.baseline, "baseline", {"color": NEUTRAL, "linewidth": 2.5}),
-        (found.planned, found.name, {"color": "#1f6feb", "linestyle": "--", "linewidth": 1.5}),
+        (curve.other, other, {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.5}),
+        (curve.baseline, "baseline", {"color": NEUTRAL, "linewidth": 2.5}),
+        (curve.planned, name, {"color": "#1f6feb", "linestyle": "--", "linewidth": 1.5}),
     )
     for losses, label, style in curves:
         axes.plot(range(1, len(losses) + 1), losses, label=label, **style)

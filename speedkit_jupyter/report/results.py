@@ -12,7 +12,7 @@ from speedkit_jupyter.report.timings import timing_report
 from speedkit_jupyter.report.tunings import tuning_report
 from speedkit_jupyter.report.verifications import verification_report
 from speedkit_jupyter.tuning.result import Tuning
-from speedkit_jupyter.tuning.verification import Verification
+from speedkit_jupyter.tuning.verified import Verification
 
 
 def report_of(result: Any) -> Document:

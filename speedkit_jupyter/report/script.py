@@ -237,7 +237,7 @@ def comment(text: str, depth: int = 0) -> Block:
 
 def indented(lines: Iterable[str]) -> Block:
     """The body of a function."""
-    return [f"{INDENT}{line}" for line in lines]
+    return [f"{INDENT}{line}" if line else "" for line in lines]
 
 
 def _groups(imports: Iterable[str]) -> list[Block]:

@@ -1,10 +1,15 @@
-"""Reports about verifications: two loss curves, and how far apart they lie."""
+"""Reports about verifications: loss curves, and how far apart they lie."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from functools import partial
+
 from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count
-from speedkit_jupyter.tuning.verification import Verification
+from speedkit_jupyter.tuning.curves import RAN_ON, Curve
+from speedkit_jupyter.tuning.verified import Verification
 
 WORDS = {
     "same": "the loss curve is the baseline's",
@@ -13,53 +18,66 @@ WORDS = {
     "failed": "it failed",
 }
 TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad", "failed": "bad"}
+ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own rounding"
+HINT = ". A step that scales its loss by itself should return it: what it returns is compared"
 
 
 def verification_report(found: Verification) -> Document:
     """The verdict with its numbers, the curves, and some steps of them."""
     verdict = found.verdict
-    steps = count(len(found.baseline), "step")
+    steps = count(len(found.runs.baseline), "step")
     title = f"{found.name}: {WORDS[verdict]} over {steps}"
     if found.subject:
         title = f"{found.subject}: {title}"
     if found.failure:
         return Document(title, (Section(found.failure),), found.to_dict())
-    sections = [Section(_distances(found))]
-    if found.planned:
-        sections.append(Section(Picture(lambda: _curves(found), "The loss curves")))
-        sections.append(Section(_steps(found)))
+    curves = found.curves
+    sections = [one for curve in curves for one in _sections(found, curve, len(curves) > 1)]
     sections.append(
         Section("All that the runs did to model, optimizer and random state is undone.")
     )
     return Document(title, tuple(sections), found.to_dict())
 
 
-def _distances(found: Verification) -> Table:
+def _sections(found: Verification, curve: Curve, is_one_of_several: bool) -> Iterator[Section]:
+    """What is said of one curve."""
+    verdict = f" ({WORDS[curve.agreement]})" if is_one_of_several else ""
+    hint = HINT if curve.what == RAN_ON and not is_one_of_several else ""
+    yield Section(f"Compared is {curve.what}{verdict}{hint}.")
+    yield Section(_distances(found, curve))
+    if curve.planned:
+        yield Section(Picture(partial(_picture, found, curve), f"The curves of {curve.what}"))
+        yield Section(_steps(found.name, curve))
+
+
+def _distances(found: Verification, curve: Curve) -> Table:
     other = (
         "a baseline whose weights were rounded once (the step draws no random numbers)"
         if found.by_weights
         else "a baseline with another seed"
     )
+    if len(curve.others) > 1:
+        other += f": the farthest of {len(curve.others)}"
     rows = (
-        Row((found.name, f"{found.distance:.3g}"), TONES[found.verdict]),
-        Row((other, f"{found.yardstick:.3g}")),
-        Row(("allowed: twice that, or 1 % of what the loss changes by", f"{found.allowed:.3g}")),
+        Row((found.name, f"{curve.distance:.3g}"), TONES[curve.agreement]),
+        Row((other, f"{curve.yardstick:.3g}")),
+        Row((ALLOWED, f"{curve.allowed:.3g}")),
     )
     return Table(("distance from the baseline's losses", "root mean square"), rows,
                  ("root mean square",))  # fmt: skip
 
 
-def _steps(found: Verification) -> Table:
-    last = min(len(found.baseline), len(found.planned)) - 1
+def _steps(name: str, curve: Curve) -> Table:
+    last = min(len(curve.baseline), len(curve.planned)) - 1
     chosen = sorted({0, last // 4, last // 2, 3 * last // 4, last})
-    columns = ("step", "baseline", found.name, "other baseline")
+    columns = ("step", "baseline", name, "other baseline")
     rows = tuple(
         Row(
             (
                 str(index + 1),
                 *(
-                    f"{losses[index]:.5g}" if index < len(losses) else "–"
-                    for losses in (found.baseline, found.planned, found.other_seed)
+                    f"{losses[index]:.{_digits(curve)}g}" if index < len(losses) else "–"
+                    for losses in (curve.baseline, curve.planned, curve.other)
                 ),
             )
         )
@@ -68,7 +86,17 @@ def _steps(found: Verification) -> Table:
     return Table(columns, rows, columns)
 
 
-def _curves(found: Verification) -> bytes:
+def _digits(curve: Curve) -> int:
+    """Significant digits that show what is judged."""
+    largest = max((abs(one) for one in curve.baseline if math.isfinite(one)), default=0.0)
+    smallest = max(curve.distance, curve.allowed)
+    if not largest or not smallest or not math.isfinite(smallest):
+        return 5
+    return min(max(5, math.ceil(math.log10(largest / smallest)) + 2), 15)
+
+
+def _picture(found: Verification, curve: Curve) -> bytes:
     from speedkit_jupyter.report import plots
 
-    return plots.as_png(plots.loss_curves(found))
+    other = "baseline, rounded weights" if found.by_weights else "baseline, other seed"
+    return plots.as_png(plots.loss_curves(curve, found.name, other))

@@ -15,7 +15,8 @@ from speedkit_jupyter.measure.variants import CURRENT, config_of, variant
 from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.search import Search
-from speedkit_jupyter.tuning.verification import Verification, Verifier
+from speedkit_jupyter.tuning.verification import Verifier
+from speedkit_jupyter.tuning.verified import Verification
 
 if TYPE_CHECKING:
     import torch

@@ -63,7 +63,7 @@ class Search:
         if steps is not None and steps < 1:
             raise StepError(f"steps must be 1 or more, not {steps}")
         if not step.models:
-            raise StepError("no model is used in this step, so there is nothing to tune")
+            raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
         self.step, self._fresh, self._grows = step, fresh, budget_s is None
         model = step.models[0]

@@ -13,7 +13,10 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
 from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.tuning.verification import Verification, Verifier
+from speedkit_jupyter.tuning.losses import Losses
+from speedkit_jupyter.tuning.other_baselines import ROUNDING, jitter
+from speedkit_jupyter.tuning.verification import Verifier
+from speedkit_jupyter.tuning.verified import Runs, Verification
 
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 
@@ -143,10 +146,51 @@ def test_what_cannot_be_verified_is_one_clear_error():
         verify(lambda: network(next(hidden[0])).sum().backward(), "bf16", steps=3)
 
 
-def test_the_verdict_is_the_yardsticks():
-    found = Verification("plan", {}, [4.0, 3.0, 2.0, 1.0], [4.0, 3.1, 2.1, 1.1], [4.0, 3.2, 2.2, 1])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+     torch.complex64],
+    ids=str,
+)  # fmt: skip
+def test_the_yardstick_moves_weights_by_a_rounding_whatever_their_dtype(dtype):
+    torch.manual_seed(0)
+    model = nn.Module()
+    before = (torch.randn(2000, dtype=torch.complex64 if dtype.is_complex else None)).to(dtype)
+    model.weight = nn.Parameter(before.clone(), requires_grad=False)
+    jitter([model])
+    wide = torch.complex64 if dtype.is_complex else torch.float64
+    moved = (model.weight.to(wide) - before.to(wide)).abs() / before.to(wide).abs()
+    eps = torch.finfo(dtype).eps
+    assert (moved > 0).double().mean() > 0.7
+    # Ever smaller than the numbers that float8 keeps with all their digits are its smallest ones.
+    ordinary = before.to(wide).abs() > 0.1
+    assert moved[ordinary].max() <= max(ROUNDING * 1.001 + eps, eps * 1.001)
+
+
+def test_a_model_whose_weights_are_bf16_has_a_yardstick():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    x = torch.randn(16, 8, dtype=torch.bfloat16)
+
+    def step() -> None:
+        net(x).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = verify(step, "fused_optimizer", steps=8)
+    assert found.yardstick > 0
     assert found.verdict == "same"
-    found.other_seed = [4.0, 3.0, 2.0, 1.0]
+
+
+def test_the_verdict_is_the_yardsticks():
+    def run(losses: list[float]) -> list[Losses]:
+        return [Losses(ran_on=[one]) for one in losses]
+
+    runs = Runs(run([4.0, 3.0, 2.0, 1.0]), run([4.0, 3.1, 2.1, 1.1]), [run([4.0, 3.2, 2.2, 1.0])])
+    found = Verification("plan", runs=runs)
+    assert found.verdict == "same"
+    runs.others = [runs.baseline]
     assert found.verdict == "worse"
-    found.planned = [4.0, 2.9, 1.9, 0.9]
+    runs.planned = run([4.0, 2.9, 1.9, 0.9])
     assert found.verdict == "different"

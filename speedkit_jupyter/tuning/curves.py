@@ -1,0 +1,173 @@
+"""Loss curves side by side: which there are to compare, and whether two agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from speedkit_jupyter.tuning.losses import Losses
+
+Agreement = Literal["same", "different", "worse"]
+Run = Sequence[Losses]
+
+# A plan may lie as far from the baseline as this many times another baseline does, or this share
+# of what the loss changes by over the run, or what rounding the loss itself does, whichever is
+# most.
+YARDSTICKS, LEAST_SHARE = 2.0, 0.01
+# The root mean square of one rounding's error, in units roundoff: 0.41 over all significands.
+TYPICAL = 0.5
+# A loss that is itself in a low precision is rounded after each of its terms, always in the same
+# way while it hardly changes: so many units.
+TERMS = 2.0
+# No draw more of the yardstick explains a distance of so many times what is allowed.
+FAR = 10.0
+# Of more backward passes in a step only the mean is compared.
+MOST_LOSSES = 8
+# One curve is a multiple of the other, and says nothing that the other does not.
+MULTIPLE = 1e-4
+
+RETURNED = "what the step returns"
+RAN_ON = "what backward() ran on"
+UNSCALED = "what backward() ran on, divided by the GradScaler's scale"
+
+
+@dataclass
+class Curve:
+    """One loss by step: of the baseline, of the plan, and of other baselines. `what` it is.
+
+    `rounding` is the relative error that the precision of its last operations leaves in it.
+    """
+
+    what: str = RAN_ON
+    baseline: list[float] = field(default_factory=list)
+    planned: list[float] = field(default_factory=list)
+    others: list[list[float]] = field(default_factory=list)
+    rounding: float = 0.0
+
+    @property
+    def other(self) -> list[float]:
+        """The other baseline that lies farthest from the first."""
+        return max(self.others, key=self._distance_of, default=[])
+
+    @property
+    def distance(self) -> float:
+        """Between plan and baseline, root mean square over the steps."""
+        return distance(self.planned, self.baseline)
+
+    @property
+    def yardstick(self) -> float:
+        """Between the baseline and the other that lies farthest from it, likewise."""
+        return self._distance_of(self.other)
+
+    @property
+    def allowed(self) -> float:
+        """How far the plan may lie from the baseline."""
+        finite = [one for one in self.baseline if math.isfinite(one)]
+        change = max(finite) - min(finite) if finite else 0.0
+        return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, self.resolution)
+
+    @property
+    def resolution(self) -> float:
+        """What rounding the losses themselves changes them by, root mean square over the steps."""
+        finite = [one for one in self.baseline if math.isfinite(one)]
+        return self.rounding * distance(finite, [0.0] * len(finite))
+
+    @property
+    def agreement(self) -> Agreement:
+        """`same`: as two seeds agree; `worse`: the plan's ends above; else `different`."""
+        if _is_finite(self.baseline) and not _is_finite(self.planned):
+            return "worse"
+        if not self.distance > self.allowed:  # also where both are not finite
+            return "same"
+        last = max(len(self.baseline) // 5, 1)
+        above = _mean(self.planned[-last:]) - _mean(self.baseline[-last:])
+        return "worse" if above > self.allowed else "different"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the plan lies farther away than is allowed, but not so far that it is certain."""
+        return self.agreement != "same" and self.distance <= FAR * self.allowed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "what": self.what,
+            "agreement": self.agreement,
+            "distance": self.distance,
+            "yardstick": self.yardstick,
+            "resolution": self.resolution,
+            "allowed": self.allowed,
+            "baseline": self.baseline,
+            "planned": self.planned,
+            "others": self.others,
+        }
+
+    def _distance_of(self, other: Sequence[float]) -> float:
+        found = distance(other, self.baseline)
+        return found if math.isfinite(found) else 0.0
+
+
+def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> list[Curve]:
+    """What can be compared in these runs, the loss first.
+
+    It is what the step returns, where that is a number at every step; each loss that backward ran
+    on is compared too, unless it or their sum is the same number times a constant. `unit` is the
+    rounding of the precision in which the plan computes.
+    """
+    every = [baseline, planned, *others]
+    steps = [step for run in every for step in run]
+    if not steps:
+        return []
+    returned = [step.returned for step in steps]
+    found = [] if None in returned else [(RETURNED, returned)]
+    if not found or not _is_multiple([step.total for step in steps], returned):
+        ran_on = _ran_on(steps)
+        found += [one for one in ran_on if not found or not _is_multiple(one[1], returned)]
+    rounding = max(TYPICAL * unit, *(TERMS * step.unit for step in steps))
+    lengths = [len(run) for run in every]
+    return [_cut(what, values, lengths, rounding) for what, values in found]
+
+
+def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
+    """Each loss by itself, where every step has as many; else their mean."""
+    number = len(steps[0].ran_on)
+    what = UNSCALED if any(step.was_scaled for step in steps) else RAN_ON
+    if number > MOST_LOSSES or any(len(step.ran_on) != number for step in steps):
+        means = [_mean(step.ran_on) for step in steps]
+        return [(f"the mean over each step of {what}", means)]
+    each = zip(*(step.ran_on for step in steps), strict=True)
+    of = f" of {number}: " if number > 1 else ""
+    return [(f"loss {i}{of}{what}" if of else what, list(one)) for i, one in enumerate(each, 1)]
+
+
+def _cut(what: str, values: list[Any], lengths: Sequence[int], rounding: float) -> Curve:
+    """The values of all runs, run by run."""
+    runs, begin = [], 0
+    for length in lengths:
+        runs.append(values[begin : begin + length])
+        begin += length
+    return Curve(what, runs[0], runs[1], runs[2:], rounding)
+
+
+def _is_multiple(values: Sequence[Any], of: Sequence[Any]) -> bool:
+    if not (_is_finite(values) and _is_finite(of)) or sum(of) == 0:
+        return list(values) == list(of)
+    factor = sum(values) / sum(of)
+    most = max(map(abs, values))
+    return all(abs(a - factor * b) <= MULTIPLE * most for a, b in zip(values, of, strict=True))
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Root mean square over the steps that both have."""
+    pairs = list(zip(one, other, strict=False))
+    return math.sqrt(_mean([(a - b) * (a - b) for a, b in pairs])) if pairs else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _is_finite(losses: Sequence[float]) -> bool:
+    return all(map(math.isfinite, losses))

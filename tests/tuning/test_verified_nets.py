@@ -1,0 +1,146 @@
+"""Verification on small nets of eight kinds: faults that are planted, and plans that only round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import verify
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.GRU(8, 24, batch_first=True), nn.Linear(24, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(x.view(-1, 4, 8))[0][:, -1])
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 4)
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(x + torch.tanh(self.first(x))))
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    return nn.Sequential(nn.Unflatten(1, (4, 8)), encoder, nn.Flatten(), nn.Linear(32, 4))
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(32, 4),
+    "mlp": lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4)),
+    "dropout": lambda: nn.Sequential(
+        nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.05), nn.Linear(64, 4)
+    ),
+    "batch norm": lambda: nn.Sequential(
+        nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)
+    ),
+    "convolutions": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
+    ),
+    "recurrent": Recurrent,
+    "residual": Residual,
+    "transformer": transformer,
+}
+
+
+def training(
+    make: Callable[[], nn.Module],
+    fault: str = "",
+    lr: float = 1e-3,
+    decay: float = 0.01,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    warm_up: bool = False,
+    loss_of: Callable[[Any, Any], torch.Tensor] = lambda out, y: nn.functional.cross_entropy(
+        out.float(), y
+    ),
+) -> Callable[[], torch.Tensor]:
+    """A step; the fault shows only where the optimizer is fused."""
+    torch.manual_seed(seed)
+    net = make().to(dtype)
+    optimizer = torch.optim.AdamW(net.parameters(), lr, weight_decay=decay)
+    x, y = torch.randn(64, 32, dtype=dtype), torch.randint(4, (64,))
+    steps = (lambda n: (n + 1) / 10000) if warm_up else (lambda n: 1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, steps)
+
+    def step() -> torch.Tensor:
+        group: dict[str, Any] = optimizer.param_groups[0]
+        planned = bool(group["fused"])
+        out = net(x)
+        loss = loss_of(out * 0.9 if planned and fault == "logits" else out, y)
+        loss.backward()
+        kept = dict(group)
+        if planned and fault == "lr":
+            group["lr"] = 3 * group["lr"]
+        if planned and fault == "decay":
+            group["weight_decay"] = 0.0
+        optimizer.step()
+        group.update(lr=kept["lr"], weight_decay=kept["weight_decay"])
+        schedule.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(("fault", "steps"), [("lr", 12), ("logits", 40), ("decay", 60)])
+def test_a_planted_fault_is_another_curve(net, fault, steps):
+    step = training(NETS[net], fault, lr=3e-3, decay=2.0 if fault == "decay" else 0.01)
+    assert verify(step, "fused_optimizer", steps=steps).verdict in ("different", "worse")
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("way", "plan"),
+    [
+        ("warm-up", "bf16"),
+        ("warm-up", "fused_optimizer"),
+        ("usual", "bf16"),
+        ("usual", "fused_optimizer"),
+        ("weights in bf16", "fused_optimizer"),
+    ],
+)
+def test_a_plan_that_only_rounds_is_the_baselines_curve(net, way, plan):
+    dtype = torch.bfloat16 if way == "weights in bf16" else torch.float32
+    step = training(NETS[net], dtype=dtype, warm_up=way == "warm-up")
+    found = verify(step, plan, steps=8)
+    assert found.verdict == "same", str(found)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_loss_that_stays_in_bf16_is_rounded_several_times(net):
+    def loss_of(out: Any, y: Any) -> torch.Tensor:
+        return nn.functional.softplus(-out).mean() + nn.functional.softplus(out.roll(1)).mean()
+
+    found = verify(training(NETS[net], warm_up=True, loss_of=loss_of), "bf16", steps=6)
+    assert found.verdict == "same", str(found)
+
+
+def test_what_is_judged_can_be_seen_in_the_table():
+    found = verify(training(NETS["mlp"], "logits", warm_up=True), "fused_optimizer", steps=3)
+    assert found.verdict in ("different", "worse")
+    table = [line.split() for line in str(found).splitlines() if line[:4].strip().isdigit()]
+    assert table
+    assert all(baseline != planned for _, baseline, planned, _ in table)
+
+
+def test_a_curve_that_may_be_anothers_is_held_against_several_baselines():
+    certain = verify(training(NETS["linear"], "lr", lr=3e-2), "fused_optimizer", steps=6)
+    assert len(certain.loss.others) == 1
+    unclear = verify(training(NETS["mlp"], "logits"), "fused_optimizer", steps=3)
+    assert unclear.verdict in ("different", "worse")
+    assert len(unclear.loss.others) == 4
+    assert "the farthest of 4" in " ".join(str(unclear).split())
