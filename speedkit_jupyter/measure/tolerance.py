@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from speedkit_jupyter.measure import parts
 from speedkit_jupyter.measure.deviation import NAMES, Deviation, Errors
 from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.rounding import unit
@@ -99,6 +100,8 @@ class Tolerance:
             known = [found for each in self.controls if (found := each.gradient_of(which))]
             if what := self._beyond(one, known, factors, GRADIENT_ROUNDINGS, besides):
                 return f"gradient of {names.parameter(which)} {what}"
+            if not seen.vanishing and (what := self._beyond_in_parts(one, known)):
+                return f"gradient of {names.parameter(which)} {what}"
         known = [each.gradient for each in self.controls]
         together = self._beyond(
             seen.gradient, known, POOLED_FACTORS, GRADIENT_ROUNDINGS, besides, True
@@ -126,6 +129,15 @@ class Tolerance:
             f"off in a small row or column by {float(off[worst]) / own:.2g} of its size, more than "
             f"{self.precision} explains ({float(limit[worst]) / own:.2g})"
         )
+
+    def _beyond_in_parts(self, one: Deviation, controls: Sequence[Deviation]) -> str:
+        """One of several things in a gradient, which is small beside the others."""
+        known = [each.parts for each in controls if each.parts is not None]
+        distance = max((each.distance for each in controls), default=UNDETERMINED)
+        if one.parts is None or not known or distance >= UNDETERMINED:
+            return ""
+        more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
+        return parts.beyond(one.parts, known, distance, more, self.width)
 
     def _beyond(
         self,

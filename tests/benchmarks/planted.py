@@ -31,6 +31,8 @@ from _beside import BESIDE
 from _beside import HONEST as BESIDE_HONEST
 from _left import LEFT
 from _nets import NAMES, net
+from _packed import HONEST as PACKED_HONEST
+from _packed import PACKED
 from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
 from _whole import WHOLE
@@ -113,7 +115,7 @@ def word(record: Record) -> str:
 
 def planted() -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
-    for one in (*KINDS, *BESIDE, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
+    for one in (*KINDS, *BESIDE, *PACKED, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
         yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
 
@@ -148,7 +150,7 @@ def honest(words: Sequence[str]) -> Iterator[dict[str, Any]]:
             found = examined(step, words, model, optimizer)
             mode = "training" if training else "inference"
             yield from accused(found, f"{name}, {mode}")
-    for name, make in BESIDE_HONEST.items():
+    for name, make in {**BESIDE_HONEST, **PACKED_HONEST}.items():
         torch.manual_seed(1)
         step, model, optimizer, _ = make()
         yield from accused(examined(step, words, model, optimizer), name)
