@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.buffers import off_from
 from speedkit_jupyter.measure.magnitudes import LARGE, is_finite, of_finite, tamed
+from speedkit_jupyter.measure.parts import Parts, parts
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,8 @@ class Deviation:
     coefficient of the difference on the reference. `shift`: the mean difference, `row` the root
     mean square of the worst row (what lies at one index of any dimension), `element` the largest
     difference, each over the root mean square of the reference. `rows` are the root mean squares
-    of difference and reference, (2, number of rows), for small rows beside large ones.
+    of difference and reference, (2, number of rows), for small rows beside large ones; `parts`
+    are those of a gradient.
     """
 
     size: int
@@ -49,6 +51,7 @@ class Deviation:
     row: float = 0.0
     element: float = 0.0
     rows: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    parts: Parts | None = field(default=None, compare=False, repr=False)
 
     def values(self) -> tuple[float, ...]:
         """What is off, in the order of NAMES."""
@@ -122,7 +125,7 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
     least = _least(pairs)
     return Errors(
         [deviation(one, other) for one, other in results],
-        [deviation(one, other, least) for one, other in pairs],
+        [_of_gradient(one, other, least) for one, other in pairs],
         [(int((a != b).sum()), b.numel()) for a, b in zip(exact, exacts, strict=True)],
         pooled(results),
         pooled(pairs, LEAST_GRADIENT),
@@ -167,6 +170,12 @@ def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHIN
         float(difference.abs().max()) / size,
         _rows(difference, reference),
     )
+
+
+def _of_gradient(seen: torch.Tensor, reference: torch.Tensor, least: float) -> Deviation:
+    """With its parts, where it is off at all."""
+    found = deviation(seen, reference, least)
+    return replace(found, parts=parts(seen - reference, reference)) if found.distance else found
 
 
 def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], least: float = NOTHING) -> Deviation:

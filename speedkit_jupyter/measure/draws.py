@@ -15,7 +15,7 @@ def replayed() -> Iterator[list[str]]:
     """Every draw from torch's generators is made in float32, in contiguous memory.
 
     So a generator that starts from the same state gives the same numbers in float64, bf16 and
-    channels_last. Yields the names of the operations that draw inside a kernel of their own, where
+    channels_last. Yields the names of the operations that drew inside a kernel of their own, where
     that can't be had. Compiled code draws its own numbers.
     """
     import torch
@@ -34,12 +34,37 @@ def replayed() -> Iterator[list[str]]:
             if name == "native_dropout":
                 return _dropout(*args, **kwargs)
             if "scaled_dot_product" in name or "rnn" in name or "attention" in name:
-                beyond.append(name)
-                return function(*args, **kwargs)
+                before = states()
+                result = function(*args, **kwargs)
+                if _drops(function, args, kwargs) or not alike(before, states()):
+                    beyond.append(name)
+                return result
             return _drawn(function, args, kwargs)
 
     with Replaying():
         yield beyond
+
+
+def states() -> list[torch.Tensor]:
+    """Of torch's generators."""
+    import torch
+
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing was drawn between the two."""
+    import torch
+
+    return len(ones) == len(others) and all(map(torch.equal, ones, others))
+
+
+def _drops(function: Any, args: Sequence[Any], kwargs: Any) -> bool:
+    """Whether it was asked for dropout: what is said to draw mostly does not."""
+    names = [one.name for one in function._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return any(given.get(name, 0.0) > 0 for name in ("dropout_p", "dropout"))
 
 
 def _drawn(function: Any, args: Any, kwargs: Any) -> Any:

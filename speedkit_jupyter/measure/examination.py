@@ -13,11 +13,14 @@ from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.trials import Steps, is_compiled
+from speedkit_jupyter.measure.untouched import otherwise
 from speedkit_jupyter.measure.verdicts import Judge
 
 STEPS_LATER = "all its steps"
 # A GradScaler halves its factor each time, from 65536 on.
 MOST_SKIPPED = 16
+# The baseline gives the same bits so many times more, where a variant is to give them.
+AGAIN = 2
 
 
 class Examination:
@@ -78,7 +81,20 @@ class Examination:
         found = known.judge(seen, runner.precision, more)
         if found.verdict == "wrong" and (why := self._why_random(runner)) and is_finite(found):
             found = replace(found, verdict="not checked", reason=f"{why} ({found.reason})")
+        if found.verdict in ("exact", "rounding") and (what := self._otherwise(runner, seen)):
+            found = replace(found, verdict="wrong", reason=what)
         runner.record.accuracy = found
+
+    def _otherwise(self, runner: Runner, seen: Course) -> str:
+        """What a plan does otherwise that has nothing to do with it; empty where nothing.
+
+        Not where the baseline itself does it otherwise each time.
+        """
+        known = self._yardstick
+        if known is None or not runner.steps_only or not (what := otherwise(seen, known)):
+            return ""
+        again = (self._steps.observed(self._runners[0]) for _ in range(AGAIN))
+        return "" if any(otherwise(one, known, exactly=True) for one in again) else what
 
     def _settled(self, runner: Runner) -> Course:
         """Once a GradScaler's factor is one at which it skips none of the steps."""
@@ -95,7 +111,7 @@ class Examination:
             return ""
         if is_compiled(runner):
             return "the step draws random numbers; compiled code draws others"
-        inside = ", ".join(sorted(self._steps.drawn_inside))
+        inside = "" if runner.steps_only else ", ".join(sorted(self._steps.drawn_inside))
         return f"the step draws random numbers inside of {inside}; kernels differ" if inside else ""
 
     def memory(self) -> Iterator[Progress]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # What a plan changes in a step beside flags, model and optimizers.
 ROUTED = ("precision", "grad_scaler")
+# What a plan changes in the optimizer's step alone.
+STEPS = {"fused_optimizer"}
 # A step is expected to take as long as the slowest of so many before it.
 RECENT = 8
 
@@ -201,6 +203,12 @@ class Runner:
         if plan["tf32"].active and plan["tf32"].value != "highest":
             return "bf16" if self.contexts[0].device.type == "cpu" else "tf32"
         return "fp32"
+
+    @property
+    def steps_only(self) -> bool:
+        """Whether the variant changes the optimizer's step, and nothing of what comes before."""
+        active = {d.name for one in self.contexts for d in one.plan if d.active}
+        return bool(active) and active <= STEPS
 
     def fail(self, error: Exception) -> None:
         """Note it, in one line; nothing of the failed step is kept alive by its traceback."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speedkit_jupyter.measure import draws
 from speedkit_jupyter.measure.course import Course
@@ -12,9 +12,6 @@ from speedkit_jupyter.measure.deviation import errors
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.left import left_in
 from speedkit_jupyter.measure.runner import Runner
-
-if TYPE_CHECKING:
-    import torch
 
 Surrounding = Callable[[], AbstractContextManager[object]]
 
@@ -103,16 +100,6 @@ def is_compiled(runner: Runner) -> bool:
 @contextmanager
 def _counting(counts: list[bool]) -> Iterator[None]:
     """Whether torch's generators were drawn from in the block."""
-    import torch
-
-    def states() -> list[torch.Tensor]:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        return [torch.get_rng_state(), *cuda]
-
-    before = states()
+    before = draws.states()
     yield
-    after = states()
-    counts.append(
-        len(before) != len(after)
-        or not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    )
+    counts.append(not draws.alike(before, draws.states()))

@@ -32,6 +32,8 @@ from _beside import BESIDE
 from _beside import HONEST as BESIDE_HONEST
 from _left import LEFT
 from _nets import NAMES, net
+from _packed import HONEST as PACKED_HONEST
+from _packed import PACKED
 from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
 from _whole import WHOLE
@@ -130,7 +132,7 @@ def word(record: Record) -> str:
 
 def planted(chosen: Chosen) -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
-    for one in (*KINDS, *BESIDE, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
+    for one in (*KINDS, *BESIDE, *PACKED, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
         if chosen(f"{one.group}: {one.name}"):
             yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
@@ -166,9 +168,10 @@ def honest(words: Sequence[str], chosen: Chosen) -> Iterator[dict[str, Any]]:
             found = examined(step, words, model, optimizer)
             mode = "training" if training else "inference"
             yield from accused(found, f"{name}, {mode}")
-    for name in filter(chosen, BESIDE_HONEST):
+    nets = {**BESIDE_HONEST, **PACKED_HONEST}
+    for name in filter(chosen, nets):
         torch.manual_seed(1)
-        step, model, optimizer, _ = BESIDE_HONEST[name]()
+        step, model, optimizer, _ = nets[name]()
         yield from accused(examined(step, words, model, optimizer), name)
 
 
