@@ -71,6 +71,8 @@ class Mapped(Kind):
         """What a view is of, what a pointer points to."""
         if isinstance(found, memoryview):
             return (found.obj,)
+        if isinstance(found, ctypes.py_object):
+            return (found.value,) if found else ()
         kept = [one for one in gc.get_referents(found) if isinstance(one, dict)]
         return [one for held in kept for one in held.values()]
 
