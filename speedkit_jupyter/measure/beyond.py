@@ -7,6 +7,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.kinds.functions import Caches
+from speedkit_jupyter.measure.kinds.mirrors import Loggers
 from speedkit_jupyter.measure.kinds.opaque import Unknown
 from speedkit_jupyter.measure.kinds.streams import Files
 from speedkit_jupyter.measure.replays import Replays
@@ -21,12 +22,12 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
     `calls` are functions that it names and whose effect nobody can put back.
     """
     walk = state.walk
-    named: dict[type, list[str]] = {Files: [], Unknown: [], Caches: []}
+    named: dict[type, list[str]] = {Files: [], Unknown: [], Caches: [], Loggers: []}
     for one in walk.found.values():
         for kind in walk.kinds(one):
             if type(kind) in named and kind.beyond(one):
                 name = walk.name(one)
-                is_file = type(kind) is Files
+                is_file = type(kind) in (Files, Loggers)
                 named[type(kind)].append(name if is_file else f"{name} ({type(one).__name__})")
     lines = [
         _line(
@@ -39,7 +40,10 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
             "yet to draw the order of its epoch: the next epoch's may be another than without the "
             "measurement; draw one batch before it",
         ),
-        _line(named[Files], "written to for real: that can't be put back"),
+        _line(
+            [*named[Files], *walk.mirrors, *named[Loggers]],
+            "written to for real: that can't be put back",
+        ),
         _line(
             replays.drawn,
             "drawn from for real: that can't be put back; in a variable of its own it would be",

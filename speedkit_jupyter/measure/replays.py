@@ -149,8 +149,8 @@ class Replays:
         self._found: list[tuple[Any, Replay, list[Holder]]] = []
         self._lent: list[tuple[Any, Any]] = []
         for key, holders in walk.holders.items():
-            one = walk.found[key]
-            if not _is_drawn_from(walk, one, holders):
+            one = walk.found.get(key)  # None where it goes with a file, or has a thread
+            if one is None or not _is_drawn_from(walk, one, holders):
                 continue
             words = f"{walk.name(one)} ({type(one).__name__})"
             if not all(_can_hold_another(walk, holder) for holder, _ in holders):

@@ -11,6 +11,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.kinds.instances import Attributes
+from speedkit_jupyter.measure.kinds.mirrors import mirrors_a_file
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.kinds.registry import Registry
@@ -26,7 +27,8 @@ class Walk:
 
     `near` are those that are reached without passing through a class: its methods name much that
     no step calls. `cut` are objects that were not looked into any more; `holders` says what holds
-    an iterator; `running` are names of what has a thread or a process of its own.
+    an iterator; `running` are names of what has a thread or a process of its own, `mirrors` of
+    what goes with a file that is written to.
     """
 
     def __init__(self, roots: Iterable[Any], most: int = MOST_OBJECTS) -> None:
@@ -35,6 +37,7 @@ class Walk:
         self.near: list[Any] = []
         self.cut: list[Any] = []
         self.running: list[str] = []
+        self.mirrors: list[str] = []
         self.holders: dict[int, list[tuple[Any, Kind]]] = {}
         self._before: dict[int, int] = {}
         self._most = most
@@ -83,6 +86,10 @@ class Walk:
                 self._look_into(one)
 
     def _look_into(self, one: Any) -> None:
+        if any(type(kind) is Attributes for kind in self.kinds(one)) and mirrors_a_file(one):
+            self.mirrors.append(self.name(one))
+            del self.found[id(one)]
+            return
         for kind in self.kinds(one):
             try:
                 children = list(kind.children(one))

@@ -31,6 +31,7 @@ from speedkit_jupyter.measure.kinds.functions import (
 from speedkit_jupyter.measure.kinds.instances import Attributes, Classes, Slots
 from speedkit_jupyter.measure.kinds.locks import Locals, Locks
 from speedkit_jupyter.measure.kinds.memory import Mapped, Storages
+from speedkit_jupyter.measure.kinds.mirrors import Loggers
 from speedkit_jupyter.measure.kinds.names import Cells, Modules, Names, NamesKind
 from speedkit_jupyter.measure.kinds.opaque import (
     Reduced,
@@ -45,7 +46,7 @@ from speedkit_jupyter.measure.kinds.scripted import Scripted
 from speedkit_jupyter.measure.kinds.shown import Images, Widgets
 from speedkit_jupyter.measure.kinds.streams import Files, Iterators, Replaying, Texts
 from speedkit_jupyter.measure.kinds.tensors import Gradients, Tensors
-from speedkit_jupyter.measure.kinds.watched import Graphs, Seeds
+from speedkit_jupyter.measure.kinds.watched import Folders, Graphs, Seeds
 from speedkit_jupyter.measure.kinds.weak import Weak
 
 # In the order in which they are put back: what holds before what is held, gradients last.
@@ -54,7 +55,8 @@ KINDS: tuple[Kind, ...] = (
     Scripted(), Dicts(), Lists(), Sets(), Immutables(), Callables(), Leading(),
     Finalizers(), Reduced(), Weak(), Modules(), Buffers(), Storages(), Tensors(), Arrays(),
     Frames(), Mapped(), Images(), Generators(), Seeds(), Widgets(), ContextVariables(), Texts(),
-    Files(), Iterators(), Caches(), Locals(), Locks(), Graphs(), Gradients(),
+    Files(), Iterators(), Caches(), Locals(), Locks(), Graphs(), Loggers(), Folders(),
+    Gradients(),
 )  # fmt: skip
 UNKNOWN, REPLAYING = Unknown(), Replaying()
 REDUCED = next(kind for kind in KINDS if type(kind) is Reduced)

@@ -90,7 +90,7 @@ class Iterators(Kind):
         """What a generator of the user's works on, what one in C calls and gives out."""
         is_a_generator = isinstance(found, GeneratorType)
         if type(found).__module__ in KEPT_IN_C and not is_a_generator:
-            yield from (one for one in gc.get_referents(found) if not isinstance(one, Iterator))
+            yield from _behind(found)
         frame = found.gi_frame if is_a_generator else None
         if frame is None or is_installed(str(frame.f_globals.get("__name__")).partition(".")[0]):
             return
@@ -100,6 +100,13 @@ class Iterators(Kind):
     def beyond(self, found: Any) -> str:
         """Unless what holds it holds a replaying one for a while."""
         return "is drawn from for real"
+
+
+def _behind(found: Any) -> Iterator[Any]:
+    """All but other iterators, which this one draws from."""
+    for one in gc.get_referents(found):
+        parts = one if type(one) is tuple else (one,)
+        yield from (part for part in parts if not issubclass(type(part), Iterator))
 
 
 class Replaying(Kind):
