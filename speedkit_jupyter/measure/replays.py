@@ -202,7 +202,7 @@ def _is_drawn_from(walk: Walk, one: Any, holders: Sequence[Holder]) -> bool:
     """Not so an object of a class of its own that is kept as a part of another: its attributes
     are put back.
     """
-    if isinstance(one, IOBase) or hasattr(type(one), "replays"):
+    if issubclass(type(one), IOBase) or hasattr(type(one), "replays"):
         return False
     if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # which is drawn from instead
         return False

@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from types import CellType, FunctionType
 from typing import Any
 
+from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.kinds.instances import Attributes
 from speedkit_jupyter.measure.kinds.mirrors import mirrors_a_file
@@ -20,6 +21,7 @@ from speedkit_jupyter.measure.kinds.weak import PROXIES
 # More are not looked at. Containers of more elements than LARGE come last, so that they hide
 # nothing.
 MOST_OBJECTS, LARGE = 100_000, 2_000
+SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
 
 
 class Walk:
@@ -105,7 +107,7 @@ class Walk:
                 return
             children = [child for child in children if type(child) in changing]
             for child in children:
-                if issubclass(type(child), Iterator) and type(child) not in PROXIES:
+                if is_a(child, Iterator) and type(child) not in PROXIES:
                     self.holders.setdefault(id(child), []).append((one, kind))
             self._add(children, id(one), self._waiting)
         if is_the_users_class(cls := type(one)):
@@ -143,4 +145,5 @@ def _has_a_thread(attributes: dict[str, Any]) -> bool:
 
 
 def _length(one: Any) -> int:
-    return len(one) if isinstance(one, list | dict | tuple | set | deque) else 0
+    base = next((base for base in SIZED if issubclass(type(one), base)), None)
+    return 0 if base is None else int(base.__len__(one))

@@ -10,6 +10,7 @@ import logging
 import sys
 from typing import Any
 
+from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.kinds.streams import Files
@@ -45,11 +46,10 @@ def mirrors_a_file(found: Any) -> bool:
 
 
 def _is_written(one: Any) -> bool:
-    cls = type(one)
-    if issubclass(cls, _connections()):
+    if is_a(one, _connections()):
         return True
-    in_memory = issubclass(cls, io.StringIO | io.BytesIO)
-    return issubclass(cls, io.IOBase) and not in_memory and bool(FILES.beyond(one))
+    in_memory = is_a(one, io.StringIO | io.BytesIO)
+    return is_a(one, io.IOBase) and not in_memory and bool(FILES.beyond(one))
 
 
 def _connections() -> tuple[type, ...]:

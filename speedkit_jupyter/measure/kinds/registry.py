@@ -80,9 +80,12 @@ class Registry:
 
     def of(self, cls: type) -> tuple[Kind, ...]:
         """The kinds that instances of a class are of; none for plain values."""
-        kinds = self._known.get(cls)
-        if kinds is None:
-            kinds = self._known[cls] = _kinds(cls)
+        try:
+            kinds = self._known.get(cls)
+            if kinds is None:
+                kinds = self._known[cls] = _kinds(cls)
+        except Exception:  # its metaclass compares or hashes in a way of its own
+            return (UNKNOWN,)
         return kinds
 
 
