@@ -33,7 +33,7 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
         _line(
             replays.given_again,
             "drawn from, and can't be put back as it was: an object in its place gives the same "
-            "again",
+            "again to whom draws with next()",
         ),
         _line(
             replays.not_begun,
@@ -67,10 +67,12 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
     return [line for line in lines if line]
 
 
-def after(state: State) -> list[str]:
+def after(state: State, replays: Replays) -> list[str]:
     """What was changed all the same, and what putting back failed for."""
     written = state.written()
     lines = [_line(written, "changed by the step, and could not be put back", verb=("was", "were"))]
+    driven = "driven by send(), throw() or close(): that can't be put back"
+    lines.append(_line(replays.driven(), driven, verb=("was", "were")))
     lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]
     return [line for line in lines if line]
 
@@ -80,4 +82,6 @@ def _line(names: Iterable[str], what: str, verb: Sequence[Any] = ("is", "are")) 
     if not found:
         return ""
     more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    if len(found) > 1:
+        what = what.replace("as it was", "as they were").replace("in its place", "in each place")
     return f"{', '.join(found[:MOST_NAMES])}{more} {verb[len(found) > 1]} {what}"

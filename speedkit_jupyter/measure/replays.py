@@ -27,6 +27,8 @@ COPYABLE: tuple[type, ...] = (
     type(reversed([])),
     itertools.repeat,
 )
+# What advances a generator beside `next()`: what it is given is not given again.
+DRIVES = frozenset(["send", "throw", "close", "asend", "athrow", "aclose"])
 Holder = tuple[Any, Kind]
 
 
@@ -40,6 +42,7 @@ class Replay:
     """
 
     replays = True
+    driven = False  # whether it was asked for what advances a generator otherwise
 
     def __init__(self, source: Iterator[Any], keeps: bool = True, rewinds: bool = True) -> None:
         self._source, self._drawn, self._position = source, [], 0  # type: ignore[var-annotated]
@@ -130,6 +133,8 @@ def _of_the_source(one: Any, name: str) -> Any:
     """Not what Python looks for by itself, when it copies one, say."""
     if name[:2] == "__" or name == "_source":
         raise AttributeError(name)
+    if name in DRIVES:
+        vars(one)["driven"] = True
     return getattr(one._source, name)
 
 
@@ -146,6 +151,7 @@ class Replays:
         self.drawn: list[str] = []
         self.given_again: list[str] = []
         self.not_begun: list[str] = []
+        self._words: dict[int, str] = {}
         self._found: list[tuple[Any, Replay, list[Holder]]] = []
         self._lent: list[tuple[Any, Any]] = []
         for key, holders in walk.holders.items():
@@ -159,6 +165,7 @@ class Replays:
             owners = [walk.before(holder) for holder, _ in holders]
             loaders = [owner for owner in owners if _is_a_loaders(owner)]
             replay = _replay(one, loaders)
+            self._words[id(one)] = words
             self._found.append((one, replay, holders))
             if loaders and replay.draws_from(one) and _is_shuffled_later(one, loaders[0]):
                 self.not_begun.append(walk.name(loaders[0]))
@@ -186,6 +193,10 @@ class Replays:
             given.append(one)
         self._exchange(given)
         self._lent = [(one, _position(one)) for one in given]
+
+    def driven(self) -> list[str]:
+        """Generators that were sent something, or closed: those are left as they then were."""
+        return [self._words[id(one)] for one, replay, _ in self._found if replay.driven]
 
     def used(self) -> bool:
         """Whether one that was handed back was drawn from."""

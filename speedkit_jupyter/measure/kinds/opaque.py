@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterable
 from types import AsyncGeneratorType, CoroutineType, MemberDescriptorType
@@ -136,5 +137,7 @@ def hides_memory(cls: type) -> bool:
 def is_elsewhere(cls: type) -> bool:
     """Whether it is never looked into, but said."""
     if cls in (CoroutineType, AsyncGeneratorType):
+        return True
+    if issubclass(cls, (ctypes.CDLL, vars(ctypes)["_CFuncPtr"])):  # nobody knows what C code does
         return True
     return f"{cls.__module__}.".startswith(ELSEWHERE)
