@@ -173,7 +173,7 @@ def _surely(action: Callable[[], None]) -> Iterator[None]:
             yield
         finally:
             interrupts.finished(action)
-    except KeyboardInterrupt:
+    except BaseException:  # an interrupt's, or that of any other signal's handler: a time-out
         interrupts.finished(action)
         raise
 
@@ -183,7 +183,7 @@ def _or_restored(context: SpeedContext) -> Iterator[None]:
     """A `with` statement that an interrupt keeps from being entered ends there."""
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException:
         context.restore()
         raise
 

@@ -1,73 +1,72 @@
-"""Ctrl-C, the notebook's stop button and other threads held back while state is half changed."""
+"""Ctrl-C, other signals and other threads held back while state is half changed."""
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from speedkit_jupyter.handlers import (
+    MOST_IN_A_ROW,
+    WINDOWS,
+    Held,
+    Window,
+    can_be_exchanged,
+    own,
+)
+
 # State at module level, on purpose: one process, one thread at a time that applies or restores.
 _LOCK = threading.RLock()
 _DEPTH = [0]
 _LATER: deque[Callable[[], object]] = deque()
-# More interrupts in a row than anybody sends; then what raises them is not a person.
-MOST_IN_A_ROW = 100
-# Signals that follow the first one by less than this are the same wish; the wait for them, once
-# all is undone, is shorter, and ends where none comes for so long.
-SAME_WISH_S, QUIET_S = 1.0, 0.05
-# Who goes on pressing for so long is heard wherever that is.
-MOST_HELD_S = 10.0
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Deliver a SIGINT that arrives inside the block to its own handler after the block.
+    """Deliver signals that arrive inside the block to their own handlers after the block.
 
-    Nested blocks deliver it after the outermost one. Python runs signal handlers in the main
+    Nested blocks deliver them after the outermost one. Python runs signal handlers in the main
     thread only, so in another thread, or under a handler that is not Python's, nothing is done.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or not callable(handler) or isinstance(handler, _Held):
+    if _HOLDING or not can_be_exchanged():
         yield
         return
-    held = _Held(handler)
-    signal.signal(signal.SIGINT, held)
+    held = Held()
+    held.begin()
+    _HOLDING.append(held)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, held.handler)
-        if held.caught and callable(held.handler):
-            held.handler(*held.caught[0])
+        _HOLDING.remove(held)
+        held.end()
 
 
 def handler_of(number: int) -> Any:
     """A signal's handler; where it is held back, the one that gets it afterwards."""
-    handler = signal.getsignal(number)
-    return handler.handler if isinstance(handler, _Held) else handler
+    return own(signal.getsignal(number), number)
 
 
 def set_handler(number: int, handler: Any) -> None:
-    """Raises what `signal.signal` raises; where the signal is held back, from then on."""
-    held = signal.getsignal(number)
-    if isinstance(held, _Held):
-        held.handler = handler
+    """Raises what `signal.signal` raises; where signals are held back, from then on."""
+    if _HOLDING and callable(handler) and can_be_exchanged():
+        _HOLDING[0].instead_of(number, handler)
     else:
         signal.signal(number, handler)
+        if _HOLDING:
+            _HOLDING[0].handlers.pop(number, None)
 
 
 def one_in_a_row(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Of interrupts in a row (Ctrl-C pressed twice) the function sees one, and so does its caller.
 
     The others would meet what is being undone. Who presses again a second later is heard again.
+    What another signal's handler raises counts as one: a time-out.
     """
     return _with_a_handler(function, is_open=True)
 
@@ -85,25 +84,25 @@ def window() -> Window | None:
 
     None where they may anyway.
     """
-    return _WINDOWS[0] if _WINDOWS and _WINDOWS[0].thread == threading.get_ident() else None
+    found = WINDOWS[0] if WINDOWS else None
+    is_ours = found is not None and found.thread == threading.get_ident()
+    return found if is_ours and found is not None and not found.is_always_open else None
 
 
 def _with_a_handler(function: Callable[Given, Result], is_open: bool) -> Callable[Given, Result]:
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         __tracebackhide__ = True
-        handler = signal.getsignal(signal.SIGINT)
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if not in_main_thread or not callable(handler) or isinstance(handler, _Held | Window):
+        if WINDOWS or _HOLDING or not can_be_exchanged():
             return function(*args, **kwargs)
-        ours = Window(handler, is_open)
+        ours = Window(is_open)
         try:  # no `with` statement, whose own end an interrupt may meet
             try:
                 ours.begin()
                 return function(*args, **kwargs)
             finally:
                 ours.end()
-        except KeyboardInterrupt:  # it may have come where it ended
+        except BaseException:  # it may have come where it ended
             ours.end()
             raise
 
@@ -128,18 +127,34 @@ def undisturbed() -> Iterator[None]:
 def finished(action: Callable[[], object]) -> None:
     """Run `action` undisturbed to its end, whatever interrupts come; one of them goes on after it.
 
-    One that comes before it can be held back has `action` start anew, which it must bear.
+    One that comes before it can be held back has `action` start anew, which it must bear. So does
+    what any signal's handler raises; what `action` itself raises goes on.
     """
-    interrupt: KeyboardInterrupt | None = None
+    interrupt: BaseException | None = None
     for _ in range(MOST_IN_A_ROW):
+        run = _Run(action)
         try:
             with undisturbed():
-                action()
-            break
-        except KeyboardInterrupt as one:
+                run.to_its_end()
+        except BaseException as one:
             interrupt = one
+        if run.ended:
+            break
     if interrupt is not None:
         raise interrupt
+
+
+class _Run:
+    """Whether an action has come to its end, be it a failure of its own."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action, self.ended = action, False
+
+    def to_its_end(self) -> None:
+        try:
+            self._action()
+        finally:
+            self.ended = True
 
 
 def soon(action: Callable[[], object]) -> None:
@@ -166,69 +181,5 @@ def _run_what_waits() -> None:
             _LOCK.release()
 
 
-class _Held:
-    """A handler that keeps what arrives for another."""
-
-    def __init__(self, handler: Any) -> None:
-        self.handler = handler
-        self.caught: list[tuple[int, Any]] = []
-
-    def __call__(self, number: int, frame: Any) -> None:
-        self.caught.append((number, frame))
-
-
-class Window:
-    """A handler that passes the first signal of a row on to `handler`, once it is open for it."""
-
-    def __init__(self, handler: Callable[[int, Any], object], is_open: bool) -> None:
-        self.thread = threading.get_ident()
-        self._handler, self._is_open = handler, is_open
-        self._first_s = self._last_s = -math.inf
-        self._waits = self._passed = False
-
-    def begin(self) -> None:
-        """In place of the handler."""
-        signal.signal(signal.SIGINT, self)
-        if not self._is_open:
-            _WINDOWS.append(self)
-
-    def __call__(self, number: int, frame: Any) -> None:
-        now_s = time.monotonic()
-        is_same_wish = self._passed and now_s - self._last_s < SAME_WISH_S
-        is_late = self._waits and now_s - self._first_s > MOST_HELD_S
-        self._first_s = self._first_s if self._waits else now_s
-        self._last_s, self._waits = now_s, True
-        if (self._is_open and not is_same_wish) or is_late:
-            self._pass(number, frame)
-
-    def open(self) -> None:
-        """From here on the code is the user's; what waits arrives here."""
-        self._is_open, self._passed = True, False  # one that was passed before was swallowed
-        if self._waits:
-            self._is_open = False
-            self._pass(signal.SIGINT, None)
-
-    def close(self) -> None:
-        """From here on the code is ours."""
-        self._is_open = False
-
-    def end(self) -> None:
-        """Put the handler back, once no more of the row is to be expected; what waits arrives."""
-        if self in _WINDOWS:
-            _WINDOWS.remove(self)
-        present: Any = signal.getsignal(signal.SIGINT)
-        if present is not self:
-            return
-        while time.monotonic() - self._last_s < QUIET_S:
-            time.sleep(QUIET_S / 10)
-        signal.signal(signal.SIGINT, self._handler)
-        if self._waits and not self._passed:
-            self._pass(signal.SIGINT, None)
-
-    def _pass(self, number: int, frame: Any) -> None:
-        self._waits, self._passed = False, True
-        self._handler(number, frame)
-
-
-# State at module level, on purpose: the process has one handler of this signal.
-_WINDOWS: list[Window] = []
+# State at module level, on purpose: the process has one handler of each signal.
+_HOLDING: list[Held] = []

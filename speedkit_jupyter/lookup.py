@@ -87,3 +87,24 @@ def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word
     if isinstance(error, IndexError):
         return f"{word} has no element {key!r}: there are {len(owner)}"
     return f"{word}[{key!r}] raises {type(error).__name__}"
+
+
+def is_a(found: Any, kind: Any) -> bool:
+    """As `isinstance`; of a stranger whose own `__class__` fails, by its type."""
+    try:
+        return isinstance(found, kind)
+    except Exception:
+        pass
+    try:
+        return issubclass(type(found), kind)
+    except Exception:  # a metaclass that fails, too
+        return False
+
+
+def attributes_of(found: Any) -> dict[str, Any]:
+    """Its own, as it gives them; none where it can't."""
+    try:
+        attributes: Any = getattr(found, "__dict__", None)
+    except Exception:
+        return {}
+    return attributes if is_a(attributes, dict) else {}

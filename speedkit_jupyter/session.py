@@ -14,6 +14,7 @@ from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext, in_force
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.listeners import Listeners
+from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.reach import holding, optimizers_among
 from speedkit_jupyter.wrappers import unwrapped
 
@@ -32,7 +33,7 @@ def modules_in(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
     import torch
 
     public = [(name, one) for name, one in list(names.items()) if name[:1] != "_"]
-    return {name: one for name, one in public if isinstance(one, torch.nn.Module)}
+    return {name: one for name, one in public if is_a(one, torch.nn.Module)}
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Session:
 
 def is_free(value: Any, model: torch.nn.Module) -> bool:
     """Whether a variable may hold a new context of this model: nothing, or one that it replaces."""
-    if isinstance(value, SpeedContext):
+    if type(value) is SpeedContext:
         return value.restored or value.model is model
     return value is None
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from speedkit_jupyter.lookup import attributes_of, is_a
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,7 +32,7 @@ def layers(found: T) -> list[T]:
     every = [found]
     while True:
         outer: Any = every[-1]
-        is_model = isinstance(outer, torch.nn.Module)
+        is_model = is_a(outer, torch.nn.Module)
         inner = _wrapped_model(outer) if is_model else _wrapped_optimizer(outer)
         if inner is None or any(inner is one for one in every):
             return every
@@ -46,7 +48,7 @@ def is_optimizer(found: Any) -> bool:
     """Whether there is a torch optimizer behind it."""
     import torch
 
-    return isinstance(unwrapped(found), torch.optim.Optimizer)
+    return is_a(unwrapped(found), torch.optim.Optimizer)
 
 
 def is_wrapper(found: Any) -> bool:
@@ -77,11 +79,9 @@ def _wrapped_optimizer(found: Any) -> Any:
     """
     import torch
 
-    attributes = getattr(found, "__dict__", None)
-    if isinstance(found, type) or not isinstance(attributes, dict):
-        return None
-    inner = [one for one in list(attributes.values()) if isinstance(one, torch.optim.Optimizer)]
-    if isinstance(found, torch.optim.Optimizer):
+    attributes = {} if issubclass(type(found), type) else attributes_of(found)
+    inner = [one for one in list(attributes.values()) if is_a(one, torch.optim.Optimizer)]
+    if is_a(found, torch.optim.Optimizer):
         return next((one for one in inner if one.param_groups is found.param_groups), None)
     passes_on = all(callable(getattr(type(found), name, None)) for name in ("step", "zero_grad"))
     return inner[0] if len(inner) == 1 and passes_on else None

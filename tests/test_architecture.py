@@ -14,7 +14,8 @@ PACKAGE = Path(speedkit_jupyter.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Imports go to the left only; what stands in one group may import one another.
 LAYERS = (
-    ("exceptions", "interrupts", "listeners", "lookup", "tracebacks", "entering", "registry"),
+    ("exceptions", "handlers"),
+    ("interrupts", "listeners", "lookup", "tracebacks", "entering", "registry"),
     ("store", "stored_rows", "machines", "wrappers", "alive"),
     ("arguments", "fp32_precision", "hardware", "flags", "flattening", "facts", "yaml_lines"),
     ("optimizations",),

@@ -15,6 +15,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.clock import Stopwatch
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.tracebacks import door
@@ -179,8 +180,7 @@ class Cell:
         return sorted(
             name
             for name in self._used()
-            if isinstance(self._names.get(name), Iterator)
-            and not isinstance(self._names[name], IOBase)
+            if is_a(self._names.get(name), Iterator) and not is_a(self._names[name], IOBase)
         )
 
 

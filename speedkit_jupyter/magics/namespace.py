@@ -94,7 +94,7 @@ def named_optimizers(
 
 def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
     """The function or method of that name (`train`, `trainer.step`); raises UsageError."""
-    functions = {n: one for n, one in names.items() if isinstance(one, FunctionType)}
+    functions = {n: one for n, one in names.items() if type(one) is FunctionType}
     own = {
         n: one
         for n, one in functions.items()
@@ -105,7 +105,7 @@ def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
         value = lookup.value_of(names, name, public, "function")
     except SpeedKitError as error:
         raise UsageError(f"{command}: {error}") from None
-    if not isinstance(value, FunctionType | MethodType | partial):
+    if not lookup.is_a(value, FunctionType | MethodType | partial):
         kind = type(value).__name__
         raise UsageError(f"{command}: {name} is no function but of class {kind}")
     return value
@@ -127,8 +127,8 @@ def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) 
             f"{command}: -v {name or repr(name)}: this is no name for a variable of yours"
         )
     found = names.get(name)
-    if isinstance(found, torch.nn.Module) or is_optimizer(found):
-        what = "a model" if isinstance(found, torch.nn.Module) else "an optimizer"
+    if lookup.is_a(found, torch.nn.Module) or is_optimizer(found):
+        what = "a model" if lookup.is_a(found, torch.nn.Module) else "an optimizer"
         raise UsageError(
             f"{command}: -v {name}: {name} is {what}, which the result would replace: "
             "give another name"
@@ -141,10 +141,10 @@ def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
 
     found: dict[int, tuple[str, Any]] = {}
     for name, owner in list(names.items()):
-        if name.startswith("_") or name in ("In", "Out") or isinstance(owner, ModuleType | type):
+        if name.startswith("_") or name in ("In", "Out") or lookup.is_a(owner, ModuleType | type):
             continue
         for word, value in _parts_of(owner):
-            if isinstance(value, torch.nn.Module):
+            if lookup.is_a(value, torch.nn.Module):
                 found.setdefault(id(value), (f"{name}{word}", value))
     return dict(found.values())
 
@@ -154,9 +154,10 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
     if type(owner) in (list, tuple) and len(owner) <= MOST_PARTS:
         yield from ((f"[{number}]", one) for number, one in enumerate(owner))
     elif type(owner) is dict and len(owner) <= MOST_PARTS:
-        plain = ((key, one) for key, one in list(owner.items()) if isinstance(key, str | int))
+        plain = ((key, one) for key, one in list(owner.items()) if type(key) in (str, int))
         yield from ((f"[{key!r}]", one) for key, one in plain)
-    elif isinstance(inside := getattr(owner, "__dict__", None), dict):
+    else:
+        inside = lookup.attributes_of(owner)
         plain_names = ((key, one) for key, one in list(inside.items()) if str(key)[:1] != "_")
         yield from ((f".{key}", one) for key, one in plain_names)
 
@@ -164,7 +165,7 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
 def _instances(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
     found: dict[int, tuple[str, Any]] = {}
     for name, value in list(names.items()):
-        if not name.startswith("_") and isinstance(value, kind):
+        if not name.startswith("_") and lookup.is_a(value, kind):
             found.setdefault(id(value), (name, value))
     return dict(found.values())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.kinds.functions import Caches
+from speedkit_jupyter.measure.kinds.mirrors import Loggers
 from speedkit_jupyter.measure.kinds.opaque import Unknown
 from speedkit_jupyter.measure.kinds.streams import Files
 from speedkit_jupyter.measure.replays import Replays
@@ -21,25 +22,28 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
     `calls` are functions that it names and whose effect nobody can put back.
     """
     walk = state.walk
-    named: dict[type, list[str]] = {Files: [], Unknown: [], Caches: []}
+    named: dict[type, list[str]] = {Files: [], Unknown: [], Caches: [], Loggers: []}
     for one in walk.found.values():
         for kind in walk.kinds(one):
             if type(kind) in named and kind.beyond(one):
                 name = walk.name(one)
-                is_file = type(kind) is Files
+                is_file = type(kind) in (Files, Loggers)
                 named[type(kind)].append(name if is_file else f"{name} ({type(one).__name__})")
     lines = [
         _line(
             replays.given_again,
             "drawn from, and can't be put back as it was: an object in its place gives the same "
-            "again",
+            "again to whom draws with next()",
         ),
         _line(
             replays.not_begun,
             "yet to draw the order of its epoch: the next epoch's may be another than without the "
             "measurement; draw one batch before it",
         ),
-        _line(named[Files], "written to for real: that can't be put back"),
+        _line(
+            [*named[Files], *walk.mirrors, *named[Loggers]],
+            "written to for real: that can't be put back",
+        ),
         _line(
             replays.drawn,
             "drawn from for real: that can't be put back; in a variable of its own it would be",
@@ -63,10 +67,12 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
     return [line for line in lines if line]
 
 
-def after(state: State) -> list[str]:
+def after(state: State, replays: Replays) -> list[str]:
     """What was changed all the same, and what putting back failed for."""
     written = state.written()
     lines = [_line(written, "changed by the step, and could not be put back", verb=("was", "were"))]
+    driven = "driven by send(), throw() or close(): that can't be put back"
+    lines.append(_line(replays.driven(), driven, verb=("was", "were")))
     lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]
     return [line for line in lines if line]
 
@@ -76,4 +82,6 @@ def _line(names: Iterable[str], what: str, verb: Sequence[Any] = ("is", "are")) 
     if not found:
         return ""
     more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    if len(found) > 1:
+        what = what.replace("as it was", "as they were").replace("in its place", "in each place")
     return f"{', '.join(found[:MOST_NAMES])}{more} {verb[len(found) > 1]} {what}"

@@ -27,6 +27,8 @@ COPYABLE: tuple[type, ...] = (
     type(reversed([])),
     itertools.repeat,
 )
+# What advances a generator beside `next()`: what it is given is not given again.
+DRIVES = frozenset(["send", "throw", "close", "asend", "athrow", "aclose"])
 Holder = tuple[Any, Kind]
 
 
@@ -40,6 +42,7 @@ class Replay:
     """
 
     replays = True
+    driven = False  # whether it was asked for what advances a generator otherwise
 
     def __init__(self, source: Iterator[Any], keeps: bool = True, rewinds: bool = True) -> None:
         self._source, self._drawn, self._position = source, [], 0  # type: ignore[var-annotated]
@@ -130,6 +133,8 @@ def _of_the_source(one: Any, name: str) -> Any:
     """Not what Python looks for by itself, when it copies one, say."""
     if name[:2] == "__" or name == "_source":
         raise AttributeError(name)
+    if name in DRIVES:
+        vars(one)["driven"] = True
     return getattr(one._source, name)
 
 
@@ -146,11 +151,12 @@ class Replays:
         self.drawn: list[str] = []
         self.given_again: list[str] = []
         self.not_begun: list[str] = []
+        self._words: dict[int, str] = {}
         self._found: list[tuple[Any, Replay, list[Holder]]] = []
         self._lent: list[tuple[Any, Any]] = []
         for key, holders in walk.holders.items():
-            one = walk.found[key]
-            if not _is_drawn_from(walk, one, holders):
+            one = walk.found.get(key)  # None where it goes with a file, or has a thread
+            if one is None or not _is_drawn_from(walk, one, holders):
                 continue
             words = f"{walk.name(one)} ({type(one).__name__})"
             if not all(_can_hold_another(walk, holder) for holder, _ in holders):
@@ -159,6 +165,7 @@ class Replays:
             owners = [walk.before(holder) for holder, _ in holders]
             loaders = [owner for owner in owners if _is_a_loaders(owner)]
             replay = _replay(one, loaders)
+            self._words[id(one)] = words
             self._found.append((one, replay, holders))
             if loaders and replay.draws_from(one) and _is_shuffled_later(one, loaders[0]):
                 self.not_begun.append(walk.name(loaders[0]))
@@ -187,6 +194,10 @@ class Replays:
         self._exchange(given)
         self._lent = [(one, _position(one)) for one in given]
 
+    def driven(self) -> list[str]:
+        """Generators that were sent something, or closed: those are left as they then were."""
+        return [self._words[id(one)] for one, replay, _ in self._found if replay.driven]
+
     def used(self) -> bool:
         """Whether one that was handed back was drawn from."""
         return any(_position(one) != found for one, found in self._lent)
@@ -202,7 +213,7 @@ def _is_drawn_from(walk: Walk, one: Any, holders: Sequence[Holder]) -> bool:
     """Not so an object of a class of its own that is kept as a part of another: its attributes
     are put back.
     """
-    if isinstance(one, IOBase) or hasattr(type(one), "replays"):
+    if issubclass(type(one), IOBase) or hasattr(type(one), "replays"):
         return False
     if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # which is drawn from instead
         return False

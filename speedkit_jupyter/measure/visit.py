@@ -87,7 +87,7 @@ class Visit:
         if not self._at_home:
             with interrupts.held_back():
                 self._go_home()
-        self.step.tell(beyond.after(self.state))
+        self.step.tell(beyond.after(self.state, self._iterators))
 
     def _go_home(self, for_good: bool = True) -> None:
         try:

@@ -9,8 +9,10 @@ from multiprocessing.process import BaseProcess
 from types import CellType, FunctionType
 from typing import Any
 
+from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.kinds.instances import Attributes
+from speedkit_jupyter.measure.kinds.mirrors import mirrors_a_file
 from speedkit_jupyter.measure.kinds.names import Names
 from speedkit_jupyter.measure.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.kinds.registry import Registry
@@ -19,6 +21,7 @@ from speedkit_jupyter.measure.kinds.weak import PROXIES
 # More are not looked at. Containers of more elements than LARGE come last, so that they hide
 # nothing.
 MOST_OBJECTS, LARGE = 100_000, 2_000
+SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
 
 
 class Walk:
@@ -26,7 +29,8 @@ class Walk:
 
     `near` are those that are reached without passing through a class: its methods name much that
     no step calls. `cut` are objects that were not looked into any more; `holders` says what holds
-    an iterator; `running` are names of what has a thread or a process of its own.
+    an iterator; `running` are names of what has a thread or a process of its own, `mirrors` of
+    what goes with a file that is written to.
     """
 
     def __init__(self, roots: Iterable[Any], most: int = MOST_OBJECTS) -> None:
@@ -35,6 +39,7 @@ class Walk:
         self.near: list[Any] = []
         self.cut: list[Any] = []
         self.running: list[str] = []
+        self.mirrors: list[str] = []
         self.holders: dict[int, list[tuple[Any, Kind]]] = {}
         self._before: dict[int, int] = {}
         self._most = most
@@ -83,6 +88,10 @@ class Walk:
                 self._look_into(one)
 
     def _look_into(self, one: Any) -> None:
+        if any(type(kind) is Attributes for kind in self.kinds(one)) and mirrors_a_file(one):
+            self.mirrors.append(self.name(one))
+            del self.found[id(one)]
+            return
         for kind in self.kinds(one):
             try:
                 children = list(kind.children(one))
@@ -98,7 +107,7 @@ class Walk:
                 return
             children = [child for child in children if type(child) in changing]
             for child in children:
-                if issubclass(type(child), Iterator) and type(child) not in PROXIES:
+                if is_a(child, Iterator) and type(child) not in PROXIES:
                     self.holders.setdefault(id(child), []).append((one, kind))
             self._add(children, id(one), self._waiting)
         if is_the_users_class(cls := type(one)):
@@ -136,4 +145,5 @@ def _has_a_thread(attributes: dict[str, Any]) -> bool:
 
 
 def _length(one: Any) -> int:
-    return len(one) if isinstance(one, list | dict | tuple | set | deque) else 0
+    base = next((base for base in SIZED if issubclass(type(one), base)), None)
+    return 0 if base is None else int(base.__len__(one))

@@ -280,9 +280,15 @@ def _legend(comparison: Comparison) -> list[str]:
             Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
         )
     urgent = [comparison.repeats] * bool(comparison.repeats) + [*comparison.beyond]
-    lines += [Urgent(f"{line[:1].upper()}{line[1:]}.") for line in urgent]
+    lines += [Urgent(f"{_begun(line)}.") for line in urgent]
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
         more = advice(2 * needed, "gives one", "one", comparison.budget_s)
         lines.append(Urgent(f"Too few rounds for an interval: {more}."))
     return lines
+
+
+def _begun(line: str) -> str:
+    """As a sentence begins; what can't be put back begins with a name, which keeps its spelling."""
+    is_a_name = "put back" in line and not line.startswith("more than ")
+    return line if is_a_name else f"{line[:1].upper()}{line[1:]}"

@@ -706,3 +706,111 @@ a metric | import torchmetrics; o = torchmetrics.MeanMetric() | o.update(torch.o
 a history of Hugging Face | from transformers import TrainerState; o = TrainerState() | o.global_step += 1; o.log_history.append({'a': 1}) | (o.global_step, o.log_history)
 """,
 )
+
+family(
+    "what holds others in C",
+    """
+a partial of a list's method | L = []; o = functools.partial(list.append, L) | o(1) | (L, o.args[0] is L)
+a partial's list | L = []; o = functools.partial(lambda l: l.append(1), L) | o() | (L, o.args[0] is L)
+a partial's keyword | D = {}; o = functools.partial(lambda d: d.update(a=1), d=D) | o() | (D, o.keywords['d'] is D)
+a partial's own keywords | o = functools.partial(dict) | o.keywords['a'] = 1 | o.keywords
+a partial's object | c = Counting(); o = functools.partial(Counting.step, c) | o() | (c.n, o.args[0] is c)
+a partial's function | c = Counting(); o = functools.partial(c) | o() | (c.n, o.func is c)
+a partial's attribute | o = functools.partial(len); o.log = [] | o.log.append(1) | o.log
+a partial of a partial | L = []; o = functools.partial(functools.partial(list.extend, L), [1]) | o() | (L, o.args[0] is L)
+another state of a partial | L = []; o = functools.partial(len, L) | o.__setstate__((max, ([1],), {}, None)) | (o.func is len, o.args[0] is L)
+a partial in a list | L = []; o = [functools.partial(list.append, L)] | o[0](1) | (L, o[0].args[0] is L)
+a subclass of partial | L = []; A = type('A', (functools.partial,), {}); o = A(list.append, L); o.n = 0 | o(1); o.n += 1 | (L, o.n, o.args[0] is L)
+a partialmethod | L = []; A = type('A', (), {'add': functools.partialmethod(lambda s, l: l.append(1), L), '__module__': '__main__'}); o = A() | o.add() | L
+a bound method of a list | L = []; o = L.append | o(1) | (L, o.__self__ is L)
+a bound method | c = Counting(); o = types.MethodType(Counting.step, c) | o() | c.n
+a method caller | L = []; o = operator.methodcaller('append', L); M = [] | o(M) | (L, len(M))
+a method caller's list | L = []; o = operator.methodcaller('extend', L) | o(L); L.append(1) | L
+a map over a function with state | c = Counting(); o = map(lambda i: (c.step(), i)[1], range(10**6)) | next(o) | c.n
+a map of a list's method | L = []; o = map(L.append, range(10**6)) | next(o) | L
+a filter with state | c = Counting(); o = filter(lambda i: (c.step(), True)[1], range(10**6)) | next(o) | c.n
+a repeated list | L = []; o = itertools.repeat(L) | next(o).append(1) | L
+a cycled list | L = []; o = itertools.cycle([L]) | next(o).append(1) | L
+an iterator of lists | L = []; o = iter([L] * 10**4) | next(o).append(1) | L
+a property's function | L = []; o = property(lambda s: L.append(1)) | o.fget(None) | L
+a static method's function | L = []; o = staticmethod(lambda: L.append(1)) | o() | L
+a class method's function | L = []; o = classmethod(lambda c: L.append(1)) | o.__func__(0) | L
+a cached property | A = type('A', (), {'__module__': '__main__'}); A.p = functools.cached_property(lambda s: [1]); A.p.__set_name__(A, 'p'); o = A() | o.p.append(1) | vars(o)
+a proxy of a dict | L = [{}]; o = types.MappingProxyType(L[0]) | L[0]["a"] = 1 | dict(o)
+a proxy's list | o = types.MappingProxyType({'a': []}) | o['a'].append(1) | dict(o)
+a view of keys | o = {'a': []}.values() | [l.append(1) for l in o] | list(o)
+a view of bytes | o = memoryview(bytearray(4)) | o[0] = 7 | bytes(o)
+a structure | A = type('A', (ctypes.Structure,), {'_fields_': [('n', ctypes.c_int)]}); o = A() | o.n += 1 | o.n
+a structure's object | L = []; o = ctypes.py_object(L) | o.value.append(1) | L
+a weak proxy | c = Counting(); o = weakref.proxy(c) | o.step() | c.n
+a finalizer | L = []; c = Counting(); o = weakref.finalize(c, L.append, 1) | o() | (L, o.alive)
+a cached function's list | L = []; o = functools.lru_cache(None)(lambda: L); o() | o().append(1) | L
+what a cached function closes over | L = []; o = functools.lru_cache(0)(lambda: L.append(1)) | o() | L
+what a cached function keeps | o = functools.lru_cache(None)(lambda i: [i]); o(0) | o(0).append(1) | o(0)
+a single dispatch | o = functools.singledispatch(lambda v: 1) | o.register(Plain, lambda v: 2) | o(Plain())
+a registered function's state | L = []; o = functools.singledispatch(lambda v: 1); o.register(Plain, lambda v: L.append(1)); p = Plain() | o(p) | L
+a context | v = contextvars.ContextVar('v', default=0); o = contextvars.copy_context() | o.run(v.set, 1) | o.get(v)
+a context's list | v = contextvars.ContextVar('v'); L = []; o = contextvars.copy_context(); o.run(v.set, L) | o[v].append(1) | L
+a slice's list | L = []; o = slice(L) | o.start or o.stop.append(1) | L
+an alias's argument | L = [1]; o = types.SimpleNamespace(a=(L,)) | o.a[0].append(1) | L
+a super object | A = type('A', (Counting,), {}); c = A(); o = super(A, c) | o.step() | c.n
+an exception group's list | L = []; o = ExceptionGroup('a', [ValueError(L)]) | o.exceptions[0].args[0].append(1) | L
+a default factory with state | L = []; o = collections.defaultdict(lambda: L.append(1)) | o.default_factory() | L
+a frozen set's object | c = Counting(); o = frozenset([c]) | [k.step() for k in o] | c.n
+a method of a C object | L = collections.deque(); o = L.append | o(1) | list(L)
+an awaitable's | L = []; o = (l.append(1) or 1 for l in [L] * 10**6) | next(o) | L
+""",
+)
+
+family(
+    "generators that are driven",
+    """
+sent to | exec("def g():\\n    s = 0\\n    while True:\\n        s += (yield s) or 0", globals()); o = g(); next(o) | o.send(1) | o.send(0)
+sent to in an object | exec("def g():\\n    s = 0\\n    while True:\\n        s += (yield s) or 0", globals()); o = [g()]; next(o[0]) | o[0].send(1) | o[0].send(0)
+thrown into | exec("def g():\\n    s = 0\\n    while True:\\n        try: yield s\\n        except KeyError: s += 1", globals()); o = g(); next(o) | o.throw(KeyError()) | next(o)
+closed | exec("def g():\\n    for i in range(10**6): yield i", globals()); o = g(); next(o) | o.close() | next(o, None)
+sent to through an alias | exec("def g():\\n    s = 0\\n    while True:\\n        s += (yield s) or 0", globals()); o = g(); next(o); o2 = o.send | o2(1) | o.send(0)
+a coroutine | exec("@types.coroutine\\ndef w(): return (yield 1)\\nasync def g():\\n    s = 0\\n    while True: s += await w()", globals()); o = g(); o.send(None) | o.send(1) | o.cr_frame.f_locals['s']
+a coroutine of generators | exec("@types.coroutine\\ndef g():\\n    s = 0\\n    while True: s += yield s", globals()); o = g(); o.send(None) | o.send(1) | o.send(0)
+an asynchronous generator | exec("async def g():\\n    i = 0\\n    while True:\\n        i += 1\\n        yield i\\ndef drive():\\n    try: o.asend(None).send(None)\\n    except StopIteration: pass", globals()); o = g() | drive() | o.ag_frame.f_locals.get('i')
+a context manager's generator | L = []; exec("@contextlib.contextmanager\\ndef g():\\n    L.append(1)\\n    yield\\n    L.append(2)", globals()); o = contextlib.ExitStack() | o.enter_context(g()) | L
+""",
+)
+
+family(
+    "what mirrors a file",
+    """
+a shelf | import shelve; p = tempfile.mktemp(); o = shelve.open(p); o['n'] = 0; o['log'] = [] | o['n'] += 1; o['log'] = (o['log'] + [7])[-200:] | (o['n'], o['log'])
+dbm.dumb | import dbm.dumb; p = tempfile.mktemp(); o = dbm.dumb.open(p); o['n'] = b'0' | o['n'] = o['n'] + b'1' | o['n']
+dbm | import dbm; p = tempfile.mktemp(); o = dbm.open(p, 'c'); o['n'] = b'0' | o['n'] = o['n'] + b'1' | o['n']
+a zip file | import zipfile; o = zipfile.ZipFile(tempfile.mktemp(), 'w') | warnings.simplefilter('ignore') or o.writestr('a', 'b') | len(o.namelist())
+a zip file that is read | import zipfile; p = tempfile.mktemp(); z = zipfile.ZipFile(p, 'w'); z.writestr('a', 'bbbb'); z.close(); o = zipfile.ZipFile(p) | o.read('a') | o.fp.tell() >= 0
+a tar file | import tarfile; o = tarfile.open(tempfile.mktemp(), 'w'); i = tarfile.TarInfo('a') | o.addfile(i) | (len(o.getmembers()), o.offset)
+gzip | o = gzip.open(tempfile.mktemp(), 'wb') | o.write(b'a') | o.tell()
+bz2 | import bz2; o = bz2.open(tempfile.mktemp(), 'wb') | o.write(b'a') | o.tell()
+lzma | import lzma; o = lzma.open(tempfile.mktemp(), 'wb') | o.write(b'a') | o.tell()
+gzip into memory | b = io.BytesIO(); o = gzip.GzipFile(fileobj=b, mode='wb') | o.write(b'a') | o.tell()
+a mailbox | import mailbox; o = mailbox.mbox(tempfile.mktemp()) | o.add('From: a\\n\\nb') and o.flush() | len(o)
+sqlite3 | o = sqlite3.connect(tempfile.mktemp(), isolation_level=None); o.execute('create table t (a)') | o.execute('insert into t values (1)') | o.execute('select count(*) from t').fetchall()
+a handler that writes a file | lg = logging.getLogger('fh'); p = tempfile.mktemp(); o = logging.FileHandler(p); lg.addHandler(o) | lg.error('a') | os.path.getsize(p)
+a rotating handler | import logging.handlers; lg = logging.getLogger('rh'); p = tempfile.mktemp(); o = logging.handlers.RotatingFileHandler(p); lg.addHandler(o) | lg.error('a') | os.path.getsize(p)
+a summary writer | from torch.utils.tensorboard import SummaryWriter; d = tempfile.mkdtemp(); o = SummaryWriter(d) | o.add_scalar('a', 1.0, 0); o.flush() | sum(os.path.getsize(os.path.join(d, f)) for f in os.listdir(d))
+a csv writer | f = open(tempfile.mktemp(), 'w'); o = csv.writer(f) | o.writerow([1]) | f.tell()
+a csv writer into memory | f = io.StringIO(); o = csv.writer(f) | o.writerow([1]) | f.getvalue()
+a csv writer of dicts | f = open(tempfile.mktemp(), 'w'); o = csv.DictWriter(f, ['a']) | o.writerow({'a': 1}) | f.tell()
+a csv reader | o = csv.reader(io.StringIO('1\\n' * 10**6)) | next(o) | next(o) and o.line_num
+h5py | import h5py; o = h5py.File(tempfile.mktemp(), 'w'); o['a'] = 0 | o['a'][()] = o['a'][()] + 1 | int(o['a'][()])
+a mapped array | o = np.memmap(tempfile.mktemp(), 'i4', 'w+', shape=4) | o[0] += 1 | o.tolist()
+a buffered writer | f = open(tempfile.mktemp(), 'wb'); o = io.BufferedWriter(f.raw) | o.write(b'a') | o.tell()
+a raw file | o = open(tempfile.mktemp(), 'wb', buffering=0) | o.write(b'a') | o.tell()
+a spooled file | o = tempfile.SpooledTemporaryFile() | o.write(b'a') | o.tell()
+a spooled file on disk | o = tempfile.SpooledTemporaryFile(); o.rollover() | o.write(b'a') | o.tell()
+a temporary file | o = tempfile.NamedTemporaryFile() | o.write(b'a') | o.tell()
+a temporary folder | o = tempfile.TemporaryDirectory() | o.cleanup() | os.path.exists(o.name)
+a configuration parser's file | import configparser; o = configparser.ConfigParser(); o.add_section('a') | o.set('a', 'n', o.get('a', 'n', fallback='') + 'b') | dict(o['a'])
+an own index of a file | exec("class Index:\\n    def __init__(s): s.f, s.at = open(tempfile.mktemp(), 'w+b'), {}\\n    def put(s, k, v): s.f.seek(0, 2); s.at[k] = s.f.tell(); s.f.write(v); s.f.flush()", globals()); o = Index(); o.put('a', b'1') | o.put('a', b'22') | dict(o.at)
+a mapped file's position | o = mmap.mmap(-1, 4096) | o.read(1) | o.tell()
+a file input | import fileinput; p = tempfile.mktemp(); open(p, 'w').write('a\\n' * 10**5); o = fileinput.input(p) | next(o) | o.lineno()
+a pickler | b = io.BytesIO(); import pickle; o = pickle.Pickler(b) | o.dump([1]) | b.getvalue()
+""",
+)

@@ -35,6 +35,9 @@ threading.excepthook | import threading; h = threading.excepthook | threading.ex
 gc's callbacks | import gc; many = len(gc.callbacks) | gc.callbacks.append(lambda *a: None) | len(gc.callbacks) - many
 gc.freeze | import gc; gc.unfreeze() | gc.freeze() | (gc.get_freeze_count() == 0, gc.unfreeze())[0]
 atexit | import atexit; many = atexit._ncallbacks() | atexit.register(len) | atexit._ncallbacks() - many
+csv's dialects | import csv; 'zz' in csv.list_dialects() and csv.unregister_dialect('zz') | csv.register_dialect('zz') | 'zz' in csv.list_dialects()
+a call into C | import ctypes; lib = ctypes.CDLL(None); lib.srand(1); first = lib.rand(); lib.srand(1) | lib.rand() | lib.rand() == first
+a call into C that is looked up | import ctypes; os.environ.pop('ZZC', None) | ctypes.CDLL(None).prctl(15, b'zzname', 0, 0, 0) | open('/proc/self/comm').read()
 copyreg | import copyreg; copyreg.dispatch_table.pop(Plain, None) | copyreg.pickle(Plain, lambda o: (Plain, ())) | Plain in copyreg.dispatch_table
 a codec's errors | import codecs; codecs.register_error('zz', codecs.strict_errors) | codecs.register_error('zz', codecs.ignore_errors) | codecs.lookup_error('zz') is codecs.strict_errors
 tempfile.tempdir | tempfile.tempdir = None | tempfile.tempdir = '/var/tmp' | tempfile.tempdir

@@ -7,7 +7,9 @@ from __future__ import annotations
 import abc
 import collections
 import contextlib
+import functools
 import io
+import re
 import sys
 import threading
 import warnings
@@ -28,6 +30,7 @@ from _kinds import KINDS, PRELUDE, Kind
 FAMILIES = (
     "weak references", "threads and locks", "views", "exceptions", "C objects", "arrays, more",
     "names of functions and classes", "torch's objects",
+    "what holds others in C", "generators that are driven", "what mirrors a file",
 )  # fmt: skip
 TRIED = [kind for kind in KINDS if kind.family in FAMILIES]
 
@@ -61,7 +64,10 @@ def test_it_is_as_before_or_it_is_named(kind: Kind, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(PRELUDE, names)
-    exec(kind.before, names)
+    try:
+        exec(kind.before, names)
+    except ModuleNotFoundError as missing:
+        pytest.skip(f"without {missing.name}")
     before = picture(eval(kind.probe, names))
     exec(f"model, optimizer, x = fresh()\n{kind.before}", names)  # some probes use it up
     assigned = [n for n in ("n", "t", "a") if n in compile(kind.step, "", "exec").co_names]
@@ -69,6 +75,26 @@ def test_it_is_as_before_or_it_is_named(kind: Kind, tmp_path: Path, monkeypatch:
     exec(f"def step():\n{rebinds}    {kind.step}", names)
     words = said(names["step"])
     assert picture(eval(kind.probe, names)) == before or words
+
+
+def test_what_a_partial_holds_is_put_back_unnamed_and_stays_the_same_object() -> None:
+    lists: list[Any] = [[] for _ in range(3)]
+    inner = functools.partial(list.extend, lists[0])
+    calls = [
+        inner,
+        functools.partial(inner),
+        functools.partial(lambda a, b: b.append(a), b=lists[1]),
+    ]
+    calls.append(functools.partial(lists[2].append))
+
+    def step() -> None:
+        for one in calls:
+            one([1])
+
+    assert said(step) == []
+    assert lists == [[], [], []]
+    assert inner.args[0] is lists[0]
+    assert calls[2].keywords["b"] is lists[1]
 
 
 def test_memory_is_put_back_through_a_pointer_whose_class_a_library_made_first() -> None:
@@ -162,9 +188,12 @@ def test_what_did_not_change_is_the_same_by_every_kind() -> None:
         names: dict[str, Any] = {"__name__": "__main__"}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if "open(" in kind.before or "memmap" in kind.before:
+            if re.search("open|memmap|Temp|Handler|ZipFile|mbox|input", kind.before):
                 continue
-            exec(f"{PRELUDE}\n{kind.before}", names)
+            try:
+                exec(f"{PRELUDE}\n{kind.before}", names)
+            except ModuleNotFoundError:
+                continue
             state = State(others=[one for name, one in names.items() if name in ("o", "t", "a")])
             unlike = [
                 type(way).__name__ for way, one, memory in state._memories

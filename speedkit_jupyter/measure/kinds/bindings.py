@@ -34,7 +34,7 @@ class Bindings:
     def __init__(
         self, found: Collection[Any], words: Words, cell: MutableMapping[str, Any] | None
     ) -> None:
-        modules = [one for one in found if isinstance(one, ModuleType)]
+        modules = [one for one in found if issubclass(type(one), ModuleType)]
         modules += words.namespaces()
         spaces: list[MutableMapping[str, Any]]
         spaces = [vars(one) for one in modules if is_the_users_module(one)]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import PurePath
-from types import CodeType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 # Functions whose names say enough only together with their modules.
@@ -100,8 +100,11 @@ def _called(code: CodeType, space: Mapping[str, Any]) -> Iterator[str]:
         yield from _function(value)
 
 
+FUNCTIONS = (FunctionType, BuiltinFunctionType)  # of os and shutil; of others nothing is asked
+
+
 def _function(value: Any) -> Iterator[str]:
-    name = _known().get(value) if callable(value) and _is_hashable(value) else None
+    name = _known().get(value) if type(value) in FUNCTIONS else None
     if name:
         yield name
 
@@ -127,11 +130,8 @@ def _is_looked_into(value: Any) -> bool:
 
 
 def _is_path(value: Any) -> bool:
-    return isinstance(value, PurePath) or (isinstance(value, type) and issubclass(value, PurePath))
-
-
-def _is_hashable(value: Any) -> bool:
-    return type(value).__hash__ is not None and not isinstance(value, ModuleType)
+    cls = value if issubclass(type(value), type) else type(value)
+    return issubclass(cls, PurePath)
 
 
 def _is_near_paths(code: CodeType, space: Mapping[str, Any]) -> bool:

@@ -26,9 +26,10 @@ class Dicts(Kind):
         return issubclass(cls, dict)
 
     def children(self, found: Any) -> Iterable[Any]:
-        """Keys as well: they may be objects."""
+        """Keys as well: they may be objects; and what a defaultdict calls."""
         base = _base(found)
-        return [*base.keys(found), *base.values(found)]
+        factory = [found.default_factory] if isinstance(found, defaultdict) else []
+        return [*base.keys(found), *base.values(found), *factory]
 
     def copy(self, found: Any, copies: Copies) -> tuple[list[Any], list[Any], Any]:
         """Keys and values in order."""

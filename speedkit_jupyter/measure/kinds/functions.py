@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import functools
+import gc
+import operator
+import weakref
 from collections.abc import Iterable
-from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
@@ -81,6 +90,51 @@ class Callables(Kind):
         owner = getattr(found, "__self__", None)
         if owner is not None and not isinstance(owner, ModuleType):
             yield owner
+
+
+class Leading(Kind):
+    """Other objects of Python's own that hold some, and never others than these."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        """`super()`, slices, what calls a method with arguments of its own."""
+        return cls in (super, slice, operator.methodcaller)
+
+    def children(self, found: Any) -> Iterable[Any]:
+        """As the garbage collector knows them."""
+        return gc.get_referents(found)
+
+
+class Finalizers(Kind):
+    """`weakref.finalize`: what it will call, unless it has done so or was told not to."""
+
+    def recognizes(self, cls: type) -> bool:
+        """Kept by the class, one entry for each."""
+        return issubclass(cls, weakref.finalize)
+
+    def children(self, found: Any) -> Iterable[Any]:
+        """The function and its arguments."""
+        info = _finalizers().get(found)
+        return () if info is None else (info.func, info.args, info.kwargs or ())
+
+    def copy(self, found: Any, copies: Copies) -> Any:
+        """The entry; None once it was called."""
+        return _finalizers().get(found)
+
+    def same(self, found: Any, memory: Any) -> bool:
+        """By identity."""
+        return _finalizers().get(found) is memory
+
+    def put_back(self, found: Any, memory: Any) -> None:
+        """Alive again, or not alive."""
+        _finalizers()[found] = memory
+        if memory is None:
+            del _finalizers()[found]
+
+
+def _finalizers() -> dict[Any, Any]:
+    return weakref.finalize._registry  # type: ignore[attr-defined, no-any-return]
 
 
 class Caches(Kind):

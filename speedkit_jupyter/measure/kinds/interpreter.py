@@ -75,6 +75,7 @@ def settings() -> Iterator[Setting]:
         "warnings simplefilter filterwarnings resetwarnings filters",
     )
     yield from (_decimal(name) for name in CONTEXTS)
+    yield Setting("csv's dialects", _dialects, _write_dialects)
     yield Setting("asyncio's policy", _policy, _write_policy)
     yield Setting("atexit", lambda: owner_of("atexit")._ncallbacks(), None, "atexit")
     yield Setting("faulthandler", lambda: owner_of("faulthandler").is_enabled(), _write_faults)
@@ -123,6 +124,20 @@ def _decimal(name: str) -> Setting:
         one.traps.update(value[3])
 
     return Setting(f"decimal.{name}", read, write)
+
+
+def _dialects() -> dict[str, Any]:
+    csv = owner_of("csv")
+    return {name: csv.get_dialect(name) for name in csv.list_dialects()}
+
+
+def _write_dialects(value: dict[str, Any]) -> None:
+    csv, now = owner_of("csv"), _dialects()
+    for name in now.keys() - value.keys():
+        csv.unregister_dialect(name)
+    for name, one in value.items():
+        if now.get(name) is not one:
+            csv.register_dialect(name, one)
 
 
 def _policy() -> Any:

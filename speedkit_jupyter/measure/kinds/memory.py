@@ -71,23 +71,36 @@ class Mapped(Kind):
         """What a view is of, what a pointer points to."""
         if isinstance(found, memoryview):
             return (found.obj,)
+        if isinstance(found, ctypes.py_object):
+            return (found.value,) if found else ()
         kept = [one for one in gc.get_referents(found) if isinstance(one, dict)]
         return [one for held in kept for one in held.values()]
 
-    def copy(self, found: Any, copies: Copies) -> bytes | None:
+    def copy(self, found: Any, copies: Copies) -> tuple[bytes | None, int]:
         """The bytes, and of a mapped file where it is read."""
-        view = _bytes_of(found)
-        if view.readonly or not copies.fits(found, view.nbytes):
-            return None
-        return view.tobytes() if view.contiguous else None
+        view, position = _bytes_of(found), _position(found)
+        if view.readonly or not view.contiguous or not copies.fits(found, view.nbytes):
+            return None, position
+        return view.tobytes(), position
 
-    def same(self, found: Any, memory: bytes | None) -> bool:
+    def same(self, found: Any, memory: tuple[bytes | None, int]) -> bool:
         """Byte by byte."""
-        return memory is None or _bytes_of(found).tobytes() == memory
+        saved, position = memory
+        if _position(found) != position:
+            return False
+        return saved is None or _bytes_of(found).tobytes() == saved
 
-    def put_back(self, found: Any, memory: bytes) -> None:
+    def put_back(self, found: Any, memory: tuple[bytes | None, int]) -> None:
         """Into its own memory."""
-        _bytes_of(found)[:] = memory
+        saved, position = memory
+        if saved is not None:
+            _bytes_of(found)[:] = saved
+        if isinstance(found, mmap.mmap):
+            found.seek(position)
+
+
+def _position(found: Any) -> int:
+    return found.tell() if isinstance(found, mmap.mmap) else 0
 
 
 def _bytes_of(found: Any) -> memoryview:

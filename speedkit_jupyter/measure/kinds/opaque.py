@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterable
 from types import AsyncGeneratorType, CoroutineType, MemberDescriptorType
-from typing import Any
+from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
 
@@ -32,7 +33,7 @@ class Reduced(Kind):
 
     def copy(self, found: Any, copies: Copies) -> Any:
         """As it would be pickled."""
-        return _held(_state(found))
+        return _state(found)
 
     def same(self, found: Any, memory: Any) -> bool:
         """Objects by identity, plain values by value."""
@@ -40,28 +41,50 @@ class Reduced(Kind):
 
     def put_back(self, found: Any, memory: Any) -> None:
         """As it would be loaded."""
-        found.__setstate__(_held(memory))
+        found.__setstate__(_loaded(memory))
+
+
+class _Itself(NamedTuple):
+    """A container that the object holds, which has a memory of its own: a partial's list."""
+
+    found: Any
 
 
 def _state(found: Any) -> Any:
-    state = found.__reduce_ex__(4)
-    return state[2] if isinstance(state, tuple) and len(state) > 2 else None
+    """What is made anew for each pickle is taken apart; what is the same each time is held."""
+    state, again = found.__reduce_ex__(4), found.__reduce_ex__(4)
+    has_one = isinstance(state, tuple) and len(state) > 2
+    return _taken_apart(state[2], again[2]) if has_one else None
 
 
-def _held(state: Any) -> Any:
-    """Lists and dicts that are the object's own may change meanwhile."""
+def _taken_apart(state: Any, again: Any) -> Any:
+    cls = type(state)
+    if cls not in (list, tuple, dict):
+        return state
+    if state is again:
+        return state if state == () else _Itself(state)
+    if cls is dict:
+        return {key: _taken_apart(one, again.get(key)) for key, one in state.items()}
+    return cls(map(_taken_apart, state, again))
+
+
+def _loaded(state: Any) -> Any:
+    if type(state) is _Itself:
+        return state.found
     if type(state) in (list, tuple):
-        return type(state)(map(_held, state))
-    return {key: _held(one) for key, one in state.items()} if type(state) is dict else state
+        return type(state)(map(_loaded, state))
+    return {key: _loaded(one) for key, one in state.items()} if type(state) is dict else state
 
 
 def _leaves(state: Any) -> Iterable[Any]:
-    if type(state) in (list, tuple):
+    if type(state) is _Itself:
+        yield state.found
+    elif type(state) in (list, tuple):
         for one in state:
             yield from _leaves(one)
     elif type(state) is dict:
-        yield state
-        yield from state.values()
+        for one in state.values():
+            yield from _leaves(one)
     else:
         yield state
 
@@ -69,6 +92,8 @@ def _leaves(state: Any) -> Iterable[Any]:
 def _alike(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
+    if type(one) is _Itself:
+        return one.found is other.found
     if type(one) in (list, tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
     if type(one) is dict:
@@ -112,5 +137,7 @@ def hides_memory(cls: type) -> bool:
 def is_elsewhere(cls: type) -> bool:
     """Whether it is never looked into, but said."""
     if cls in (CoroutineType, AsyncGeneratorType):
+        return True
+    if issubclass(cls, (ctypes.CDLL, vars(ctypes)["_CFuncPtr"])):  # nobody knows what C code does
         return True
     return f"{cls.__module__}.".startswith(ELSEWHERE)

@@ -119,7 +119,7 @@ class Patches:
 def _spaces(found: Collection[Any], words: Words) -> Iterator[Space]:
     """Where code begins: modules and classes that it names, classes of objects, and the usual."""
     for one in found:
-        if isinstance(one, ModuleType) or issubclass(type(one), type):
+        if issubclass(type(one), ModuleType) or issubclass(type(one), type):
             yield one
     for cls in {type(one) for one in found}:
         yield from cls.__mro__
@@ -145,7 +145,7 @@ def _reached(begin: Iterable[Space], names: set[str]) -> list[Space]:
         known[id(one)] = one
         inside = vars(one)
         found = [inside[name] for name in names & inside.keys()]
-        waiting += [v for v in found if isinstance(v, ModuleType) or issubclass(type(v), type)]
+        waiting += [v for v in found if issubclass(type(v), ModuleType | type)]
     return list(known.values())
 
 

@@ -21,10 +21,17 @@ from speedkit_jupyter.measure.kinds.arrays import Arrays, Frames
 from speedkit_jupyter.measure.kinds.base import Kind
 from speedkit_jupyter.measure.kinds.containers import Buffers, Dicts, Immutables, Lists, Sets
 from speedkit_jupyter.measure.kinds.fields import Fields, Registered
-from speedkit_jupyter.measure.kinds.functions import Caches, Callables, Functions
+from speedkit_jupyter.measure.kinds.functions import (
+    Caches,
+    Callables,
+    Finalizers,
+    Functions,
+    Leading,
+)
 from speedkit_jupyter.measure.kinds.instances import Attributes, Classes, Slots
 from speedkit_jupyter.measure.kinds.locks import Locals, Locks
 from speedkit_jupyter.measure.kinds.memory import Mapped, Storages
+from speedkit_jupyter.measure.kinds.mirrors import Loggers
 from speedkit_jupyter.measure.kinds.names import Cells, Modules, Names, NamesKind
 from speedkit_jupyter.measure.kinds.opaque import (
     Reduced,
@@ -39,23 +46,24 @@ from speedkit_jupyter.measure.kinds.scripted import Scripted
 from speedkit_jupyter.measure.kinds.shown import Images, Widgets
 from speedkit_jupyter.measure.kinds.streams import Files, Iterators, Replaying, Texts
 from speedkit_jupyter.measure.kinds.tensors import Gradients, Tensors
-from speedkit_jupyter.measure.kinds.watched import Graphs, Seeds
+from speedkit_jupyter.measure.kinds.watched import Folders, Graphs, Seeds
 from speedkit_jupyter.measure.kinds.weak import Weak
 
 # In the order in which they are put back: what holds before what is held, gradients last.
 KINDS: tuple[Kind, ...] = (
     NamesKind(), Cells(), Functions(), Classes(), Fields(), Registered(), Attributes(), Slots(),
-    Scripted(), Dicts(), Lists(), Sets(), Immutables(), Callables(), Reduced(), Weak(),
-    Modules(), Buffers(), Storages(), Tensors(), Arrays(), Frames(), Mapped(), Images(),
-    Generators(), Seeds(), Widgets(), ContextVariables(), Texts(), Files(), Iterators(),
-    Caches(), Locals(), Locks(), Graphs(), Gradients(),
+    Scripted(), Dicts(), Lists(), Sets(), Immutables(), Callables(), Leading(),
+    Finalizers(), Reduced(), Weak(), Modules(), Buffers(), Storages(), Tensors(), Arrays(),
+    Frames(), Mapped(), Images(), Generators(), Seeds(), Widgets(), ContextVariables(), Texts(),
+    Files(), Iterators(), Caches(), Locals(), Locks(), Graphs(), Loggers(), Folders(),
+    Gradients(),
 )  # fmt: skip
 UNKNOWN, REPLAYING = Unknown(), Replaying()
 REDUCED = next(kind for kind in KINDS if type(kind) is Reduced)
 # Plain values, which can't change.
 ATOMS: frozenset[type] = frozenset(
     {
-        int, float, complex, bool, str, bytes, range, slice, object, NoneType, EllipsisType,
+        int, float, complex, bool, str, bytes, range, object, NoneType, EllipsisType,
         NotImplementedType, CodeType, FrameType, TracebackType, GenericAlias,
         GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType,
         datetime.datetime, re.Pattern,
@@ -72,9 +80,12 @@ class Registry:
 
     def of(self, cls: type) -> tuple[Kind, ...]:
         """The kinds that instances of a class are of; none for plain values."""
-        kinds = self._known.get(cls)
-        if kinds is None:
-            kinds = self._known[cls] = _kinds(cls)
+        try:
+            kinds = self._known.get(cls)
+            if kinds is None:
+                kinds = self._known[cls] = _kinds(cls)
+        except Exception:  # its metaclass compares or hashes in a way of its own
+            return (UNKNOWN,)
         return kinds
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import sys
@@ -13,6 +14,9 @@ from speedkit_jupyter.measure.kinds.base import Copies, Kind
 from speedkit_jupyter.measure.kinds.names import Names, global_names
 from speedkit_jupyter.measure.kinds.origin import is_installed
 from speedkit_jupyter.measure.kinds.weak import PROXIES
+
+# Iterators of Python's own, which say what they hold to the garbage collector only.
+KEPT_IN_C = ("builtins", "itertools")
 
 
 class Texts(Kind):
@@ -83,8 +87,11 @@ class Iterators(Kind):
         return cls.__dictoffset__ == 0 and "__slots__" not in cls.__dict__
 
     def children(self, found: Any) -> Iterable[Any]:
-        """What a generator of the user's works on."""
-        frame = found.gi_frame if isinstance(found, GeneratorType) else None
+        """What a generator of the user's works on, what one in C calls and gives out."""
+        is_a_generator = isinstance(found, GeneratorType)
+        if type(found).__module__ in KEPT_IN_C and not is_a_generator:
+            yield from _behind(found)
+        frame = found.gi_frame if is_a_generator else None
         if frame is None or is_installed(str(frame.f_globals.get("__name__")).partition(".")[0]):
             return
         yield from frame.f_locals.values()
@@ -93,6 +100,13 @@ class Iterators(Kind):
     def beyond(self, found: Any) -> str:
         """Unless what holds it holds a replaying one for a while."""
         return "is drawn from for real"
+
+
+def _behind(found: Any) -> Iterator[Any]:
+    """All but other iterators, which this one draws from."""
+    for one in gc.get_referents(found):
+        parts = one if type(one) is tuple else (one,)
+        yield from (part for part in parts if not issubclass(type(part), Iterator))
 
 
 class Replaying(Kind):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
@@ -51,3 +53,17 @@ class Seeds(Watched):
     def copy(self, found: Any, copies: Copies) -> int:
         """How many children it has had."""
         return int(found.n_children_spawned)
+
+
+class Folders(Watched):
+    """Temporary folders, which go at once when they are told to."""
+
+    why = "it was removed"
+
+    def recognizes(self, cls: type) -> bool:
+        """Those of `tempfile`."""
+        return issubclass(cls, tempfile.TemporaryDirectory)
+
+    def copy(self, found: Any, copies: Copies) -> bool:
+        """Whether it is there."""
+        return os.path.isdir(found.name)

@@ -1,0 +1,72 @@
+"""One object in the notebook that answers no question must not keep a magic from working."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+
+def refuses(self, *given):
+    raise RuntimeError("settings are not configured")
+
+
+def a_class(**members):
+    return type("Lazy", (), members)
+
+
+META = type("Meta", (type,), {"__eq__": refuses, "__hash__": type.__hash__})
+OF_DICTS = ("__len__", "__iter__", "__eq__", "items")
+WAYS = {
+    "__class__": a_class(__class__=property(refuses)),
+    "__dict__": a_class(__dict__=property(refuses)),
+    "__getattr__": a_class(__getattr__=refuses),
+    "__getattribute__": a_class(__getattribute__=refuses),
+    "__eq__": a_class(__eq__=refuses, __hash__=None),
+    "__hash__": a_class(__hash__=refuses),
+    "__repr__": a_class(__repr__=refuses, __str__=refuses),
+    "__len__": a_class(__len__=refuses),
+    "__bool__": a_class(__bool__=refuses),
+    "__iter__": a_class(__iter__=refuses, __next__=refuses, __getitem__=refuses),
+    "__call__": a_class(__call__=refuses, __enter__=refuses, __index__=refuses),
+    "__reduce_ex__": a_class(__reduce_ex__=refuses, __deepcopy__=refuses, __copy__=refuses),
+    "a dict's": type("Lazy", (dict,), dict.fromkeys(OF_DICTS, refuses)),
+    "a list's": type("Lazy", (list,), dict.fromkeys(("__len__", "__iter__", "__eq__"), refuses)),
+    "a metaclass's": META("Lazy", (), {}),
+    "all": a_class(
+        **dict.fromkeys(("__getattribute__", "__eq__", "__hash__", "__repr__", "__len__"), refuses),
+        **dict.fromkeys(("__bool__", "__iter__", "__call__", "__reduce_ex__"), refuses),
+        __class__=property(refuses),
+        __dict__=property(refuses),
+    ),
+}  # fmt: skip
+LINES = ("status", "apply model", "apply model --optimizer optimizer", "report", "code model", "")
+BENCH = "--compare baseline,fused_optimizer --budget 0.05 -v found --model model"
+
+
+HELD = {"name": "stranger = one", "attribute": "stranger = types.SimpleNamespace(one=one)",
+        "element": "stranger = [one, {'a': one}]"}  # fmt: skip
+
+
+@pytest.fixture
+def notebook(shell):
+    shell.run("import types\ndef train():\n    model(x).sum().backward(); optimizer.step()")
+    yield shell
+    for name in ("stranger", "one"):
+        shell.names.pop(name, None)
+    shell.run("%speedkit restore")
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", HELD)
+def test_a_stranger_breaks_no_magic(notebook, way, place):
+    notebook.names["one"] = WAYS[way].__new__(WAYS[way])
+    notebook.run(HELD[place])
+    for line in LINES:
+        notebook.run(f"%speedkit {line}")
+    notebook.run("%speedkit restore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shown = notebook.run(f"%%speedbench {BENCH}\nstranger\ntrain()")
+    assert "fused_optimizer" in shown
