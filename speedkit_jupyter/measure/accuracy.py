@@ -177,7 +177,7 @@ class Yardstick:
     def _evidence_lacks(self, found: Errors, tolerance: Tolerance) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
         if not (found.numbers or found.gradients or found.differing):
-            return NOTHING_TO_COMPARE
+            return self._unknown() or NOTHING_TO_COMPARE
         if found.vanishing:
             return (
                 f"no gradient is larger than {LEAST_GRADIENT:g}, which is noise: nothing can be "
@@ -198,6 +198,12 @@ class Yardstick:
         if not (found.numbers or found.gradients or any(enough) or together_enough):
             return "the step gives too few whole numbers to tell rounding from errors"
         return ""
+
+    def _unknown(self) -> str:
+        """What was there and can't be compared; empty where nothing was."""
+        results = [*(call.results for call in self.baseline.calls), self.baseline.outputs]
+        names = dict.fromkeys(name for one in results for name in one.unknown)
+        return f"it gives nothing that can be compared: {', '.join(names)}" if names else ""
 
     def _amplified(self, tolerance: Tolerance) -> str:
         """That it is the net, where it is."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.magnitudes import norm
+from speedkit_jupyter.measure.plain import or_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -43,10 +44,8 @@ def moved(way: torch.Tensor, start: torch.Tensor) -> int:
     """How many elements of a parameter are elsewhere, by more than rounding."""
     import torch
 
-    if way.layout is not torch.strided:
-        way, start = way.to_dense(), start.to_dense()
     eps = max(torch.finfo(start.dtype).eps, FLOAT32)
-    return int((~(way.abs() <= ROUNDINGS * eps * real(start).abs())).sum())
+    return int((~(way.abs() <= ROUNDINGS * eps * real(or_nothing(start)).abs())).sum())
 
 
 def astray(
