@@ -24,6 +24,8 @@ PRODUCTS = re.compile(
 )
 # A GradScaler's kernels take their scale in float32, and change it in place.
 IN_FLOAT32 = "_amp_"
+# Says of a tensor itself that gradients are to lead to it: so a penalty, or `vjp`, begins.
+OF_ITSELF = ("requires_grad_", "retain_grad", "register_hook")
 # The dtype of the first operand is that of the result; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
 
@@ -53,8 +55,13 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         ) -> Any:
             if getattr(function, "__name__", "").startswith(IN_FLOAT32):
                 return _with_scale_in_float32(function, args)
+            if getattr(function, "__name__", "") in OF_ITSELF:
+                return function(*args, **(kwargs or {}))
             given = args, kwargs or {}
             now = tree_map(promoted, given)
+            if _differentiates(function):  # by those tensors, not by copies of them
+                inputs = {name: one for name, one in given[1].items() if name == "inputs"}
+                return function(*now[0][:1], *args[1:2], *now[0][2:], **{**now[1], **inputs})
             result = function(*now[0], **now[1])
             if _writes(function) and _handed_back(tree_leaves(given), tree_leaves(now)):
                 return args[0] if args and result is now[0][0] else result
@@ -70,6 +77,11 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
                 tensor.grad = torch.zeros_like(tensor)
     with Promoting():
         yield
+
+
+def _differentiates(function: Any) -> bool:
+    """Whether it is `torch.autograd.grad`, wrapped as it may be."""
+    return getattr(function, "__module__", "") == "torch.autograd" and function.__name__ == "grad"
 
 
 def _writes(function: Any) -> bool:
