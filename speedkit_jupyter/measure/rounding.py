@@ -11,12 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.confinement import patched
+
 if TYPE_CHECKING:
     import torch
 
 # Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
 SMALLEST_FP16 = 2.0**-24
+# Models with more bytes in a lower dtype are not taken to float64: there they have four times as
+# many.
+MOST_BYTES = 2**32
 # What is multiplied in the lower precision, by the name of its operation.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
@@ -35,9 +40,49 @@ def unit(precision: str) -> float:
     return 2.0 ** -DIGITS[precision]
 
 
+def lowest(*precisions: str) -> str:
+    """The one with the fewest digits; float32 where there is none."""
+    return max(("fp32", *precisions), key=unit)
+
+
+def of_parameters(models: Sequence[torch.nn.Module]) -> set[str]:
+    """The lower precisions in which parameters are."""
+    import torch
+
+    return {"fp16" if one.dtype is torch.float16 else "bf16" for one in _low(models)}
+
+
+def _low(models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    import torch
+
+    found = [one for model in models for one in model.parameters()]
+    return [one for one in found if one.dtype in (torch.bfloat16, torch.float16)]
+
+
+@contextmanager
+def noted_autocast() -> Iterator[set[str]]:
+    """The precisions of the autocast blocks that are entered in the block."""
+    import torch
+    from torch.amp.autocast_mode import autocast
+
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    found: set[str] = set()
+
+    def make(enter: Any) -> Any:
+        def entered(self: Any) -> Any:
+            if self._enabled and self.fast_dtype in names:
+                found.add(names[self.fast_dtype])
+            return enter(self)
+
+        return entered
+
+    with patched(autocast, "__enter__", make):
+        yield found
+
+
 @contextmanager
 def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Models in float64, and every float32 tensor that meets them promoted.
+    """Models in float64, and every float32 tensor (and of lower dtypes) that meets them promoted.
 
     The caller puts parameters and buffers back (their dtype comes with their values).
     """
@@ -45,13 +90,16 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     from torch.overrides import TorchFunctionMode
     from torch.utils._pytree import tree_leaves, tree_map
 
+    small = sum(one.numel() * one.element_size() for one in _low(models)) <= MOST_BYTES
+    kinds = (torch.float32, torch.bfloat16, torch.float16)[: None if small else 1]
+
     def promoted(one: Any) -> Any:
-        low = isinstance(one, torch.Tensor) and one.dtype is torch.float32
+        low = isinstance(one, torch.Tensor) and one.dtype in kinds
         return one.double() if low else one
 
     class Promoting(TorchFunctionMode):
         def __torch_function__(
-            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+            self, function: Any, classes: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if getattr(function, "__name__", "").startswith(IN_FLOAT32):
                 return _with_scale_in_float32(function, args)
@@ -71,7 +119,7 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         for tensor in (*model.parameters(), *model.buffers()):
             gradient = tensor.grad
             tensor.grad = None
-            if tensor.dtype is torch.float32:
+            if tensor.dtype in kinds:
                 tensor.data = tensor.data.double()
             if gradient is not None:  # a step may count on one: its values are of no concern
                 tensor.grad = torch.zeros_like(tensor)
@@ -125,12 +173,15 @@ def _with_scale_in_float32(function: Any, args: Any) -> Any:
 
 
 @contextmanager
-def rounded(precision: str, scale: float = 1.0, loss_scale: float = 1.0) -> Iterator[None]:
+def rounded(
+    precision: str, scale: float = 1.0, loss_scale: float = 1.0, suspends: bool = True
+) -> Iterator[None]:
     """Products and what follows from them rounded to this precision, as autocast would.
 
     In fp32 everything is. Another `scale` of the same precision rounds other values up and
     others down: a second control. What fp16 has no smaller numbers for becomes coarse, in the
-    backward pass after the loss was scaled.
+    backward pass after the loss was scaled. `suspends` is whether the step's own
+    `autocast(enabled=False)` keeps that away, which it does not from a model in the lower dtype.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -155,7 +206,7 @@ def rounded(precision: str, scale: float = 1.0, loss_scale: float = 1.0) -> Iter
                     lowered.note_all(result, lowered.all_of("copy", args[:1]))
                 return result
             name = function._schema.name.partition("::")[2].rstrip("_")
-            product = bool(PRODUCTS.search(name)) and not suspended
+            product = bool(PRODUCTS.search(name)) and not (suspends and suspended)
             if product and not everything:
                 args = [low_digits(one) for one in args]
             result = function(*args, **(kwargs or {}))

@@ -142,7 +142,7 @@ def _way(one: Observation, baseline: Observation) -> list[Any] | None:
 def _off(seen: Observation, baseline: Observation, which: slice) -> float | None:
     """As a share of the way; None where the baseline's did not move, or others did."""
     way, mine = math.hypot(*map(norm, baseline.way[which])), _way(seen, baseline)
-    if not way or mine is None:
+    if not way or not math.isfinite(way) or mine is None:
         return None
     pairs = zip(mine[which], baseline.way[which], strict=True)
     return math.hypot(*(norm(one - other) for one, other in pairs)) / way
