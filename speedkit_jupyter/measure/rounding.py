@@ -254,7 +254,7 @@ def _computes(function: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[Any]:
-    """The floating-point tensors among operands, lists of them too."""
+    """The floating-point tensors among operands, lists of them too; of sparse ones the values."""
     import torch
 
     found = []
@@ -262,8 +262,20 @@ def _tensors(values: Any) -> list[Any]:
         if isinstance(one, (list, tuple)):
             found += _tensors(one)
         elif isinstance(one, torch.Tensor) and one.dtype in (torch.float32, torch.float64):
-            found.append(one)
+            found += _values(one)
     return found
+
+
+def _values(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """In memory that operations can write; none of a layout that gives none."""
+    import torch
+
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values()]
+    compressed = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    return [tensor.values()] if tensor.layout in compressed else []
 
 
 def to_digits(value: Any, digits: int, scale: float = 1.0, smallest: float = 0.0) -> Any:
@@ -278,6 +290,8 @@ def to_digits(value: Any, digits: int, scale: float = 1.0, smallest: float = 0.0
     if isinstance(value, (list, tuple)):
         return type(value)(to_digits(one, digits, scale, smallest) for one in value)
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
+        return value
+    if value.layout is not torch.strided:
         return value
     own = 24 if value.dtype is torch.float32 else 53
     scaled = value if scale == 1.0 else value * scale
