@@ -174,6 +174,7 @@ class Observer:
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._depth += 1
         if self._depth > 1 or self._in_backward:  # each parameter by itself, as it gets its own
+            self._seen.in_backward |= self._in_backward
             return
         self._also(optimizer)
         # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
