@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.buffers import misled
 from speedkit_jupyter.measure.deviation import LEAST_GRADIENT, Errors, errors
 from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.rounding import unit
-from speedkit_jupyter.measure.tolerance import UNDETERMINED, Tolerance, in_all
+from speedkit_jupyter.measure.tolerance import NARROW, UNDETERMINED, Tolerance, in_all
 from speedkit_jupyter.measure.updates import misstep
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Yardstick:
         if tolerance.wider(CLEARLY).beyond(found):
             return None
         self.surer.add(precision)
-        surer = Tolerance(precision, [*tolerance.controls, *more()])
+        surer = Tolerance(precision, [*tolerance.controls, *more()], NARROW)
         self.tolerances = {**self.tolerances, precision: surer}
         return surer
 

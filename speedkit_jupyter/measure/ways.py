@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.magnitudes import norm
 from speedkit_jupyter.measure.plain import or_nothing
+from speedkit_jupyter.measure.tolerance import told_apart
 
 if TYPE_CHECKING:
     import torch
@@ -76,10 +77,8 @@ def astray(
             count = baseline.way[which][0].numel()
             limit += 2 * (max(1.0, FEW_ELEMENTS * count) / max(count, 1)) ** 0.5
         if not found <= limit:
-            return (
-                f"the parameters went {found:.2g} of their way off, more than rounding does "
-                f"({limit:.2g})"
-            )
+            off, most = told_apart(found, limit)
+            return f"the parameters went {off} of their way off, more than rounding does ({most})"
     for index in () if baseline.in_backward else single:
         if what := _elsewhere(index, seen, baseline, others, names):
             return f"parameter {names.parameter(index)} {what}"
