@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.buffers import misled
 from speedkit_jupyter.measure.deviation import LEAST_GRADIENT, Errors, errors
 from speedkit_jupyter.measure.labels import Names
 from speedkit_jupyter.measure.rounding import unit
-from speedkit_jupyter.measure.tolerance import UNDETERMINED, Tolerance, in_all
+from speedkit_jupyter.measure.tolerance import NARROW, UNDETERMINED, Tolerance, in_all
 from speedkit_jupyter.measure.updates import misstep
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Yardstick:
         if tolerance.wider(CLEARLY).beyond(found):
             return None
         self.surer.add(precision)
-        surer = Tolerance(precision, [*tolerance.controls, *more()])
+        surer = Tolerance(precision, [*tolerance.controls, *more()], NARROW)
         self.tolerances = {**self.tolerances, precision: surer}
         return surer
 
@@ -177,7 +177,7 @@ class Yardstick:
     def _evidence_lacks(self, found: Errors, tolerance: Tolerance) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
         if not (found.numbers or found.gradients or found.differing):
-            return NOTHING_TO_COMPARE
+            return self._unknown() or NOTHING_TO_COMPARE
         if found.vanishing:
             return (
                 f"no gradient is larger than {LEAST_GRADIENT:g}, which is noise: nothing can be "
@@ -198,6 +198,12 @@ class Yardstick:
         if not (found.numbers or found.gradients or any(enough) or together_enough):
             return "the step gives too few whole numbers to tell rounding from errors"
         return ""
+
+    def _unknown(self) -> str:
+        """What was there and can't be compared; empty where nothing was."""
+        results = [*(call.results for call in self.baseline.calls), self.baseline.outputs]
+        names = dict.fromkeys(name for one in results for name in one.unknown)
+        return f"it gives nothing that can be compared: {', '.join(names)}" if names else ""
 
     def _amplified(self, tolerance: Tolerance) -> str:
         """That it is the net, where it is."""

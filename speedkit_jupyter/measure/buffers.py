@@ -93,7 +93,7 @@ def misled(
 
     together = zip(baseline.buffers_before, seen.buffers, baseline.buffers, strict=False)
     for index, (start, one, other) in enumerate(together):
-        if start.numel() and not other.numel():  # another one each time
+        if one.numel() and not other.numel():  # another one each time
             continue
         start = start if start.shape == other.shape else torch.zeros_like(other)
         known = noise[index] if index < len(noise) else None

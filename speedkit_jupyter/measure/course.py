@@ -18,6 +18,7 @@ from speedkit_jupyter.measure.buffers import held
 from speedkit_jupyter.measure.leaves import FEW_ELEMENTS, MOST_ELEMENTS, Leaves, sampled
 from speedkit_jupyter.measure.magnitudes import norm
 from speedkit_jupyter.measure.observation import Calls, Observation
+from speedkit_jupyter.measure.plain import or_nothing
 from speedkit_jupyter.measure.watching import unwatched, watching
 from speedkit_jupyter.measure.ways import moved, real
 
@@ -173,6 +174,7 @@ class Observer:
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._depth += 1
         if self._depth > 1 or self._in_backward:  # each parameter by itself, as it gets its own
+            self._seen.in_backward |= self._in_backward
             return
         self._also(optimizer)
         # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
@@ -281,7 +283,7 @@ class Observer:
         if not seen.complete and self._passes:
             seen.gradients = self._sums()
         pairs = list(zip(self._parameters, self._start, strict=True))
-        way = [real(p.detach() - old) for p, old in pairs]
+        way = [real(_difference(p, old)) for p, old in pairs]
         seen.moved = math.hypot(*(norm(one.double()) for one in way))
         if seen.moved:
             led = bool(self._passes or seen.complete)
@@ -308,7 +310,7 @@ class Observer:
 
     def _way(self) -> list[Any]:
         pairs = zip(self._parameters, self._start, strict=True)
-        return [sampled(p.detach() - old, self._most) for p, old in pairs]
+        return [sampled(_difference(p, old), self._most) for p, old in pairs]
 
     def _sums(self) -> list[Any]:
         """What the backward passes added up to, whether it still lies there or was cleared."""
@@ -353,11 +355,11 @@ def _clear(parameters: Sequence[Any]) -> None:
 
 
 def _dense(gradient: Any) -> Any:
-    import torch
+    return None if gradient is None else or_nothing(gradient)
 
-    if gradient is None or gradient.layout is torch.strided:
-        return gradient
-    return gradient.detach().to_dense()
+
+def _difference(parameter: Any, old: Any) -> Any:
+    return or_nothing(parameter) - or_nothing(old)
 
 
 def _copied(gradient: Any) -> Any:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.plain import or_nothing, plain
+
 if TYPE_CHECKING:
     import torch
 
@@ -50,11 +52,11 @@ class Leaves:
         import torch
 
         if isinstance(one, torch.Tensor):
+            if plain(one) is None:
+                self.unknown.append(f"{type(one).__name__} without values")
+                return
             kept = sampled(one, self.most)
-            if one.is_floating_point() or one.is_complex():
-                self.numbers.append(kept)
-            else:
-                self.exact.append(kept.long())
+            (self.numbers if kept.is_floating_point() else self.exact).append(kept)
         elif isinstance(one, numbers.Integral):  # bool too
             self.exact.append(torch.tensor(int(one) % 2**63))
         elif isinstance(one, numbers.Complex):
@@ -85,11 +87,7 @@ def sampled(tensor: torch.Tensor, most: int = MOST_ELEMENTS) -> torch.Tensor:
     """
     import torch
 
-    found = tensor.detach()
-    if found.layout is not torch.strided:
-        found = found.to_dense()
-    if found.is_quantized:
-        found = found.dequantize()
+    found = or_nothing(tensor)
     if found.is_complex():
         found = torch.view_as_real(found.resolve_conj())
     if found.numel() > most:

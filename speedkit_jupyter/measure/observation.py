@@ -77,7 +77,8 @@ class Observation:
     parameters, `moved` is how far they are from where they were, `way` a sample of it, `movers` how
     many elements of each are elsewhere; both are empty where all of them stay. Where a step ends,
     `buffers` are those of the models then, `buffers_before` those before it, `modes` what their
-    modules and parameters are set to (training, requires_grad). `place`
+    modules and parameters are set to (training, requires_grad). `in_backward` is whether optimizers
+    stepped within the backward pass, each parameter as it got its gradient. `place`
     says which step it is of, and how many optimizer steps came before in that; `role` what it is
     besides.
     """
@@ -93,6 +94,7 @@ class Observation:
     buffers: list[torch.Tensor] = field(default_factory=list)
     modes: dict[str, bool] = field(default_factory=dict)
     complete: bool = False
+    in_backward: bool = False
     place: tuple[int, int] = (0, 0)
     role: str = ""
 

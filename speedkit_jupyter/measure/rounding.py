@@ -11,12 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.confinement import patched
+
 if TYPE_CHECKING:
     import torch
 
 # Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
 SMALLEST_FP16 = 2.0**-24
+# Models with more bytes in a lower dtype are not taken to float64: there they have four times as
+# many.
+MOST_BYTES = 2**32
 # What is multiplied in the lower precision, by the name of its operation.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
@@ -24,6 +29,8 @@ PRODUCTS = re.compile(
 )
 # A GradScaler's kernels take their scale in float32, and change it in place.
 IN_FLOAT32 = "_amp_"
+# Says of a tensor itself that gradients are to lead to it: so a penalty, or `vjp`, begins.
+OF_ITSELF = ("requires_grad_", "retain_grad", "register_hook")
 # The dtype of the first operand is that of the result; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
 
@@ -33,9 +40,49 @@ def unit(precision: str) -> float:
     return 2.0 ** -DIGITS[precision]
 
 
+def lowest(*precisions: str) -> str:
+    """The one with the fewest digits; float32 where there is none."""
+    return max(("fp32", *precisions), key=unit)
+
+
+def of_parameters(models: Sequence[torch.nn.Module]) -> set[str]:
+    """The lower precisions in which parameters are."""
+    import torch
+
+    return {"fp16" if one.dtype is torch.float16 else "bf16" for one in _low(models)}
+
+
+def _low(models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    import torch
+
+    found = [one for model in models for one in model.parameters()]
+    return [one for one in found if one.dtype in (torch.bfloat16, torch.float16)]
+
+
+@contextmanager
+def noted_autocast() -> Iterator[set[str]]:
+    """The precisions of the autocast blocks that are entered in the block."""
+    import torch
+    from torch.amp.autocast_mode import autocast
+
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    found: set[str] = set()
+
+    def make(enter: Any) -> Any:
+        def entered(self: Any) -> Any:
+            if self._enabled and self.fast_dtype in names:
+                found.add(names[self.fast_dtype])
+            return enter(self)
+
+        return entered
+
+    with patched(autocast, "__enter__", make):
+        yield found
+
+
 @contextmanager
 def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Models in float64, and every float32 tensor that meets them promoted.
+    """Models in float64, and every float32 tensor (and of lower dtypes) that meets them promoted.
 
     The caller puts parameters and buffers back (their dtype comes with their values).
     """
@@ -43,18 +90,26 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     from torch.overrides import TorchFunctionMode
     from torch.utils._pytree import tree_leaves, tree_map
 
+    small = sum(one.numel() * one.element_size() for one in _low(models)) <= MOST_BYTES
+    kinds = (torch.float32, torch.bfloat16, torch.float16)[: None if small else 1]
+
     def promoted(one: Any) -> Any:
-        low = isinstance(one, torch.Tensor) and one.dtype is torch.float32
+        low = isinstance(one, torch.Tensor) and one.dtype in kinds
         return one.double() if low else one
 
     class Promoting(TorchFunctionMode):
         def __torch_function__(
-            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+            self, function: Any, classes: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if getattr(function, "__name__", "").startswith(IN_FLOAT32):
                 return _with_scale_in_float32(function, args)
+            if getattr(function, "__name__", "") in OF_ITSELF:
+                return function(*args, **(kwargs or {}))
             given = args, kwargs or {}
             now = tree_map(promoted, given)
+            if _differentiates(function):  # by those tensors, not by copies of them
+                inputs = {name: one for name, one in given[1].items() if name == "inputs"}
+                return function(*now[0][:1], *args[1:2], *now[0][2:], **{**now[1], **inputs})
             result = function(*now[0], **now[1])
             if _writes(function) and _handed_back(tree_leaves(given), tree_leaves(now)):
                 return args[0] if args and result is now[0][0] else result
@@ -64,12 +119,17 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         for tensor in (*model.parameters(), *model.buffers()):
             gradient = tensor.grad
             tensor.grad = None
-            if tensor.dtype is torch.float32:
+            if tensor.dtype in kinds:
                 tensor.data = tensor.data.double()
             if gradient is not None:  # a step may count on one: its values are of no concern
                 tensor.grad = torch.zeros_like(tensor)
     with Promoting():
         yield
+
+
+def _differentiates(function: Any) -> bool:
+    """Whether it is `torch.autograd.grad`, wrapped as it may be."""
+    return getattr(function, "__module__", "") == "torch.autograd" and function.__name__ == "grad"
 
 
 def _writes(function: Any) -> bool:
@@ -113,12 +173,15 @@ def _with_scale_in_float32(function: Any, args: Any) -> Any:
 
 
 @contextmanager
-def rounded(precision: str, scale: float = 1.0, loss_scale: float = 1.0) -> Iterator[None]:
+def rounded(
+    precision: str, scale: float = 1.0, loss_scale: float = 1.0, suspends: bool = True
+) -> Iterator[None]:
     """Products and what follows from them rounded to this precision, as autocast would.
 
     In fp32 everything is. Another `scale` of the same precision rounds other values up and
     others down: a second control. What fp16 has no smaller numbers for becomes coarse, in the
-    backward pass after the loss was scaled.
+    backward pass after the loss was scaled. `suspends` is whether the step's own
+    `autocast(enabled=False)` keeps that away, which it does not from a model in the lower dtype.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -144,7 +207,7 @@ def rounded(precision: str, scale: float = 1.0, loss_scale: float = 1.0) -> Iter
                     lowered.note_all(result, lowered.all_of("copy", args[:1]))
                 return result
             name = function._schema.name.partition("::")[2].rstrip("_")
-            product = bool(PRODUCTS.search(name)) and not suspended
+            product = bool(PRODUCTS.search(name)) and not (suspends and suspended)
             if product and not everything:
                 args = [low_digits(one) for one in args]
             result = function(*args, **(kwargs or {}))
@@ -209,7 +272,7 @@ def _computes(function: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[Any]:
-    """The floating-point tensors among operands, lists of them too."""
+    """The floating-point tensors among operands, lists of them too; of sparse ones the values."""
     import torch
 
     found = []
@@ -217,8 +280,20 @@ def _tensors(values: Any) -> list[Any]:
         if isinstance(one, (list, tuple)):
             found += _tensors(one)
         elif isinstance(one, torch.Tensor) and one.dtype in (torch.float32, torch.float64):
-            found.append(one)
+            found += _values(one)
     return found
+
+
+def _values(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """In memory that operations can write; none of a layout that gives none."""
+    import torch
+
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values()]
+    compressed = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    return [tensor.values()] if tensor.layout in compressed else []
 
 
 def to_digits(value: Any, digits: int, scale: float = 1.0, smallest: float = 0.0) -> Any:
@@ -233,6 +308,8 @@ def to_digits(value: Any, digits: int, scale: float = 1.0, smallest: float = 0.0
     if isinstance(value, (list, tuple)):
         return type(value)(to_digits(one, digits, scale, smallest) for one in value)
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
+        return value
+    if value.layout is not torch.strided:
         return value
     own = 24 if value.dtype is torch.float32 else 53
     scaled = value if scale == 1.0 else value * scale

@@ -43,6 +43,8 @@ VANISHING = (1e4, 1e4, 1e4, 1e4, 1e4)
 ERR_AS_ONE = 64
 # Scatter within a net that normalizes shortens what is left of the signal: of 1 + scatter**2.
 SHORTENED = 0.5
+# Controls are few: what is beyond their limits by no more than this is no accusation.
+NARROW = 1.1
 # What a net is taken to be off by in roundings where no control could be run.
 TYPICAL = 8.0
 # What rounding alone moves by as much as there is can't be told from anything.
@@ -128,9 +130,10 @@ class Tolerance:
             return ""
         worst = int((off / limit.clamp_min(1e-300)).argmax())
         own = max(float(size[worst]), 1e-300)
+        by, most = told_apart(float(off[worst]) / own, float(limit[worst]) / own)
         return (
-            f"off in a small row or column by {float(off[worst]) / own:.2g} of its size, more than "
-            f"{self.precision} explains ({float(limit[worst]) / own:.2g})"
+            f"off in a small row or column by {by} of its size, more than {self.precision} "
+            f"explains ({most})"
         )
 
     def _beyond_in_parts(self, one: Deviation, controls: Sequence[Deviation]) -> str:
@@ -167,15 +170,13 @@ class Tolerance:
             limit += besides[index] + (spread if NAMES[index] in ("scaled", "shifted") else 0.0)
             limit *= self.width
             if not value <= limit:
-                return (
-                    f"{NAMES[index]} by {value:.2g}, more than {self.precision} explains "
-                    f"({limit:.2g})"
-                )
+                off, most = told_apart(value, limit)
+                return f"{NAMES[index]} by {off}, more than {self.precision} explains ({most})"
         return ""
 
     def _beyond_in_whole_numbers(self, seen: Errors) -> str:
         """Rounding decides a few of them, where two candidates are as good."""
-        strict = self.width == 1.0 and not any(in_all(each)[0] for each in self.controls)
+        strict = self.width <= NARROW and not any(in_all(each)[0] for each in self.controls)
         for index, (count, size) in enumerate(seen.differing):
             limit = self._strictly(size) if strict else self.whole_numbers(index, size)
             if count > limit:
@@ -208,6 +209,12 @@ class Tolerance:
         """How many of these may differ: the controls' with the scatter of a count, and 1 %."""
         known = [each.differing[index][0] for each in self.controls if index < len(each.differing)]
         return _may_differ(max(known, default=0), size)
+
+
+def told_apart(value: float, limit: float) -> tuple[str, str]:
+    """Both in as many digits as they differ in."""
+    pairs = [(f"{value:.{digits}g}", f"{limit:.{digits}g}") for digits in (2, 3, 4, 6, 17)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def in_all(seen: Errors) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from speedkit_jupyter.measure.deviation import Errors, errors
 from speedkit_jupyter.measure.extrapolated import extrapolated, with_alike
 from speedkit_jupyter.measure.modes import missed
 from speedkit_jupyter.measure.observation import Observation
+from speedkit_jupyter.measure.rounding import lowest
 from speedkit_jupyter.measure.ways import astray
 from speedkit_jupyter.measure.wording import enough, misspelt
 
@@ -25,8 +26,8 @@ class Judge:
     """What variants are judged by: a yardstick for each stretch of the baseline's course.
 
     `covered` are the stretches that there is a float64 reference for, `controls` the courses with
-    each precision's rounding, `further` those that were run before a variant was accused. `void`
-    says why nothing can be judged.
+    each precision's rounding, `further` those that were run before a variant was accused. `own` is
+    the precision that the step lowers itself to. `void` says why nothing can be judged.
     """
 
     baseline: Course
@@ -36,6 +37,11 @@ class Judge:
     further: dict[str, Sequence[Course]] = field(default_factory=dict)
     precisions: set[str] = field(default_factory=set)
     void: str = ""
+    own: str = "fp32"
+
+    def judged_in(self, precision: str) -> str:
+        """The lower one of a variant's and the step's own."""
+        return lowest(precision, self.own)
 
     def judge(
         self, seen: Course, precision: str, more: Callable[[], Sequence[Course]] | None = None
@@ -46,6 +52,7 @@ class Judge:
         """
         if self.void or self.stretches[0].void:
             return Accuracy("not checked", self.void or self.stretches[0].void)
+        precision = self.judged_in(precision)
         found = {
             number: self._of_stretch(number, seen, precision, more)
             for number in self.stretches

@@ -39,13 +39,19 @@ class Watcher(Protocol):
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
-    """What it computes is its own: no mode that rounds, promotes or replays sees it."""
+    """What it computes is its own: no mode that rounds, promotes or replays sees it.
+
+    Within `torch.func`'s transforms nothing is told: what is computed there has no values yet, or
+    is one sample's. What comes out of them is compared.
+    """
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> None:
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return
         with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
             method(*args, **kwargs)
 

@@ -54,9 +54,11 @@ def made(steps: Steps, runners: Sequence[Runner]) -> Judge:
 def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     __tracebackhide__ = True
     runner = runners[0]
-    with elsewhere.noted(runner.step.models) as calls:
+    with elsewhere.noted(runner.step.models) as calls, rounding.noted_autocast() as entered:
         baseline, again = steps.twice(runner)
-    known = Judge(baseline, {})
+    known = Judge(
+        baseline, {}, own=rounding.lowest(*entered, *rounding.of_parameters(runner.step.models))
+    )
     if calls.only_elsewhere:
         known.void = elsewhere.NOT_REACHED
         return known
@@ -66,7 +68,7 @@ def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     limit = _limit(baseline, runner.step_s)
     # Of a thread of the step's own float64 would reach the model, and not its input.
     reference = None if calls.in_pythons else _reference(steps, runner, limit)
-    covered = _covered(steps, runner, reference, baseline, again, limit)
+    covered = _covered(steps, runner, reference, known, again, limit)
     names = labels.of(runner.step.models, runner.step.optimizers)
     for number, one in baseline.stretches.items():
         void, dropped = _unlike(again.stretches[number], one)
@@ -90,11 +92,12 @@ def extend(known: Judge, steps: Steps, runners: Sequence[Runner]) -> None:
     first = runners[0]
     limit = _limit(known.baseline, first.step_s)
     for runner in runners:
-        precision = runner.precision
+        precision = known.judged_in(runner.precision)
         if precision in known.precisions:
             continue
         known.precisions.add(precision)
-        if runner is first and len(runners) > 1 and known.covered:  # judges itself
+        itself = runner is first and len(runners) > 1 and precision == runner.precision
+        if itself and known.covered:
             controls: list[Course] = []
         else:
             controls = _controls(known, steps, first, precision, runner.scale(), limit)
@@ -126,9 +129,11 @@ def _seen_in(known: Judge, number: int, controls: Sequence[Course], precision: s
 
 def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) -> list[Course]:
     """Further controls, which round elsewhere."""
+    precision = known.judged_in(precision)
     first = runners[0]
     scales = MORE_SCALES[: 2 if first.step_s > LONG_S else None]
-    loss_scale = next((one.scale() for one in runners if one.precision == precision), 1.0)
+    judged_in = {known.judged_in(one.precision): one.scale() for one in reversed(runners)}
+    loss_scale = judged_in.get(precision, 1.0)
     limit = _limit(known.baseline, first.step_s)
     return _rounded(known, steps, first, precision, scales, loss_scale, limit)
 
@@ -144,10 +149,11 @@ def _controls(
 
 def _rounded(
     known: Judge, steps: Steps, first: Runner, precision: str, scales: Sequence[float],
-    loss_scale: float, limit: int | None,
+    loss_scale: float, limit: int | None, in_float64: bool = False,
 ) -> list[Course]:  # fmt: skip
-    in_float64 = bool(known.covered)
-    ways = [partial(rounding.rounded, precision, scale, loss_scale) for scale in scales]
+    in_float64 = in_float64 or bool(known.covered)
+    suspends = not rounding.of_parameters(first.step.models)
+    ways = [partial(rounding.rounded, precision, scale, loss_scale, suspends) for scale in scales]
     found = [_control(steps, first, way, in_float64, limit) for way in ways]
     return [one for one in found if one is not None]
 
@@ -183,22 +189,23 @@ def _limit(baseline: Course, step_s: float) -> int | None:
 
 
 def _covered(
-    steps: Steps, runner: Runner, reference: Course | None, baseline: Course, again: Course,
+    steps: Steps, runner: Runner, reference: Course | None, known: Judge, again: Course,
     limit: int | None,
 ) -> frozenset[int]:  # fmt: skip
     """The stretches, from the first one on, in which float64 computes the same as the baseline."""
+    baseline, own = known.baseline, known.own
     found: list[int] = []
-    control: list[Course | None] = []
+    controls: list[Course] | None = None
     for number, one in baseline.stretches.items():
         if reference is None or number not in reference.stretches:
             break
         there = reference.stretches[number]
         dropped = _unlike(again.stretches[number], one)[1]
         if not _close(one, there, dropped):
-            if not control:
-                way = partial(rounding.rounded, "fp32")
-                control.append(_control(steps, runner, way, True, limit))
-            if not _explained(control[0], number, there, one, dropped):
+            if controls is None:
+                scales = SCALES if own != "fp32" else SCALES[:1]
+                controls = _rounded(known, steps, runner, own, scales, runner.scale(), limit, True)
+            if not _explained(controls, own, number, there, one, dropped):
                 if one.role or (number and not one.has_gradients()):
                     continue  # what it returns is another's concern
                 break
@@ -213,18 +220,19 @@ def _close(baseline: Observation, reference: Observation, dropped: frozenset[int
 
 
 def _explained(
-    control: Course | None,
+    controls: Sequence[Course],
+    precision: str,
     number: int,
     reference: Observation,
     baseline: Observation,
     dropped: frozenset[int],
 ) -> bool:
-    """Whether float64 computes the same as the baseline, but for what float32 rounds."""
+    """Whether float64 computes the same as the baseline, but for what its precision rounds."""
     found = errors(baseline, reference, dropped)
-    if not found.fits or control is None or number not in control.stretches:
-        return False
-    seen = errors(control.stretches[number], reference, dropped)
-    return seen.fits and not Tolerance("fp32", [seen]).beyond(found)
+    courses = [each.stretches[number] for each in controls if number in each.stretches]
+    seen = [errors(each, reference, dropped) for each in courses]
+    seen = [each for each in seen if each.fits]
+    return found.fits and bool(seen) and not Tolerance(precision, seen).beyond(found)
 
 
 def _unlike(again: Observation, first: Observation) -> tuple[str, frozenset[int]]:

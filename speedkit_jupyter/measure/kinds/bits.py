@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.plain import has_values, is_plain
+
 if TYPE_CHECKING:
     import torch
 
@@ -16,9 +18,8 @@ def _span(tensor: torch.Tensor) -> int:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Each element of memory once: where several indices mean one, it can't be written whole."""
-    import torch
 
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() < 2:
+    if not is_plain(tensor) or tensor.numel() < 2:
         return tensor
     if tensor.numel() <= (span := _span(tensor)):
         return tensor
@@ -27,10 +28,9 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def laid_out(layout: tuple[Any, ...], saved: torch.Tensor) -> torch.Tensor:
     """New memory for it, as it lay, with the values of the copy."""
-    import torch
 
     device = layout[2]
-    if saved.layout != torch.strided or saved.is_quantized or saved.shape == layout[0]:
+    if not is_plain(saved) or saved.shape == layout[0]:
         return saved.to(device, copy=True)  # strides and all
     return saved.to(device, copy=True).as_strided(layout[0], layout[3])
 
@@ -39,7 +39,7 @@ def write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     """The copied values into the memory that it has."""
     import torch
 
-    if tensor.layout == torch.strided:
+    if tensor.layout == torch.strided and not tensor.is_nested:
         flat(tensor).copy_(saved)
     elif (
         tensor.is_sparse
@@ -74,6 +74,8 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.is_nested:
+        return list(tensor.unbind())
     return [tensor.to_dense()]
 
 
@@ -83,9 +85,9 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
     with torch.inference_mode():
         other = other.to(one.device)
-        if one.layout != other.layout or one.shape != other.shape:
+        if one.layout != other.layout or _sizes(one) != _sizes(other):
             return False
-        if one.layout != torch.strided:
+        if one.layout != torch.strided or one.is_nested:
             if one.is_sparse and one.is_coalesced() != other.is_coalesced():
                 return False
             pairs = list(zip(_parts(one), _parts(other), strict=True))
@@ -93,6 +95,10 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
         if one.is_quantized:
             return torch.equal(one, other)
         return torch.equal(_bits(one), _bits(other))
+
+
+def _sizes(tensor: torch.Tensor) -> Any:
+    return [part.shape for part in tensor.unbind()] if tensor.is_nested else tensor.shape
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,7 +117,7 @@ def checksum(tensor: torch.Tensor) -> Any:
     """Sums of the memory as integers, in eight strands, so that most exchanges show."""
     import torch
 
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    if not is_plain(tensor) or not has_values(tensor):
         return None
     with torch.inference_mode():
         bits = _bits(flat(tensor)).reshape(-1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.kinds.base import Copies, Kind
 from speedkit_jupyter.measure.kinds.bits import checksum, equal, flat, laid_out, write
+from speedkit_jupyter.measure.plain import has_values, is_transformed
 
 if TYPE_CHECKING:
     import torch
@@ -49,18 +50,17 @@ class Tensors(Kind):
 
     def copy(self, found: torch.Tensor, copies: Copies) -> Memory:
         """A clone; or a checksum where it would be too large."""
-        import torch
 
-        plain = found.detach()
-        size = plain.numel() * plain.element_size()
+        detached = found if is_transformed(found) else found.detach()
+        size = found.numel() * found.element_size()
         saved = summed = home = None
-        if _consists_of_others(found):
+        if _consists_of_others(found) or not has_values(found):
             pass  # what it consists of are tensors, which are copied themselves
         elif copies.fits(found, size):
-            once = flat(plain)
+            once = flat(detached)
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
         else:
-            summed = checksum(plain)
+            summed = checksum(detached)
         if saved is not None and not copies.off_device and not found.is_inference():
             home = found.data  # else it would stay on the device as well
         return Memory(
@@ -68,7 +68,7 @@ class Tensors(Kind):
             summed,
             home,
             _layout(found),
-            found.untyped_storage().nbytes() if found.layout == torch.strided else 0,
+            found.untyped_storage().nbytes() if _has_memory(found) else 0,
             found.is_leaf,
             found.requires_grad,
             _version(found),
@@ -88,7 +88,7 @@ class Tensors(Kind):
 
     def same_values(self, found: torch.Tensor, memory: Memory) -> bool:
         """Whatever its strides."""
-        if memory.saved is None or found.is_meta:
+        if memory.saved is None:
             return True
         if _layout(found)[:2] != memory.layout[:2]:
             return False
@@ -174,10 +174,23 @@ def _consists_of_others(tensor: torch.Tensor) -> bool:
     return bool(torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
 
 
-def _is_shared(tensor: torch.Tensor) -> bool:
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Of one piece, which a shape and strides describe."""
     import torch
 
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+    pieces = _is_nested(tensor) or is_transformed(tensor)
+    return tensor.layout == torch.strided and not pieces
+
+
+def _is_nested(tensor: torch.Tensor) -> bool:
+    import torch
+
+    return tensor.is_nested and tensor.layout == torch.strided
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+
+    if not _has_memory(tensor) or tensor.device.type != "cpu":
         return False
     try:
         return bool(tensor.untyped_storage().is_shared())
@@ -195,8 +208,9 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # it will not say its shape
-    if tensor.layout != torch.strided:
-        return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+    if not _has_memory(tensor):
+        sizes = tensor.shape if not _is_nested(tensor) else tensor._nested_tensor_size().tolist()
+        return sizes, tensor.dtype, tensor.device, tensor.layout
     try:
         address = None if tensor.is_meta else (tensor.data_ptr(), tensor.untyped_storage().nbytes())
     except RuntimeError:  # a subclass without memory of its own
@@ -206,7 +220,6 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _grow(tensor: torch.Tensor, memory: Memory) -> None:
     """Its memory may have been given back meanwhile; what shares it is to share it again."""
-    import torch
 
-    if tensor.layout == torch.strided and tensor.untyped_storage().nbytes() < memory.size:
+    if _has_memory(tensor) and tensor.untyped_storage().nbytes() < memory.size:
         tensor.untyped_storage().resize_(memory.size)

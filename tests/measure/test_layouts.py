@@ -1,0 +1,165 @@
+"""Tensors of every layout and kind are compared as far as they have values; none of them raises."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.masked import masked_tensor
+
+from speedkit_jupyter.measure import leaves
+from speedkit_jupyter.measure.isolation import isolated
+from speedkit_jupyter.measure.plain import plain
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from planted import examined
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore"),  # torch calls many of these a prototype
+]
+
+
+def jagged(x):
+    return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, len(x)]))
+
+
+def escaped(x):
+    """A tensor that has left the transform it belongs into."""
+    found = []
+    torch.vmap(lambda one: found.append(one * 2) or one)(x)
+    return found[0]
+
+
+WITH_VALUES = {
+    "strided": lambda x: x,
+    "coo": torch.Tensor.to_sparse,
+    "coo, hybrid": lambda x: x.to_sparse(1),
+    "coo, uncoalesced": lambda x: torch.sparse_coo_tensor(
+        torch.tensor([[0, 0, 1]]), torch.stack([x[0], x[1], x[2]]), (4, x.shape[1])
+    ),
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+    "mkldnn": torch.Tensor.to_mkldnn,
+    "jagged": jagged,
+    "nested": lambda x: torch.nested.nested_tensor([x[:1], x[1:]]),
+    "nested, in two ways": lambda x: torch.nested.nested_tensor([x[:1, :2], x[1:]]),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "masked": lambda x: masked_tensor(x, x > 0),
+    "conjugate": lambda x: x.to(torch.complex64).conj(),
+    "float8": lambda x: x.to(torch.float8_e4m3fn),
+}
+WITHOUT_VALUES = {
+    "meta": lambda x: x.to("meta"),
+    "fake": lambda x: FakeTensorMode().from_tensor(x),
+    "of vmap": escaped,
+}
+ALL = {**WITH_VALUES, **WITHOUT_VALUES}
+# torch copies no masked tensor: it is named among what can't be put back.
+COPIED = [name for name in ALL if name != "masked"]
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(4, 6)
+
+
+@pytest.mark.parametrize("name", WITH_VALUES)
+def test_values_of_every_layout_are_compared(name, x):
+    found = leaves.of([WITH_VALUES[name](x)])
+    assert len(found.numbers) == 1
+    assert float(found.numbers[0].abs().sum()) > 0
+    assert not found.unknown
+    assert bool((leaves.of([WITH_VALUES[name](2 * x)]).numbers[0] != found.numbers[0]).any())
+
+
+@pytest.mark.parametrize("name", WITHOUT_VALUES)
+def test_what_has_no_values_is_named(name, x):
+    one = WITHOUT_VALUES[name](x)
+    assert plain(one) is None
+    found = leaves.of([one])
+    assert not found
+    assert found.unknown
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_every_layout_is_copied_and_comes_back(name, x):
+    held = {"one": WITH_VALUES[name](x.clone()) if name in WITH_VALUES else ALL[name](x)}
+    before = leaves.of([held["one"]])
+
+    with isolated([held]) as state:
+        assert not state.failed
+        one = held["one"]
+        if name not in WITHOUT_VALUES and name not in ("quantized", "float8", "mkldnn"):
+            with torch.no_grad():
+                (one.values() if name in ("csr", "csc", "bsr", "bsc") else one).mul_(2)
+            assert not state.holds() or name == "jagged"
+    after = leaves.of([held["one"]])
+    assert all(torch.equal(*pair) for pair in zip(before.numbers, after.numbers, strict=True))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ALL)
+def test_a_step_that_returns_one_is_measured(name, x):
+    model = torch.nn.Linear(6, 6)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        given = model(x)
+        given.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return ALL[name](given.detach())
+
+    for record in examined(step, ["fused_optimizer"], model, optimizer).records:
+        assert record.failure is None, record.failure
+        assert record.accuracy.verdict in ("exact", "rounding"), record.accuracy
+
+
+class Ragged(torch.nn.Module):
+    """Gives a tensor of a layout, and keeps one in a buffer."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.layer, self.make = torch.nn.Linear(6, 6), make
+        self.register_buffer("kept", make(torch.ones(4, 6)))
+
+    def forward(self, x):
+        return self.make(self.layer(x))
+
+
+@pytest.mark.parametrize("name", ["coo", "csr", "jagged", "nested", "meta", "fake"])
+def test_a_model_that_gives_and_keeps_one_is_measured(name, x):
+    model = Ragged(ALL[name])
+
+    def step():
+        with torch.no_grad():
+            return model(x)
+
+    for record in examined(step, ["bf16"], model).records:
+        assert record.failure is None, record.failure
+        assert record.accuracy.verdict != "wrong", record.accuracy
+        if name in WITHOUT_VALUES:
+            assert "without values" in record.accuracy.reason
+
+
+def test_ragged_batches_train(x):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = jagged(x)
+
+    def step():
+        model(batch).values().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for record in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records:
+        assert record.failure is None, record.failure
+        assert record.accuracy.verdict in ("exact", "rounding"), record.accuracy

@@ -1,0 +1,109 @@
+"""A step that lowers its precision itself is judged by what that rounds: honest plans are right,
+faults are not.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import _planted
+from _nets import net
+from planted import examined, word
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HONEST = ["channels_last", "fused_optimizer", "sdpa:math"]
+WRONG = (
+    "10 % too large", "3 % too large", "zero", "another sign", "shifted by 5 % of its scatter",
+    "one element", "one row", "one column", "rows in another order", "scatter of 5 %",
+)  # fmt: skip
+
+
+def step_of(how, name, model, forward, loss, optimizer):
+    """Under autocast of its own, or with the whole model in the lower dtype."""
+    dtype = LOWER[name]
+    if how == "model":
+        model.to(dtype)
+        model.register_forward_pre_hook(
+            lambda _, args: tuple(one.to(dtype) if one.is_floating_point() else one for one in args)
+        )
+
+    def step():
+        with torch.autocast("cpu", dtype, enabled=how == "autocast"):
+            value = loss(forward())
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return value
+
+    return step
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cnn batchnorm", "residual", "inverted residuals", "mlp gelu norm", "attention", "gru",
+        "hourglass", "t5",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "precision"), [("autocast", "bf16"), ("autocast", "fp16"), ("model", "bf16")]
+)
+def test_an_honest_plan_is_not_accused(name, how, precision):
+    model, forward, loss = net(name)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    step = step_of(how, precision, model, forward, loss, optimizer)
+    for record in examined(step, HONEST, model, optimizer).records:
+        assert word(record) in ("exact", "rounding") or record.failure, record.accuracy
+
+
+def test_a_bias_that_batch_norm_takes_out_is_noise():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 5),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x, y = torch.randn(8, 3, 16, 16), torch.randint(0, 5, (8,))
+    step = step_of(
+        "autocast",
+        "bf16",
+        model,
+        lambda: model(x),
+        lambda out: torch.nn.functional.cross_entropy(out, y),
+        optimizer,
+    )
+    found = examined(step, ["channels_last"], model, optimizer).records[1]
+    assert found.accuracy.verdict in ("exact", "rounding"), found.accuracy
+    assert found.accuracy.explained_gradient > 1e-3  # what bf16 brings
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("how", ["autocast", "model"])
+def test_a_fault_is_seen(name, how, monkeypatch):
+    monkeypatch.setattr(_planted, "in_force", lambda: not torch.backends.cuda.flash_sdp_enabled())
+    torch.manual_seed(1)
+    model = _planted.Net(_planted.OUTPUTS[name])
+    x, y = _planted.data()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    step = step_of(
+        how,
+        "bf16",
+        model,
+        lambda: model(x),
+        lambda out: torch.nn.functional.cross_entropy(out, y),
+        optimizer,
+    )
+    found = examined(step, ["sdpa:math"], model, optimizer)
+    assert word(found.records[0]) == "exact"
+    assert word(found.records[1]) == "wrong", found.records[1].accuracy
