@@ -66,8 +66,7 @@ def settings() -> Iterator[Setting]:
     yield from (contents(*row) for row in CONTENTS)
     yield from (calls(*row) for row in CALLS)
     yield Setting("gc", lambda: (gc.get_threshold(), gc.isenabled()), _write_gc)
-    # How many there are changes whenever one of them is freed.
-    yield Setting("gc.freeze", lambda: gc.get_freeze_count() > 0, _unfreeze)
+    yield _frozen()
     yield Setting(
         "warnings' filters",
         lambda: [*sys.modules["warnings"].filters],
@@ -87,8 +86,15 @@ def _write_gc(value: tuple[tuple[int, int, int], bool]) -> None:
     (gc.enable if value[1] else gc.disable)()
 
 
+def _frozen() -> Setting:
+    """Only where nothing was frozen: which of them were so before nobody can tell, and counting a
+    million takes long.
+    """
+    before = gc.get_freeze_count() > 0
+    return Setting("gc.freeze", lambda: before or gc.get_freeze_count() > 0, _unfreeze)
+
+
 def _unfreeze(value: bool) -> None:
-    """Which objects were frozen before can't be told from those that are now."""
     if not value:
         gc.unfreeze()
 
