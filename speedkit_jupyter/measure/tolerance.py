@@ -167,8 +167,11 @@ class Tolerance:
                 continue
             known = max((each.values()[index] for each in controls), default=self._typical)
             limit = factor * known + roundings[index] * more * unit(self.precision)
-            limit += besides[index] + (spread if NAMES[index] in ("scaled", "shifted") else 0.0)
-            limit *= self.width
+            limit += besides[index]
+            if NAMES[index] not in ("scaled", "shifted"):
+                limit *= self.width
+            else:  # with a margin of their own, which chance needs
+                limit = (limit + spread) * (self.width if self.width > NARROW else 1.0)
             if not value <= limit:
                 off, most = told_apart(value, limit)
                 return f"{NAMES[index]} by {off}, more than {self.precision} explains ({most})"

@@ -276,6 +276,7 @@ def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(par
 
 
 @pytest.mark.every_machine
+@pytest.mark.sampled(2)
 def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch, made_time):
     gradients: dict[str, list[float]] = {}
     once = Runner.once

@@ -21,7 +21,7 @@ from planted import examined, judged, word
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("one", PACKED, ids=lambda one: f"{one.group}: {one.name}")
 def test_what_is_wrong_in_a_part_of_a_parameter_is_seen(one):
     found = judged(one)

@@ -44,7 +44,7 @@ def named(one: Planted) -> str:
     return f"{one.group}: {one.name}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("one", WRONG, ids=named)
 def test_what_is_wrong_is_not_taken_for_right(one):
     found = judged(one)

@@ -21,8 +21,10 @@ from speedkit_jupyter.measure.step import StateWarning, Step
 def nothing_frozen(small_heap: None) -> Iterator[None]:
     """As in a process of its own: whether anything is frozen is one of the settings."""
     gc.unfreeze()
+    interpreter._was_frozen.cache_clear()
     yield
     gc.freeze()
+    interpreter._was_frozen.cache_clear()
 
 
 TABLE = {one.name: one for one in [*process.switches(), *process.surroundings()]}

@@ -103,7 +103,7 @@ def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> Run:
     return run
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     kind=st.sampled_from(["adam", "fused", "momentum"]),
     plan=st.sampled_from(

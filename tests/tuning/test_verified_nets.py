@@ -95,6 +95,7 @@ def training(
     return step
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize(("fault", "steps"), [("lr", 12), ("logits", 40), ("decay", 60)])
 def test_a_planted_fault_is_another_curve(net, fault, steps):
@@ -102,6 +103,7 @@ def test_a_planted_fault_is_another_curve(net, fault, steps):
     assert verify(step, "fused_optimizer", steps=steps).verdict in ("different", "worse")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize(
     ("way", "plan"),

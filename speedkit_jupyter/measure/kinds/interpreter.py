@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from speedkit_jupyter.measure.kinds.settings import (
@@ -90,8 +91,12 @@ def _frozen() -> Setting:
     """Only where nothing was frozen: which of them were so before nobody can tell, and counting a
     million takes long.
     """
-    before = gc.get_freeze_count() > 0
-    return Setting("gc.freeze", lambda: before or gc.get_freeze_count() > 0, _unfreeze)
+    return Setting("gc.freeze", lambda: _was_frozen() or gc.get_freeze_count() > 0, _unfreeze)
+
+
+@cache
+def _was_frozen() -> bool:
+    return gc.get_freeze_count() > 0
 
 
 def _unfreeze(value: bool) -> None:
