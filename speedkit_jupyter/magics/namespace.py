@@ -151,10 +151,10 @@ def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
 
 def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
     """One level, read and not computed."""
-    if type(owner) in (list, tuple) and len(owner) <= MOST_PARTS:
+    if type(owner) in {list, tuple} and len(owner) <= MOST_PARTS:
         yield from ((f"[{number}]", one) for number, one in enumerate(owner))
     elif type(owner) is dict and len(owner) <= MOST_PARTS:
-        plain = ((key, one) for key, one in list(owner.items()) if type(key) in (str, int))
+        plain = ((key, one) for key, one in list(owner.items()) if type(key) in {str, int})
         yield from ((f"[{key!r}]", one) for key, one in plain)
     else:
         inside = lookup.attributes_of(owner)

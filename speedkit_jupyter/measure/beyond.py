@@ -27,7 +27,7 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
         for kind in walk.kinds(one):
             if type(kind) in named and kind.beyond(one):
                 name = walk.name(one)
-                is_file = type(kind) in (Files, Loggers)
+                is_file = type(kind) in {Files, Loggers}
                 named[type(kind)].append(name if is_file else f"{name} ({type(one).__name__})")
     lines = [
         _line(

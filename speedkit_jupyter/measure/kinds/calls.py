@@ -100,7 +100,9 @@ def _called(code: CodeType, space: Mapping[str, Any]) -> Iterator[str]:
         yield from _function(value)
 
 
-FUNCTIONS = (FunctionType, BuiltinFunctionType)  # of os and shutil; of others nothing is asked
+FUNCTIONS = frozenset(
+    (FunctionType, BuiltinFunctionType)
+)  # of os and shutil; of others nothing is asked
 
 
 def _function(value: Any) -> Iterator[str]:

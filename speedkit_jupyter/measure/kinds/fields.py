@@ -36,7 +36,7 @@ class Fields(Kind):
         """By identity; names that are made when they are read by value."""
         for name, value in memory:
             now = _read(found, name)
-            if now is not value and not (type(now) in (str, tuple) and now == value):
+            if now is not value and not (type(now) in {str, tuple} and now == value):
                 return False
         return True
 

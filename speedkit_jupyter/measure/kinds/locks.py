@@ -59,7 +59,7 @@ class Locks(Kind):
         if type(found) in _of_processes():
             return found._get_value()
         attributes = attribute_dict(found) or {}
-        return {name: one for name, one in attributes.items() if type(one) in (bool, int)}
+        return {name: one for name, one in attributes.items() if type(one) in {bool, int}}
 
     def same(self, found: Any, memory: Any) -> bool:
         """By value."""

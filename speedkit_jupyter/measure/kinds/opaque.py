@@ -71,7 +71,7 @@ def _taken_apart(state: Any, again: Any) -> Any:
 def _loaded(state: Any) -> Any:
     if type(state) is _Itself:
         return state.found
-    if type(state) in (list, tuple):
+    if type(state) in {list, tuple}:
         return type(state)(map(_loaded, state))
     return {key: _loaded(one) for key, one in state.items()} if type(state) is dict else state
 
@@ -79,7 +79,7 @@ def _loaded(state: Any) -> Any:
 def _leaves(state: Any) -> Iterable[Any]:
     if type(state) is _Itself:
         yield state.found
-    elif type(state) in (list, tuple):
+    elif type(state) in {list, tuple}:
         for one in state:
             yield from _leaves(one)
     elif type(state) is dict:
@@ -94,11 +94,11 @@ def _alike(one: Any, other: Any) -> bool:
         return False
     if type(one) is _Itself:
         return one.found is other.found
-    if type(one) in (list, tuple):
+    if type(one) in {list, tuple}:
         return len(one) == len(other) and all(map(_alike, one, other))
     if type(one) is dict:
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    return one is other or (type(one) in (int, float, str, bytes, bool) and one == other)
+    return one is other or (type(one) in {int, float, str, bytes, bool} and one == other)
 
 
 class Unknown(Kind):

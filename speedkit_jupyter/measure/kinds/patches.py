@@ -165,7 +165,7 @@ def _is_of_every(space: Space, name: str) -> bool:
 
 def _is_the_users(value: Any) -> bool:
     """A function or class that the user wrote, or an object of one."""
-    value = value.__func__ if type(value) in (MethodType, staticmethod, classmethod) else value
+    value = value.__func__ if type(value) in {MethodType, staticmethod, classmethod} else value
     value = getattr(value, "fget", value) if type(value) is property else value
     if type(value) is FunctionType:
         return is_the_users_function(value)

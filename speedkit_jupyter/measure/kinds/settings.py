@@ -97,7 +97,7 @@ def is_same(one: Any, other: Any) -> bool:
         return True
     if type(one) is not type(other):
         return False
-    if type(one) in (list, tuple):
+    if type(one) in {list, tuple}:
         return len(one) == len(other) and all(map(is_same, one, other))
     if type(one) is dict:
         return one.keys() == other.keys() and all(is_same(v, other[k]) for k, v in one.items())

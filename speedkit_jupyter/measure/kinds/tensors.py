@@ -169,7 +169,7 @@ class Gradients(Kind):
 def _consists_of_others(tensor: torch.Tensor) -> bool:
     import torch
 
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) in {torch.Tensor, torch.nn.Parameter}:
         return False
     return bool(torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.kinds.base import Kind
 
-PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+PROXIES = frozenset((weakref.ProxyType, weakref.CallableProxyType))
 
 
 class Weak(Kind):
