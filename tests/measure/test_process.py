@@ -55,6 +55,7 @@ CHANGES = {
     "gc": "import gc; gc.set_threshold(500, 10, 10)",
     "gc's debugging": "import gc; gc.set_debug(gc.DEBUG_UNCOLLECTABLE)",
     "gc.freeze": "import gc; gc.freeze()",
+    "csv's dialects": "import csv; csv.register_dialect('speedkit_tried')",
     "warnings' filters": "import warnings; warnings.simplefilter('ignore', ImportWarning)",
     "decimal.getcontext()": "import decimal; decimal.getcontext().prec += 1",
     "decimal.DefaultContext": "import decimal; decimal.DefaultContext.prec += 1",
