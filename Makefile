@@ -20,9 +20,7 @@ demo: .venv/installed
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-# What waits for kernels and pages, more than it computes, runs side by side.
-test: lint quick machines slow
-	$(MAKE) --jobs 3 --output-sync notebooks browser colab
+test: lint quick machines slow notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
