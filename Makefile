@@ -13,7 +13,7 @@ ON_MACHINES := $(addprefix tests/,measure/test_inside.py measure/test_routing.py
 # The oldest torch that the package declares, Colab's, and the newest that there is.
 TORCHS := 2.9.1 2.11.0 newest
 
-.PHONY: demo test quick machines profiles slow lint notebooks browser colab versions gpu benchmarks clean
+.PHONY: demo test quick machines profiles slow thorough lint notebooks browser colab versions gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
@@ -32,7 +32,7 @@ quick: .venv/installed
 
 # The same tests as for other machines, and for this very one: with `machines` what is marked
 # `every_machine` on each and every other test on one of them, with `profiles` all on each.
-NEITHER := -m "not (browser or slow or kernel or compile or real_time)"
+NEITHER := -m "not (browser or slow or thorough or kernel or compile or real_time)"
 machines: .venv/installed
 	$(BIN)/pytest -q --dist worksteal --profile bf16,fp16,one_core,here $(NEITHER) $(ON_MACHINES)
 
@@ -41,7 +41,11 @@ profiles: .venv/installed
 	  $(BIN)/pytest -q --profile $$profile $(NEITHER) $(addprefix tests/,$(DEPENDING)) || exit 1; done
 
 slow: .venv/installed
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow and not thorough"
+
+# The rest of the long lists, some minutes: before a release, and after work on what they test.
+thorough: .venv/installed
+	$(BIN)/pytest -m thorough
 
 notebooks: .venv/installed
 	$(BIN)/pytest -p no:cacheprovider --nbval-lax --nbval-current-env \

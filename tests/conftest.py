@@ -101,15 +101,15 @@ def _on_its_machines(items: list[pytest.Item], profiles: list[str]) -> Iterator[
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of `sampled` lists most are slow; `gpu` tests are skipped where there is no CUDA device."""
+    """Of `sampled` lists most are not quick; `gpu` tests are skipped where there is no CUDA."""
     if len(profiles := config.getoption("--profile")) > 1:
         items[:] = _on_its_machines(items, profiles)
     counts: Counter[object] = Counter()
     for item in items:
         if (sampled := item.get_closest_marker("sampled")) is not None:
             function = getattr(item, "function", None)
-            if counts[function] % sampled.args[0]:
-                item.add_marker(pytest.mark.slow)
+            if place := counts[function] % sampled.args[0]:
+                item.add_marker(pytest.mark.slow if place % 3 == 1 else pytest.mark.thorough)
             counts[function] += 1
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:

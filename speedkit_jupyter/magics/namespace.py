@@ -135,6 +135,19 @@ def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) 
         )
 
 
+def holding_trainer(names: Mapping[str, Any], model: torch.nn.Module) -> str | None:
+    """The name of the transformers' Trainer that trains this model, where there is one."""
+    for name, value in list(names.items()):
+        known = {
+            (str(one.__module__).partition(".")[0], one.__name__) for one in type(value).__mro__
+        }
+        if ("transformers", "Trainer") in known and name[:1] != "_":
+            held = lookup.attributes_of(value).get("model")
+            if held is not None and unwrapped(held) is unwrapped(model):
+                return name
+    return None
+
+
 def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
     """The models that lists, dictionaries and the user's own objects hold, by how to write them."""
     import torch

@@ -18,6 +18,7 @@ from speedkit_jupyter.magics.namespace import (
     find_function,
     find_model,
     find_optimizers,
+    holding_trainer,
     is_variable,
     models,
 )
@@ -104,6 +105,10 @@ def apply(names: Names, session: Session, line: str) -> None:
     document = applied_report(context, Words(name, optimizers, variable))
     if arguments.ctx is None and variable != CTX:
         document = document.and_lines([f"`{CTX}` is in use: this context is `{variable}`."])
+    if trainer := holding_trainer(names, model):
+        arguments_of_it = f"`%speedkit code {name} --as transformers` writes the plan as arguments"
+        own_loop = f"`{trainer}` runs a loop of its own, not the one above: {arguments_of_it}."
+        document = document.and_lines([own_loop])
     display(document)
 
 

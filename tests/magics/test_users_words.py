@@ -174,6 +174,29 @@ def test_no_result_gets_a_name_that_python_keeps(shell, name):
         assert "no name for a variable" in str(error)
 
 
+# --- trainers of libraries ---
+
+OF_TRANSFORMERS = """
+import os
+os.environ["HF_HUB_OFFLINE"] = "1"
+import transformers
+net = transformers.BertModel(transformers.BertConfig(
+    vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
+trainer = transformers.Trainer(model=net, args=transformers.TrainingArguments(use_cpu=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["trainer.model", "net"])
+def test_applying_to_what_a_trainer_trains_names_the_code_for_its_arguments(shell, word):
+    shell.run(OF_TRANSFORMERS)
+    shown = shell.run(f"%speedkit apply {word}")
+    assert "`trainer` runs a loop of its own" in shown
+    assert f"`%speedkit code {word} --as transformers`" in shown
+    shell.run("%speedkit restore\ntrainer = None")
+    assert "--as transformers" not in shell.run("%speedkit apply net")
+
+
 # --- help ---
 
 
