@@ -185,7 +185,7 @@ def speedbench_parser() -> Parser:
     parser = Parser("%%speedbench")
     plans = "compare plans: baseline, current, auto, words as bf16+compile, YAML files, saved names"
     parser.add_argument("--compare", metavar="NAMES", help=plans)
-    budget = "for all but compiling (10, for a search 60, or more where a step is long)"
+    budget = "for all but compiling (10, for a search 20, or more where a step is long)"
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
     models = "the models that get the plans; without it those that the cell uses"
     parser.add_argument("--model", type=_names, action="extend", metavar="NAMES", help=models)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from statistics import median
 from typing import Any
 
 from speedkit_jupyter.context import hidden, prepare
@@ -18,10 +20,11 @@ from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.culprits import Culprits
 from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.environment import environment
-from speedkit_jupyter.measure.examination import Examination
+from speedkit_jupyter.measure.examination import Examination, is_right
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.made_inside import made_inside
 from speedkit_jupyter.measure.pace import Pace
+from speedkit_jupyter.measure.right_parts import RightParts
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.sampler import Progress, Sampler
 from speedkit_jupyter.measure.standing import Standing, standings
@@ -29,9 +32,8 @@ from speedkit_jupyter.measure.statistics import ERROR
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.measure.variants import Variant, config_of
 
-# A search goes on once its intervals are as narrow as this share of the median, and ends once that
-# of its proof is.
-ENOUGH_TO_CHOOSE, ENOUGH_TO_CONFIRM = 0.08, 0.05
+# A search goes on once its intervals are as narrow as this share of the median.
+ENOUGH_TO_CHOOSE = 0.08
 # Without a budget of the user's it takes so long, or more where a step is long.
 DEFAULT_S = 10.0
 # Warming up takes at most this part of the budget.
@@ -49,12 +51,12 @@ class Benchmark:
     each of the first ones, `slower` also those that are known to gain nothing worth it, `beaten`
     also those that another one is known to beat, `race` those that fall behind; with the last
     three, which choose and prove nothing, less precision is enough, and limits are not measured.
-    The rounds end when the verdicts of the `decisive` variants (all, without) are clear, or where
-    `settled` says so. In a race, variants with a part that `culprits` knows as far slower are not
-    run. They compare with the variant `against`, where it works, in place of the first one, which
-    only accuracy is judged by then. It ends `within` another budget, too; its own begins when it
-    runs, or began at `begun_s` on the clock, where that is set. Whatever happens, models,
-    optimizers, random generators and names end as they began. Raises StepError.
+    The rounds end when all verdicts are clear, or where `settled` says so. In a race, variants with
+    a part that `culprits` knows as far slower are not run. With `right` those whose parts were each
+    found right run unchecked, but for what is `chosen`: the names that it gives before the rounds
+    and after them; without it what leads a race. It ends `within` another budget, too; its own
+    begins when it runs, or began at `begun_s` on the clock, where that is set. Whatever happens,
+    models, optimizers, random generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -67,10 +69,10 @@ class Benchmark:
         check: Sequence[str] = (),
         command: str = "",
         drop: Drop = "",
-        decisive: Sequence[str] = (),
-        against: str = "",
         settled: Callable[[Comparison], bool] | None = None,
         culprits: Culprits | None = None,
+        right: RightParts | None = None,
+        chosen: Callable[[Comparison], Sequence[str]] | None = None,
         within: Budget | None = None,
     ) -> None:
         if not step.models:
@@ -84,8 +86,9 @@ class Benchmark:
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
-        self._drop, self._decisive, self._against = drop, tuple(decisive), against
+        self._drop = drop
         self._is_settled, self._culprits = settled, culprits or Culprits()
+        self._right, self._chosen, self._firm = right, chosen, list[str]()
         self._chooses = drop in ("slower", "beaten", "race")
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
@@ -99,7 +102,15 @@ class Benchmark:
         self._pace = self._new_pace()
 
     def _new_pace(self, now: Callable[[], float] | None = None) -> Pace:
-        return Pace(self.budget_s, now, self._drop, self._grows, self._within, self.begun_s)
+        return Pace(
+            self.budget_s,
+            now,
+            self._drop,
+            self._grows,
+            self._within,
+            self.begun_s,
+            partial(_to_check, self._right, self._firm),  # no method, which would hold this object
+        )
 
     @property
     def budget(self) -> Budget:
@@ -141,6 +152,7 @@ class Benchmark:
             return clock.now() - sum(one() for one in pauses)
 
         self._pace = self._new_pace(now)
+        self._firm[:] = [] if self._chosen is None else self._chosen(self.result())
         configs = [config_of(one, step.models) for one in self.variants]
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
@@ -161,9 +173,9 @@ class Benchmark:
             yield from self._warm_up(_working(runners), start)
             runners = self._pace.within(_warm(runners))
             check = yield from self._examine(runners, start)
-            yield from self._sample(self._compared(_warm(runners)), now)
-            if check is not None and not self._chooses:
-                yield from self._check_again(check, _working(runners))
+            yield from self._sample(_warm(runners), now)
+            if check is not None:
+                yield from self._check_afterwards(check, _warm(runners))
             if not self._chooses:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
@@ -260,7 +272,7 @@ class Benchmark:
                 pace.keeping_rounds(runners),
                 pace.examining(runners, lambda: _not_checked(runners)),
             ):
-                yield from check.accuracy()
+                yield from check.accuracy(self._is_to_check)
             self._dropout_off = check.dropout_off
         else:
             _not_checked(runners)
@@ -278,9 +290,26 @@ class Benchmark:
                 yield from about.limits(self._flops)
         return check
 
-    def _check_again(self, check: Examination, runners: Sequence[Runner]) -> Iterator[Progress]:
-        """What is right at first may be so no longer after all the steps."""
+    def _is_to_check(self, record: Record) -> bool:
+        """Whether nothing is known of one of its parts by now, or it is what all is about."""
+        if self._right is None:
+            return True
+        for one in self._records:
+            if is_right(one.accuracy):
+                self._right.note(one.name)
+        return record.name in self._firm or not self._right.are_all_of(record.name)
+
+    def _check_afterwards(
+        self, check: Examination, runners: Sequence[Runner]
+    ) -> Iterator[Progress]:
+        """What was proven and not checked yet; what is right at first may be so no longer."""
         __tracebackhide__ = True
+        if self._drop == "race":
+            if self._right is not None:
+                yield from self._check_the_leader(check, self._right)
+            return
+        if self._chooses:
+            return
         self._pace.take_what_was_kept()
 
         def note() -> None:
@@ -288,19 +317,28 @@ class Benchmark:
                 "accuracy was checked in the first step only, since the budget is short"
             )
 
-        with self._pace.examining(runners, note):
-            yield from check.again(runners)
+        names = None if self._chosen is None else self._chosen(self.result())
+        late = [one for one in runners[1:] if names is None or one.record.name in names]
+        with self._pace.examining(late, note):
+            yield from check.again([runners[0], *late])
+            for one in late:
+                if one.record.accuracy is None:
+                    yield from check.now(one)
 
-    def _compared(self, runners: Sequence[Runner]) -> Sequence[Runner]:
-        """With the one to compare with in front, in place of the first; results follow."""
-        result = self.result()
-        works = [one for one in runners if result.verdict(one.record) != "wrong"]
-        rival = next((one for one in works if one.record.name == self._against), None)
-        if rival is None:
-            return runners
-        others = [one for one in self._records[1:] if one is not rival.record]
-        self._records = [rival.record, *others]
-        return [rival, *(one for one in runners[1:] if one is not rival)]
+    def _check_the_leader(self, check: Examination, right: RightParts) -> Iterator[Progress]:
+        """Of a race; where it is wrong, what leads without it."""
+        __tracebackhide__ = True
+        assert self._sampler is not None
+        racing = [one for one in self._sampler.runners if one.record.times_s]
+        with self._pace.examining(racing, lambda: None):
+            for one in sorted(racing, key=lambda one: median(one.record.times_s)):
+                record = one.record
+                if one is racing[0] or record.accuracy or right.is_known(record.name):
+                    break
+                yield from check.now(one)
+                if is_right(record.accuracy):
+                    right.note(record.name)
+                    break
 
     def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
         __tracebackhide__ = True
@@ -311,7 +349,8 @@ class Benchmark:
             runners = [first, *(one for one in fast if one is not first)]
         budget = self.budget
         if not self._chooses:
-            self._pace.keep_for([one for one in runners[1:] if one.record.is_checked])
+            last = _to_check(self._right, self._firm, runners)[1:]
+            self._pace.keep_for([one for one in last if one.record.is_checked])
         least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
         left_s = max(budget.left_s, least_s)
         self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
@@ -327,14 +366,11 @@ class Benchmark:
         if self._is_settled is not None:
             return self._is_settled(result)
         records = [one.record for one in self._sampler.runners]
-        ratios = [
-            result.ratio(one) for one in records if not self._decisive or one.name in self._decisive
-        ]
-        if not (self._chooses or self._decisive):
+        ratios = [result.ratio(one) for one in records]
+        if not self._chooses:
             return all(r.settled for r in ratios if r)
-        enough = ENOUGH_TO_CHOOSE if self._chooses else ENOUGH_TO_CONFIRM
-        if self._chooses and len(records) <= 2:  # nobody to choose between
-            enough = math.inf
+        # With two of them there is nobody to choose between.
+        enough = ENOUGH_TO_CHOOSE if len(records) > 2 else math.inf
         return all(r.verdict != "too noisy" and r.is_precise(enough) for r in ratios if r)
 
     def _is_hopeless(self, record: Record, is_look: bool) -> bool:
@@ -366,6 +402,16 @@ class Benchmark:
         """Notes the intervals at a look, which progress shows row by row and not in its text."""
         self._standings = standings(self.result())
         return ""
+
+
+def _to_check(
+    right: RightParts | None, firm: Sequence[str], runners: Sequence[Runner]
+) -> Sequence[Runner]:
+    """With the baseline in front: what is checked before the rounds, where all is right."""
+    if right is None:
+        return runners
+    names = {*firm, *right.to_check(one.record.name for one in runners[1:])}
+    return [one for one in runners if one is runners[0] or one.record.name in names]
 
 
 def _not_checked(runners: Sequence[Runner]) -> None:

@@ -43,6 +43,7 @@ class Course:
     stretches: dict[int, Observation] = field(default_factory=dict)
     starts: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False)
     ends: list[int] = field(default_factory=list)
+    step_s: float = 0.0
 
     @property
     def count(self) -> int:

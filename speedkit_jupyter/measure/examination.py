@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from speedkit_jupyter.measure import memory, roofline, yardstick
 from speedkit_jupyter.measure.accuracy import Accuracy, is_finite
+from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.course import Course
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.runner import Runner
@@ -43,16 +44,32 @@ class Examination:
         """Whether dropout layers were off while accuracy was checked."""
         return self._steps.dropout_off
 
-    def accuracy(self) -> Iterator[Progress]:
-        """A few steps of each variant against the same steps in float64."""
+    def accuracy(self, to_check: Callable[[Record], bool]) -> Iterator[Progress]:
+        """A few steps against the same in float64, of each variant that is `to_check`: asked once
+        those before it are judged.
+        """
         __tracebackhide__ = True
         yield Progress(0.0, "checking what is computed")
-        known = self._yardstick = yardstick.made(self._steps, self._runners)
-        first = self._runners[0]
-        first.record.accuracy = known.judge(known.baseline, first.precision)
+        known = self._known()
         for runner in self._runners[1:]:
-            self._judge(runner, known)
-            yield Progress(0.0, f"checked {runner.record.name}")
+            if to_check(runner.record):
+                self._judge(runner, known)
+                yield Progress(0.0, f"checked {runner.record.name}")
+
+    def now(self, runner: Runner) -> Iterator[Progress]:
+        """One that was not checked before its rounds."""
+        __tracebackhide__ = True
+        yield Progress(1.0, f"checking {runner.record.name}")
+        self._judge(runner, self._known())
+
+    def _known(self) -> Judge:
+        """What variants are judged by."""
+        __tracebackhide__ = True
+        if self._yardstick is None:
+            known = self._yardstick = yardstick.made(self._steps, self._runners)
+            first = self._runners[0]
+            first.record.accuracy = known.judge(known.baseline, first.precision)
+        return self._yardstick
 
     def again(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         """The variants once more, after all their steps: what was right may be so no longer."""
@@ -61,13 +78,13 @@ class Examination:
             record = runner.record
             if known is None or runner is self._runners[0] or record.failure:
                 continue
-            if record.accuracy is not None and record.accuracy.verdict in ("exact", "rounding"):
-                before = record.accuracy
+            before = record.accuracy
+            if is_right(before):
                 self._judge(runner, known)
                 now: Accuracy | None = record.accuracy
-                if now is not None and now.verdict in ("exact", "rounding"):
+                if is_right(now):
                     record.accuracy = before
-                elif now is not None:
+                elif now is not None and before is not None:
                     record.accuracy = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
                 yield Progress(1.0, f"checked {record.name} again")
 
@@ -154,3 +171,8 @@ class Examination:
                 return roofline.flops(first.once, first.step.models) or None
         except Exception:  # the counter is a dispatch mode, which some code does not allow
             return None
+
+
+def is_right(found: Accuracy | None) -> bool:
+    """Whether it was checked, and computes the same."""
+    return found is not None and found.verdict in ("exact", "rounding")

@@ -40,7 +40,9 @@ class Pace:
         grows: bool = False,
         within: Budget | None = None,
         begun_s: float | None = None,
+        to_check: Callable[[Sequence[Runner]], Sequence[Runner]] = lambda runners: runners,
     ) -> None:
+        self._to_check = to_check
         self.budget = Budget(seconds, now, within, begun_s)
         self._drop, self._grows, self._is_part = drop, grows, within is not None
         # The longest of each so far: an untimed step by its variant, and what lies between two.
@@ -177,6 +179,7 @@ class Pace:
         return self._check_s(runners) + self._rounds_s(runners)
 
     def _check_s(self, runners: Sequence[Runner]) -> float:
+        runners = self._to_check(runners)
         first, *others = runners
         rounded = {one.precision for one in others} - {first.precision}
         of_baseline = REFERENCE + ROUNDED * len(rounded)

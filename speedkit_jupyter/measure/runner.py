@@ -189,10 +189,12 @@ class Runner:
                 None if check else limit,
             ) as observer,
         ):  # fmt: skip
-            while goes_on(observer.course, lead, self.step_s):
+            course, begun_s = observer.course, clock.now()
+            while goes_on(course, lead, max(self.step_s, course.step_s)):
                 result = self.once()
                 observer.step_ended(result, left, step.values(check))
-        return observer.course
+                course.step_s = (clock.now() - begun_s) / len(course.ends)
+        return course
 
     @property
     def precision(self) -> str:

@@ -59,20 +59,23 @@ def misstep(
     if len(seen.updates) != len(baseline.updates):
         return "" if baseline.moved else "the parameters moved, where they stay"
     times = seen.moved / baseline.moved if baseline.moved > 0 else 1.0
-    led = all(_led_alike(*pair) for pair in ((seen, baseline), *before))
+    gradients = [_apart(*pair) for pair in ((seen, baseline), *before)]
+    # Whether they are so close that they lead as far; a momentum keeps earlier ones too.
+    led = all(off <= OTHER_GRADIENTS * size for off, size in gradients)
     if led and not LEAST_MOVE < times < MOST_MOVE:
         return f"the parameters moved {times:.2g} times as far"
-    same = all(_same(*pair) for pair in ((seen, baseline), *before))
+    same = all(off <= SAME_GRADIENTS * size for off, size in gradients)
     along = total = way = 0.0
     for index, (one, other) in enumerate(zip(seen.updates, baseline.updates, strict=True)):
         mine, theirs = seen.gradients[index], baseline.gradients[index]
-        way += _square(other)
+        whole = _square(other)
+        way += whole
         if mine is None or theirs is None or not one.shape == mine.shape == theirs.shape:
             continue
         one = _stored(one, other, names.spacings[index] if index < len(names.spacings) else 0.0)
         here = _determined(mine, theirs) & _were_determined(index, other, before)
         if not (same or names.by_element) or (
-            _square(other[here]) < LEAST_SHARE_OF_ONE * _square(other)
+            _square(other[here]) < LEAST_SHARE_OF_ONE * whole
         ):  # what it moves by is led by elements that rounding leads
             stays = bool(other.any()) and not bool(one.any())
             if stays and norm(mine) > LEAST_MOVE * norm(theirs):
@@ -80,9 +83,10 @@ def misstep(
             continue
         if what := _misled(one[here], other[here], one.numel(), same):
             return f"parameter {names.parameter(index)} {what}"
-        exactly = _alike(mine, theirs) & _were_determined(index, other, before, _alike)
-        if same and names.by_element and (what := _off_exactly(one, other, exactly, index, names)):
-            return f"parameter {names.parameter(index)} {what}"
+        if same and names.by_element:
+            exactly = _alike(mine, theirs) & _were_determined(index, other, before, _alike)
+            if what := _off_exactly(one, other, exactly, index, names):
+                return f"parameter {names.parameter(index)} {what}"
         along += float((one * other)[here].sum())
         total += _square(other[here])
     if total > LEAST_SHARE * way and _differs(along, total, OFF_EXACTLY if same else OFF):
@@ -164,17 +168,6 @@ def _were_determined(
 def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """Where gradients agree to rounding."""
     return (mine - theirs).abs() <= SAME_GRADIENTS * theirs.abs()
-
-
-def _led_alike(seen: Observation, baseline: Observation) -> bool:
-    """Whether gradients are so close that they lead as far; a momentum keeps earlier ones too."""
-    off, size = _apart(seen, baseline)
-    return off <= OTHER_GRADIENTS * size
-
-
-def _same(seen: Observation, baseline: Observation) -> bool:
-    off, size = _apart(seen, baseline)
-    return off <= SAME_GRADIENTS * size
 
 
 def _apart(seen: Observation, baseline: Observation) -> tuple[float, float]:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 # Two runs of the same step, and the step in float64, are alike where outputs and gradients differ
 # by less; a GPU's kernels add up in another order each time.
 ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
-# The controls of a lowered precision round at different places; of long steps one is enough.
+# The controls of a lowered precision round at different places; of steps that take long while they
+# are observed one is enough.
 SCALES, LONG_S = (1.0, 1.37), 0.05
 # Before a variant is accused narrowly there are more of them.
 MORE_SCALES = (1.13, 1.71, 1.23, 1.57, 1.91)
@@ -131,7 +132,7 @@ def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) 
     """Further controls, which round elsewhere."""
     precision = known.judged_in(precision)
     first = runners[0]
-    scales = MORE_SCALES[: 2 if first.step_s > LONG_S else None]
+    scales = MORE_SCALES[: 2 if known.baseline.step_s > LONG_S else None]
     judged_in = {known.judged_in(one.precision): one.scale() for one in reversed(runners)}
     loss_scale = judged_in.get(precision, 1.0)
     limit = _limit(known.baseline, first.step_s)
@@ -141,7 +142,7 @@ def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) 
 def _controls(
     known: Judge, steps: Steps, first: Runner, precision: str, loss_scale: float, limit: int | None
 ) -> list[Course]:
-    scales = SCALES[:1] if first.step_s > LONG_S else SCALES
+    scales = SCALES[:1] if known.baseline.step_s > LONG_S else SCALES
     if precision == "fp32":  # float32 itself, where there is no float64, rounds elsewhere
         scales = (1.0,) if known.covered else (SCALES[1],)
     return _rounded(known, steps, first, precision, scales, loss_scale, limit)

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.tuning import ablation, scoring
+from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.stages import BASELINE, PROOF, Stages
 
@@ -48,13 +49,19 @@ class Proof:
             clear = all(one.is_clear for one in found if one.ratio is not None)
             return clear and ratio.is_precise(PRECISE)
 
+        def chosen(comparison: Comparison) -> list[str]:
+            """What has to be right: the winner, and what is left of it without idle parts."""
+            if not comparison.baseline.times_s:
+                return [best.name]
+            winner = next((one for one in (best, *others) if self._helps(comparison, one)), best)
+            found = ablation.parts(winner, comparison) if parts else []
+            return [winner.name, winner.without(*self._idle(winner, found)).name]
+
         comparison = yield from self.stages.benchmark(
-            title, [best, *others], self.stages.budget.left_s, settled=settled
+            title, [best, *others], self.stages.budget.left_s, settled=settled, chosen=chosen
         )
         records = {one.name: one for one in comparison.records}
-        held = [
-            one for one in (best, *others) if self.stages.score(comparison, records[one.name]) > 1
-        ]
+        held = [one for one in (best, *others) if self._is_proven(comparison, one)]
         tuning.comparison, tuning.confirmed = comparison, bool(held)
         tuning.winner = held[0] if held else BASELINE
         tuning.parts_found = ablation.parts(tuning.winner, comparison) if parts else []
@@ -96,28 +103,25 @@ class Proof:
         """
         __tracebackhide__ = True
         tuning = self.stages.tuning
-        idle = ablation.idle(tuning.parts_found)
-        if len(idle) == len(best.values):
-            idle = idle[:-1]
-        if len(idle) > 1 and self.stages.budget.left_s < LEAST_STEPS * self.stages.step_s:
-            idle = idle[:1]  # no time to see whether they are worth something together
+        idle = self._idle(best, tuning.parts_found)
         rest = best.without(*idle)
         if tuning.objective == "memory" or not idle or not rest.values:
             return
-        records = {one.name: one for one in comparison.records}
         if len(idle) > 1 and not self.stages.has_time(2):
             return
         if len(idle) > 1:  # none of them alone, but perhaps together
             shorter = yield from self.stages.benchmark(
-                "without what is not proven", [rest, best], self.stages.budget.left_s
+                "without what is not proven",
+                [rest, best],
+                self.stages.budget.left_s,
+                chosen=lambda comparison: [rest.name],
             )
-            records = {one.name: one for one in shorter.records}
             together = ablation.lead(shorter, rest, best)
             if together is None or together.low > 1:
                 self._say_not_alone(best, idle)
                 return
             comparison = shorter
-        if self.stages.score(comparison, records[rest.name]) <= 1:
+        if not self._is_proven(comparison, rest):
             self._say_not_alone(best, idle)
             return
         tuning.winner, tuning.comparison, tuning.confirmed = rest, comparison, True
@@ -125,6 +129,25 @@ class Proof:
             if part.name in idle and part.ratio is not None:
                 self.stages.refuse(part.word, f"left out: {part.describe()}")
         tuning.parts_found = [one for one in tuning.parts_found if one.name not in idle]
+
+    def _idle(self, best: Candidate, found: Sequence[Part]) -> list[str]:
+        """The names of parts that are not proven, but for the one that brings most of these."""
+        idle = ablation.idle(found)
+        if len(idle) == len(best.values):
+            idle = idle[:-1]
+        if len(idle) > 1 and self.stages.budget.left_s < LEAST_STEPS * self.stages.step_s:
+            idle = idle[:1]  # no time to see whether they are worth something together
+        return idle
+
+    def _helps(self, comparison: Comparison, one: Candidate) -> bool:
+        """Whether it is proven better, and not wrong as far as it was checked."""
+        record = next(each for each in comparison.records if each.name == one.name)
+        return self.stages.score(comparison, record) > 1
+
+    def _is_proven(self, comparison: Comparison, one: Candidate) -> bool:
+        """Better, and checked."""
+        record = next(each for each in comparison.records if each.name == one.name)
+        return record.accuracy is not None and self._helps(comparison, one)
 
     def _say_not_alone(self, best: Candidate, idle: Sequence[str]) -> None:
         """What stays unproven, since without it the plan is not proven either."""

@@ -34,7 +34,7 @@ from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.stages import BASELINE, ENOUGH_STEPS, Stages
 
 # Without a budget of the user's: so many seconds, or as many steps as give a clear answer.
-DEFAULT_S, MOST_GROWN_S = 30.0, 900.0
+DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
 # Shares of the budget that the races may take; most end earlier. The proof may take the rest.
 RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
 # Compiling is not tried for less than so many seconds of budget, or of all the user's steps.

@@ -11,6 +11,7 @@ from speedkit_jupyter.measure.budget import APART, REFERENCE, ROUNDED, Budget, a
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.culprits import Culprits
 from speedkit_jupyter.measure.dropping import RACE_ROUNDS, WORTH_COMPILING, Drop
+from speedkit_jupyter.measure.right_parts import RightParts
 from speedkit_jupyter.measure.sampler import LONG_S, Progress
 from speedkit_jupyter.measure.statistics import SAME
 from speedkit_jupyter.measure.step import Step
@@ -41,7 +42,7 @@ class Stages:
         self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
         self._tried: set[str] = set()
         self._left_out: list[str] = []
-        self._culprits = Culprits()
+        self._culprits, self._right = Culprits(), RightParts()
         self._raced: dict[str, Candidate] = {}
         self._around_s = 0.0
 
@@ -158,8 +159,12 @@ class Stages:
         seconds: float,
         drop: Drop = "",
         settled: Callable[[Comparison], bool] | None = None,
+        chosen: Callable[[Comparison], Sequence[str]] | None = None,
     ) -> Generator[Progress, None, Comparison]:
-        """Baseline and what is tried, as a stage of the result, also where it is cut short."""
+        """Baseline and what is tried, as a stage of the result, also where it is cut short.
+
+        Not each of them is checked: in a race, and where it is known what is `chosen`.
+        """
         __tracebackhide__ = True
         variants = [one.variant() for one in (BASELINE, *tried)]
         seconds = max(seconds, 0.01)
@@ -170,6 +175,8 @@ class Stages:
             drop=drop,
             settled=settled,
             culprits=self._culprits,
+            right=self._right if drop == "race" or chosen is not None else None,
+            chosen=chosen,
             within=self.budget,
         )
         try:

@@ -89,7 +89,7 @@ def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(work
     network, optimizer, step = work(step_s)
     search = Search(step_of(step, network, optimizer))
     said = [one.text for one in search.run()]
-    expected = max(30.0, 120 * step_s)
+    expected = max(20.0, 120 * step_s)
     assert f"one step takes {step_s:.2g} s: at most about {expected:.0f} s" in said[1]
     assert search.result().winner.name == "fused_optimizer"
     assert search.result().confirmed
