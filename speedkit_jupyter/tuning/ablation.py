@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,17 @@ class Part:
     def is_clear(self) -> bool:
         """Whether more rounds could change nothing: proven, or known to be worth too little."""
         return self.is_proven or (self.ratio is not None and self.ratio.high < self.least)
+
+    def needed(self) -> float:
+        """About how many rounds would make it clear; an interval shrinks with their root."""
+        found = self.ratio
+        if found is None or not found.low > 0 or math.isinf(found.high):
+            return math.inf
+        half_width = math.log(found.high / found.low) / 2
+        to_prove = math.log(found.median) if found.median >= self.least else 0.0
+        to_disprove = math.log(self.least / found.median)
+        target = max(to_prove, to_disprove)
+        return found.pairs * (half_width / target) ** 2 if target > 0 else math.inf
 
     @property
     def least(self) -> float:

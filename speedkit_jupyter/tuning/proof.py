@@ -46,8 +46,10 @@ class Proof:
             if ratio is None or comparison.verdict(record) == "too noisy":
                 return False
             found = ablation.parts(best, comparison) if parts else []
-            clear = all(one.is_clear for one in found if one.ratio is not None)
-            return clear and ratio.is_precise(PRECISE)
+            rounds = ratio.pairs + self.stages.budget.left_s / max(comparison.round_s or 0.0, 1e-9)
+            unclear = [one for one in found if one.ratio is not None and not one.is_clear]
+            # What the rest of the budget can't tell either is not worth waiting for.
+            return ratio.is_precise(PRECISE) and all(one.needed() > rounds for one in unclear)
 
         def chosen(comparison: Comparison) -> list[str]:
             """What has to be right: the winner, and what is left of it without idle parts."""
