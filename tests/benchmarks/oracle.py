@@ -133,6 +133,7 @@ def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> d
         [Variant("baseline"), *(one.variant() for one in tried)],
         max(GRID_S, GRID_STEPS * step_s) * len(tried),
         drop="far",
+        settled=lambda comparison: False,  # who makes a grid by hand does not stop early
     )
     for one in grid.run():
         if sys.stderr.isatty():
