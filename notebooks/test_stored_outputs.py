@@ -10,6 +10,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from speedkit_jupyter.measure.statistics import INTERVAL
+
 NOTEBOOKS = sorted(Path(__file__).parent.glob("*.ipynb"))
 AGAIN = "execute it anew on a quiet machine: python notebooks/run.py --in-place {}"
 
@@ -53,6 +55,6 @@ def test_the_quickstart_is_in_no_doubt(words):
 
 def test_the_quickstart_has_a_verdict_with_its_interval():
     path = next(one for one in NOTEBOOKS if one.name.startswith("01"))
-    verdict = re.compile(r"[\d.]+× as fast as baseline, 95 % interval [\d.]+× to [\d.]+×")
+    verdict = re.compile(rf"[\d.]+× as fast as baseline, {INTERVAL} [\d.]+× to [\d.]+×")
     found = [match[0] for _, text in texts(path) if (match := verdict.search(text))]
     assert found, AGAIN.format(path.name)

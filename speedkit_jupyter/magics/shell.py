@@ -57,9 +57,10 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
 
 def _page(topic: str | None = None) -> str:
     """What `%speedkit?` shows: as help, every option."""
-    from speedkit_jupyter.magics.help import help_page
+    from speedkit_jupyter.magics.commands import COMMANDS
+    from speedkit_jupyter.magics.help_page import help_page
 
-    return help_page(topic).to_text()
+    return help_page(COMMANDS, topic).to_text()
 
 
 # IPython asks a magic for this before its docstring; made when it is asked for, since loading the

@@ -14,10 +14,11 @@ from speedkit_jupyter import store
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError, did_you_mean, is_text
 from speedkit_jupyter.interrupts import in_windows
-from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics import speedbench_options
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell, streams_kept
 from speedkit_jupyter.magics.errors import STOPPED
+from speedkit_jupyter.magics.line import split_setup
 from speedkit_jupyter.magics.namespace import (
     check_result_name,
     find_model,
@@ -61,8 +62,8 @@ def run(
     begun_s = clock.now()
     if not is_text(line + source):
         raise UsageError("%%speedbench: half a character (as \\ud800) is no code")
-    typed, setup = parsing.split_setup(parsing.speedbench_parser(), line)
-    arguments = parsing.speedbench_parser().parse_line(typed)
+    typed, setup = split_setup(speedbench_options.parser(), line)
+    arguments = speedbench_options.parser().parse_line(typed)
     check_result_name("%%speedbench", arguments.v, shell.user_ns)
     cell = Cell(shell, source, line)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
@@ -168,7 +169,7 @@ def _loop(cell: Cell, setup: str) -> tuple[Loop, float]:
         cell.begin_with(setup)
         return cell.loop()
     except SyntaxError:
-        known = parsing.speedbench_parser()._option_string_actions
+        known = speedbench_options.parser()._option_string_actions
         late = next((one for one in setup.split() if one.partition("=")[0] in known), None)
         if late is None:
             raise

@@ -14,12 +14,12 @@ from speedkit_jupyter.measure.memory import Memory
 from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.statistics import (
     ERROR,
-    LAST_LOOK,
     Ratio,
     Word,
-    least_pairs,
+    least_rounds,
     paired_ratio,
     pairs_needed,
+    shared,
     spread,
 )
 
@@ -112,7 +112,7 @@ class Comparison(Shown):
         found = paired_ratio(
             self.times_s(second)[:pairs],
             best.times_s[:pairs],
-            self.error / max(candidates * (candidates - 1) // 2, 1),
+            shared(self.error, candidates * (candidates - 1) // 2),
         )
         return second, found
 
@@ -126,7 +126,7 @@ class Comparison(Shown):
         return paired_ratio(
             self.baseline.times_s[:pairs],
             record.times_s[:pairs],
-            self.error / max(sum(bool(one.times_s) for one in self.records[1:]), 1),
+            shared(self.error, sum(bool(one.times_s) for one in self.records[1:])),
         )
 
     def verdict(self, record: Record) -> Word:
@@ -176,7 +176,7 @@ class Comparison(Shown):
         ratios = [self.ratio(one) for one in self.records]
         if self.round_s is None or not any(r is not None and math.isinf(r.high) for r in ratios):
             return None
-        return self.round_s * least_pairs(ERROR * LAST_LOOK / max(len(self.records) - 1, 1))
+        return self.round_s * least_rounds(len(self.records) - 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` is a list of records."""

@@ -20,7 +20,7 @@ from speedkit_jupyter.measure.budget import (
 from speedkit_jupyter.measure.course import steps_of
 from speedkit_jupyter.measure.dropping import Drop
 from speedkit_jupyter.measure.runner import Runner
-from speedkit_jupyter.measure.statistics import ERROR, LAST_LOOK, least_pairs
+from speedkit_jupyter.measure.statistics import least_rounds
 
 # A budget that is not the user's grows with the step up to so many seconds.
 MOST_GROWN_S = 600.0
@@ -187,8 +187,8 @@ class Pace:
         return of_baseline * first.worst_s + of_each
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
-        least = least_pairs(ERROR * LAST_LOOK / max(len(runners) - 1, 1))
-        least = dropping.RACE_ROUNDS if self._drop == "race" else least
+        is_race = self._drop == "race"
+        least = dropping.RACE_ROUNDS if is_race else least_rounds(len(runners) - 1)
         return least * sum(one.worst_s for one in runners)
 
 

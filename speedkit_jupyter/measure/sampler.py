@@ -14,13 +14,7 @@ from speedkit_jupyter.measure.budget import Budget, advice
 from speedkit_jupyter.measure.comparison import Record
 from speedkit_jupyter.measure.runner import Runner
 from speedkit_jupyter.measure.standing import Standing
-from speedkit_jupyter.measure.statistics import (
-    ERROR,
-    LAST_LOOK,
-    error_of_a_look,
-    least_pairs,
-    planned_looks,
-)
+from speedkit_jupyter.measure.statistics import error_of_a_look, least_rounds, planned_looks
 
 # A block of steps lasts at least this long, so that the clock's resolution is no part of it;
 # longer where the device is awaited only at the block's end, so that its queue can fill.
@@ -175,7 +169,7 @@ class Sampler:
         return self._budget.allows(self._worst_s(runner))
 
     def _least(self) -> int:
-        return least_pairs(ERROR * LAST_LOOK / max(self._comparisons, 1))
+        return least_rounds(self._comparisons)
 
     def _drop(self, hopeless: Callable[[Record, bool], bool], is_look: bool) -> bool:
         """Take out what has no hope; says whether anything was."""

@@ -1,4 +1,4 @@
-"""From paired times to a ratio, its interval and a verdict."""
+"""From paired times to a ratio, its interval and a verdict: the level, the method, the words."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ LEAST_PAIRS = 8
 # small differences wait for, the other half is shared by the looks before.
 ERROR, LAST_LOOK = 0.05, 0.5
 FIRST_LOOK = 10
+# How an interval is called wherever one is shown.
+INTERVAL = f"{100 * (1 - ERROR):g} % interval"
 # A run ends early once every verdict is clear and every interval is as narrow as this.
 PRECISE = 0.03
 
@@ -107,12 +109,27 @@ def error_of_a_look(looks: int, ended: bool) -> float:
     By Bonferroni's inequality the run as a whole then errs in at most ERROR, although it stops at
     the first look that shows enough.
     """
-    return ERROR * LAST_LOOK if ended or not looks else ERROR * (1 - LAST_LOOK) / looks
+    return ERROR * LAST_LOOK if ended or not looks else shared(ERROR * (1 - LAST_LOOK), looks)
+
+
+def shared(error: float, comparisons: int) -> float:
+    """What each of so many comparisons may err, so that all of them hold together (Bonferroni)."""
+    return error / max(comparisons, 1)
 
 
 def least_pairs(error: float) -> int:
     """The fewest pairs whose order statistics can bound a median at this error."""
-    return max(LEAST_PAIRS, math.ceil(math.log2(2 / error)))
+    return max(LEAST_PAIRS, least_values(error))
+
+
+def least_values(error: float = ERROR) -> int:
+    """Of fewer even the smallest and the largest leave their median out more often than that."""
+    return math.ceil(math.log2(2 / error))
+
+
+def least_rounds(variants: int) -> int:
+    """The fewest rounds that give each of so many variants an interval at the end of a run."""
+    return least_pairs(shared(ERROR * LAST_LOOK, variants))
 
 
 def pairs_needed(ratio: Ratio) -> int | None:
@@ -143,10 +160,10 @@ TICK_S = 1e-9
 def change(then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1) -> Ratio:
     """Time now over time then, of two runs: above 1 is slower.
 
-    The runs have no rounds in common, so each median gets an interval of half the error
-    (Bonferroni), and the ratio's reaches from the one's low to the other's high.
+    The runs have no rounds in common, so each median gets an interval of half the error, and the
+    ratio's reaches from the one's low to the other's high.
     """
-    error = ERROR / 2 / max(comparisons, 1)
+    error = shared(ERROR, 2 * max(comparisons, 1))
     then_s, now_s = ([max(one, TICK_S) for one in times] for times in (then_s, now_s))
     if min(len(then_s), len(now_s)) < least_pairs(error):
         then, now = spread(then_s).median_s, spread(now_s).median_s

@@ -18,16 +18,16 @@ from speedkit_jupyter.measure.clock import Stopwatch
 from speedkit_jupyter.measure.isolation import State
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.shown import Shown
-from speedkit_jupyter.measure.statistics import median_interval
+from speedkit_jupyter.measure.statistics import least_values, median_interval
 from speedkit_jupyter.measure.step import OUT_OF_DATA, Step
 
 if TYPE_CHECKING:
     import torch
 
+# Fewer runs can't bound a median.
+LEAST_RUNS = least_values()
 # As in `timeit`: loops until one run takes this long, and so many runs.
-RUN_S, RUNS = 0.2, 7
-# Fewer can't bound a median at 95 %: even best and worst leave it out more often than that.
-LEAST_RUNS = 6
+RUN_S, RUNS = 0.2, max(7, LEAST_RUNS + 1)
 MOST_LOOPS = 10**9
 
 # Runs a loop of so many steps between the stopwatch's `begin` and `end`.
@@ -92,7 +92,7 @@ class Timing(Shown):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """The distribution-free 95 % interval of the median; None below six runs."""
+        """The distribution-free interval of the median; None below LEAST_RUNS runs."""
         return median_interval(self.timings)[1:] if self.repeat >= LEAST_RUNS else None
 
     @property

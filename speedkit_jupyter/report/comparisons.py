@@ -9,7 +9,7 @@ from speedkit_jupyter import machines
 from speedkit_jupyter.measure.accuracy import Accuracy
 from speedkit_jupyter.measure.budget import advice
 from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.statistics import spread
+from speedkit_jupyter.measure.statistics import INTERVAL, spread
 from speedkit_jupyter.report.document import Document, Folded, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, operations, ratio, seconds, share, size, word
 
@@ -38,14 +38,14 @@ def comparison_report(comparison: Comparison) -> Document:
         "variant",
         "median",
         "speed-up",
-        "95 % interval",
+        INTERVAL,
         "first call",
         "memory",
         "of limit",
         "accuracy",
         "verdict",
     )
-    wraps = ("variant", "95 % interval", "accuracy")
+    wraps = ("variant", INTERVAL, "accuracy")
     less = ("memory", "first call", "of limit")
     table = Table(columns, rows, numbers=columns[1:-2], wraps=wraps, optional=less)
     sections = [Section(table), *_plot(comparison), *_remarks(comparison)]
@@ -93,13 +93,13 @@ def _nothing(comparison: Comparison) -> str:
 
 
 def describe_verdict(comparison: Comparison, record: Record) -> str:
-    """`1.23× as fast as baseline, 95 % interval 1.20× to 1.26×`; the record must have times.
+    """`1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`; the record must have times.
 
     Of a loose interval only the end that is proven: its median is a matter of luck.
     """
     found = comparison.ratio(record)
     assert found is not None
-    interval = f"95 % interval {ratio(found.low)} to {ratio(found.high)}"
+    interval = f"{INTERVAL} {ratio(found.low)} to {ratio(found.high)}"
     if found.low > 1 and not found.is_precise(LOOSE):
         return f"at least {ratio(found.low)} as fast as {comparison.baseline.name}, {interval}"
     return f"{ratio(found.median)} as fast as {comparison.baseline.name}, {interval}"

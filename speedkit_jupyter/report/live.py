@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.standing import Standing
+from speedkit_jupyter.measure.statistics import INTERVAL
 from speedkit_jupyter.report.document import Document, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import ratio
 
 WIDTH = 24
-COLUMNS = ("variant", "speed-up", "95 % interval", "state")
+COLUMNS = ("variant", "speed-up", INTERVAL, "state")
 TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
 BLANK = "–"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter import machines
 from speedkit_jupyter.config import ALONE
 from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.measure.statistics import INTERVAL
 from speedkit_jupyter.optimizations.base import Decision
 from speedkit_jupyter.planning import Plan
 from speedkit_jupyter.preview import Preview
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.measure.comparison import Comparison
 
-SHORT = ("variant", "median", "speed-up", "95 % interval", "accuracy", "verdict")
+SHORT = ("variant", "median", "speed-up", INTERVAL, "accuracy", "verdict")
 
 
 def state_report(found: Preview, name: str) -> Document:

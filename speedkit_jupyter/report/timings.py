@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from speedkit_jupyter.measure.statistics import INTERVAL
 from speedkit_jupyter.measure.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.report.document import Document, Row, Section, Table
 from speedkit_jupyter.report.units import count, seconds
@@ -21,7 +22,7 @@ def timing_report(timing: Timing) -> Document:
     device = timing.device_s
     cells = {
         "median": seconds(timing.median_s, digits),
-        "95 % interval": between,
+        INTERVAL: between,
         "mean ± std. dev.": f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}",
         "best": seconds(timing.best, digits),
         "worst": seconds(timing.worst, digits),
@@ -32,7 +33,7 @@ def timing_report(timing: Timing) -> Document:
     if timing.first_call_s is not None:
         cells["first call"] = seconds(timing.first_call_s, digits)
     table = Table(tuple(cells), (Row(tuple(cells.values())),), numbers=tuple(cells))
-    known = f", 95 % interval {between}" if interval else ""
+    known = f", {INTERVAL} {between}" if interval else ""
     headline = f"{cells['median']} per loop{known} ({runs})"
     sections = [Section(table), Section("\n".join(_lines(timing)))]
     return Document(headline, tuple(sections), timing.to_dict())
@@ -44,7 +45,7 @@ def _lines(timing: Timing) -> list[str]:
     if timing.device_s is not None:
         lines[-1] += " Device time lies between two CUDA events."
     if timing.interval_s is None:
-        lines.append(f"Fewer than {LEAST_RUNS} runs have no 95 % interval.")
+        lines.append(f"Fewer than {LEAST_RUNS} runs have no {INTERVAL}.")
     if timing.best > 0 and timing.worst > max(SUSPICIOUS * timing.best, LEAST_S):
         lines.append(
             f"The slowest run took {timing.worst / timing.best:.1f} times as long as the fastest: "

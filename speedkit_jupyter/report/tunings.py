@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from speedkit_jupyter.context import plan_in_force
 from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.statistics import Ratio, spread
+from speedkit_jupyter.measure.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.report.comparisons import describe_verdict
 from speedkit_jupyter.report.document import Code, Document, Picture, Row, Section, Table
 from speedkit_jupyter.report.units import count, day, ratio, seconds, size
@@ -116,7 +116,7 @@ def _proof(tuning: Tuning) -> list[Section]:
     rows = [Row((name, f"{ratio(r.median)}", _interval(r))) for name, r in parts]
     sections = []
     if rows:
-        columns = ("part", "the plan with it over the plan without it", "95 % interval")
+        columns = ("part", "the plan with it over the plan without it", INTERVAL)
         sections.append(Section(Table(columns, tuple(rows), columns[1:])))
     if comparison is not None and record is not None:
         before, after = comparison.baseline.memory, record.memory

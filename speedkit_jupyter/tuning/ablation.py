@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.dropping import WORTH_COMPILING, WORTH_IT
-from speedkit_jupyter.measure.statistics import SAME, Ratio, paired_ratio
+from speedkit_jupyter.measure.statistics import SAME, Ratio, paired_ratio, shared
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 
 
@@ -85,12 +85,12 @@ def parts(whole: Candidate, comparison: Comparison) -> list[Part]:
     """Each part of the plan, by the rounds that have the plan with and without it."""
     records = {one.name: one for one in comparison.records}
     records.setdefault("baseline", comparison.baseline)
-    number = max(len(whole.values), 1)
+    error = shared(comparison.error, 2 * len(whole.values))
     return [
         Part(
             name,
             whole.part(name).name,
-            _ratio(records, whole.without(name).name, whole.name, comparison.error / (2 * number)),
+            _ratio(records, whole.without(name).name, whole.name, error),
         )
         for name in whole.values
     ]
@@ -107,7 +107,7 @@ def _ratio(records: Mapping[str, Record], without: str, whole: str, error: float
 def lead(comparison: Comparison, without: Candidate, whole: Candidate) -> Ratio | None:
     """How many times as fast the whole is as what is left of it."""
     records = {one.name: one for one in comparison.records}
-    return _ratio(records, without.name, whole.name, comparison.error / 2)
+    return _ratio(records, without.name, whole.name, shared(comparison.error, 2))
 
 
 def idle(found: Sequence[Part]) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from speedkit_jupyter.measure.statistics import INTERVAL
+
 pytestmark = pytest.mark.browser
 
 SETUP = """
@@ -118,7 +120,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
         "bf16 highest True 1",
     )
     page.button("Measure").click()
-    page.shows("95 % interval", LONG_MS)
+    page.shows(INTERVAL, LONG_MS)
     page.expect(page.panel.locator("img")).to_be_visible()
     page.button("Restore").click()
     page.shows("Nothing is applied")
@@ -129,10 +131,10 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
     outputs = nbformat.read(page.page.file, as_version=4).cells[1].outputs
     saved = " ".join(one.data.get("text/html", "") for one in outputs)
     assert "Nothing is applied" in saved
-    assert "95 % interval" in saved
+    assert INTERVAL in saved
     assert "data:image/png" in saved
     page.page.reload()
-    page.shows("95 % interval", LONG_MS)
+    page.shows(INTERVAL, LONG_MS)
     page.shows("Nothing is applied")
     page.expect(page.panel.locator(".mod-active", has_text="bf16")).to_be_visible()
 

@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 sys.path.append(str(Path(__file__).parents[1] / "report"))
 import fresh
 
-from speedkit_jupyter.magics import code as code_magic
+from speedkit_jupyter.magics.commands import COMMANDS
 from speedkit_jupyter.report.code import FORMS
 from speedkit_jupyter.session import Session
 
@@ -127,9 +127,8 @@ def test_it_runs_in_a_fresh_process(tmp_path, users, monkeypatch, user):
         file = tmp_path / f"{form}.txt"
         given = f" --optimizer {optimizer}" if optimizer else ""
         try:
-            code_magic.code(
-                names, session, LINE.format(model=model, optimizer=given, form=form, file=file)
-            )
+            line = LINE.format(model=model, optimizer=given, form=form, file=file)
+            COMMANDS["code"].run(names, session, COMMANDS["code"].parse(line))
         except UsageError as error:
             pytest.fail(f"{form}: {error}")
         text = file.read_text()

@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 from IPython.utils.capture import capture_output
 
 from speedkit_jupyter import context, store
-from speedkit_jupyter.magics.parsing import SUBCOMMANDS
+from speedkit_jupyter.magics.commands import COMMANDS
 
 LINES = (
     "apply model --precision bf16 --optimizer optimizer --ctx ctx", "apply --threads 1 --rules",
@@ -29,7 +29,7 @@ TOKENS = (
     "+", ",", "baseline", "threads:-1", "threads:" + "9" * 24, "sdpa:x", "auto", "current", "٣",
     "²", "\uff11", "-h", "--help", "--json", "--save", "-v", "class", "x y", "--optimizer",
     "--model", "--config", "/dev/null", "~", "*", "\x1b[31m", "0x10", "1_0", "`", "<b>",
-    *SUBCOMMANDS,
+    *COMMANDS,
 )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from speedkit_jupyter.measure.statistics import INTERVAL
+
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 SETUP = """
@@ -37,7 +39,7 @@ def test_the_stop_button_ends_a_benchmark_with_the_results_so_far(ready):
     ready.interrupt()
     reply = ready.finish()
     assert reply["ename"] == "KeyboardInterrupt"
-    assert "95 % interval" in reply["text"]
+    assert INTERVAL in reply["text"]
     same = ready("print(all(map(torch.equal, before, model.parameters())), len(optimizer.state))")
     assert same["text"] == "True 0\n"
 

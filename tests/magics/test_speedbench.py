@@ -8,6 +8,8 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.measure.statistics import INTERVAL
+
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
@@ -22,7 +24,7 @@ def test_the_table_has_a_row_for_each_variant(shell):
     shown = shell.run(bench("--compare baseline,auto,fused_optimizer --budget 0.5"))
     assert "baseline" in shown
     assert "fused_optimizer" in shown
-    assert "95 % interval" in shown
+    assert INTERVAL in shown
 
 
 @pytest.mark.smoke

@@ -10,6 +10,7 @@ import torch
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import speedbench
+from speedkit_jupyter.measure.statistics import INTERVAL
 from speedkit_jupyter.measure.timing import Timing
 
 pytestmark = pytest.mark.real_time
@@ -25,7 +26,7 @@ def timed(shell, line: str, cell: str) -> Timing:
 @pytest.mark.smoke
 def test_a_cell_without_any_model_is_timed_as_by_timeit(shell):
     shown = shell.run("%%speedbench\nimport time; time.sleep(0.21)")  # one loop is enough
-    assert "per loop, 95 % interval" in shown
+    assert f"per loop, {INTERVAL}" in shown
     assert "mean ± std. dev." in shown
     assert "7 runs, " in shown
 

@@ -7,7 +7,8 @@ import json
 import pytest
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics import speedbench_options
+from speedkit_jupyter.magics.commands import COMMANDS
 
 HOLDERS = """
 class Trainer:
@@ -200,15 +201,19 @@ def test_applying_to_what_a_trainer_trains_names_the_code_for_its_arguments(shel
 # --- help ---
 
 
+PARSERS = {name: one.parser for name, one in COMMANDS.items() if one.takes_arguments}
+PARSERS["speedbench"] = speedbench_options.parser()
+
+
 def words_of(parser) -> set[str]:
     return {action.option_strings[0] for action in parser._actions if action.option_strings}
 
 
-@pytest.mark.parametrize("topic", parsing.PARSERS)
+@pytest.mark.parametrize("topic", PARSERS)
 def test_help_has_every_option_with_a_line(shell, topic):
     shown = shell.run(f"%speedkit help {topic}")
     whole = shell.run("%speedkit help")
-    for word in words_of(parsing.PARSERS[topic]()):
+    for word in words_of(PARSERS[topic]):
         for page in (shown, whole):
             lines = [one for one in page.splitlines() if one.split()[:1] == [word]]
             assert lines, word
@@ -216,10 +221,10 @@ def test_help_has_every_option_with_a_line(shell, topic):
 
 
 def test_a_question_mark_shows_every_option(shell):
-    for line, topics in (("%speedkit", list(parsing.PARSERS)), ("%%speedbench", ["speedbench"])):
+    for line, topics in (("%speedkit", list(PARSERS)), ("%%speedbench", ["speedbench"])):
         shown = shell.ip.object_inspect_text(line)
         for topic in topics:
-            for word in words_of(parsing.PARSERS[topic]()):
+            for word in words_of(PARSERS[topic]):
                 assert word in shown
 
 

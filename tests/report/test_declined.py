@@ -8,6 +8,7 @@ import torch
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.comparison import Comparison
+from speedkit_jupyter.measure.statistics import INTERVAL
 from speedkit_jupyter.measure.variants import variant, words
 from speedkit_jupyter.report import text_table
 from speedkit_jupyter.report.comparisons import comparison_report
@@ -63,11 +64,9 @@ def test_without_the_word_an_older_result_is_still_read(found):
     "name", ["bf16", "bf16+channels_last+fused_optimizer+threads:1+tf32:medium"]
 )
 def test_columns_wrap_and_then_leave_until_the_table_fits(width, name):
-    columns = ("variant", "median", "95 % interval", "memory", "first call", "why")
+    columns = ("variant", "median", INTERVAL, "memory", "first call", "why")
     rows = (Row((name, "12.7 ms", "1.015× to 1.05×", "13.2 MiB", "75.6 ms", "it is so " * 9)),)
-    table = Table(
-        columns, rows, columns[1:5], ("variant", "95 % interval"), ("memory", "first call")
-    )
+    table = Table(columns, rows, columns[1:5], ("variant", INTERVAL), ("memory", "first call"))
     lines = text_table.render(table, width).splitlines()
     assert max(map(len, lines)) <= width
     shown = " ".join(" ".join(lines).split())

@@ -17,6 +17,7 @@ from speedkit_jupyter.config import paths_of
 from speedkit_jupyter.context import in_force, observed
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.measure.statistics import INTERVAL
 from speedkit_jupyter.measure.variants import named
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Target
@@ -292,9 +293,9 @@ def test_measure_compares_baseline_with_the_choice_and_draws_it(names):
     assert [one.name for one in panel.result.records] == ["baseline", "this choice"]
     assert panel.result.records[1].applied["precision"] == "bf16"
     assert "data:image/png;base64," in panel.outcome.value
-    assert "95 % interval" in panel.outcome.value
+    assert INTERVAL in panel.outcome.value
     assert any("round" in one for one in seen)
-    assert "95 % interval" in repr(panel)
+    assert INTERVAL in repr(panel)
     assert state(names) == before
     assert not panel.buttons["Measure"].disabled
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.context import plan_in_force
+from speedkit_jupyter.magics import suggestions
+from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.errors import STOPPED
+from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.namespace import check_result_name, find_function, inside_others
+from speedkit_jupyter.magics.options import offer, whole_number
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.measure.step import Step
@@ -21,7 +26,7 @@ from speedkit_jupyter.tuning.functions import verifier_of
 
 
 @lets_go
-def run(names: MutableMapping[str, Any], session: Session, arguments: Any) -> None:
+def run(names: Names, session: Session, arguments: Namespace) -> None:
     """Train with and without; Ctrl-C shows the curves so far and then stops the notebook."""
     __tracebackhide__ = True
     check_result_name("%speedkit verify", arguments.v, names)
@@ -72,3 +77,19 @@ def _plan(step: Step) -> Any:
     if plan_in_force(model) is not None:
         return CURRENT
     return learning.tuned(model, step.holders(model)) or AUTO
+
+
+def _arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--steps", type=whole_number, default=50, metavar="NUMBER", help="steps of each curve (50)"
+    )
+    step = "the function that trains; without it the last %%speedbench cell"
+    parser.add_argument("--step", metavar="NAME", help=step)
+    plan = "a plan as for --compare; without it what is applied, learned, or by rules"
+    offer(parser.add_argument("--plan", metavar="NAME", help=plan), suggestions.plans)
+    parser.add_argument("-v", metavar="NAME", help="the variable that the result gets")
+
+
+COMMAND = Command(
+    "verify", "train with and without a plan, and compare the loss curves", run, _arguments
+)

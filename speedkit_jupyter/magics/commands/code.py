@@ -1,34 +1,30 @@
-"""%speedkit code, and the plan that a model has or would get."""
+"""%speedkit code: the plan as code without SpeedKit."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter import lookup
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.magics import parsing
+from speedkit_jupyter.magics.command import Command, Names
+from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers
 from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
-from speedkit_jupyter.magics.wishes import or_learned
-from speedkit_jupyter.planning import Plan, plan
-from speedkit_jupyter.report.code import as_of_now, code_report
+from speedkit_jupyter.magics.options import add_model, add_optimizer, offer_words
+from speedkit_jupyter.magics.planned import named, planned
+from speedkit_jupyter.report.code import FORMS, as_of_now, code_report
 from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.session import Session
 from speedkit_jupyter.wrappers import unwrapped
 
-if TYPE_CHECKING:
-    from speedkit_jupyter.session import Session
 
-
-def code(names: Mapping[str, Any], session: Session, line: str) -> None:
-    """The plan in force, or what apply would do now, as code without SpeedKit."""
-    arguments = parsing.code_parser().parse_line(line)
+def run(names: Names, session: Session, arguments: Namespace) -> None:
+    """The plan in force, or what apply would do now."""
     applied = dict(session.applied(names))
     name = named(names, applied, arguments.model)
     context = applied.get(name)
@@ -42,7 +38,7 @@ def code(names: Mapping[str, Any], session: Session, line: str) -> None:
         found, listed = as_of_now(context, asked or {})
         optimizers = _with_names(names, listed)
     optimizers = {word: _own(names, word, one) for word, one in optimizers.items()}
-    name = name if name.isidentifier() else plain_name(names, model, name)
+    name = name if name.isidentifier() else _plain_name(names, model, name)
     document = code_report(found, arguments.form, optimizers, name, model)
     if arguments.save is None:
         display(document)
@@ -60,34 +56,10 @@ def _own(names: Mapping[str, Any], name: str, optimizer: Any) -> Any:
     return value if unwrapped(value) is optimizer else optimizer
 
 
-def plain_name(names: Mapping[str, Any], model: Any, name: str) -> str:
+def _plain_name(names: Mapping[str, Any], model: Any, name: str) -> str:
     """A variable that is the model: one is there before `trainer.model` is."""
     every = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
     return next(every, name)
-
-
-def named(names: Mapping[str, Any], applied: Mapping[str, SpeedContext], name: str | None) -> str:
-    """The model that a line is about: the named one, the only one with a plan, or the only one."""
-    if name is None and len(applied) == 1:
-        return next(iter(applied))
-    if name is None and len(applied) > 1:
-        raise UsageError(f"which model? {', '.join(applied)}")
-    if name is not None and name in applied:
-        return name
-    return find_model(names, name)[0]
-
-
-def planned(
-    names: Mapping[str, Any],
-    config: SpeedConfig,
-    name: str,
-    optimizers: Mapping[str, Any] | None = None,
-) -> Plan:
-    """What apply would do to a model that has no plan yet."""
-    _, model = find_model(names, name)
-    found = find_optimizers(names, None, model) if optimizers is None else optimizers
-    listed = list(found.values())
-    return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
 
 
 def _with_names(names: Mapping[str, Any], optimizers: Sequence[Any]) -> dict[str, Any]:
@@ -107,3 +79,21 @@ def _write(file: str, text: str, force: bool) -> None:
         raise UsageError(f"{file} is there already: --force writes over it") from None
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from None
+
+
+def _arguments(parser: Parser) -> None:
+    add_model(parser)
+    add_optimizer(parser)
+    form = "what it is written for (torch)"
+    action = parser.add_argument("--as", dest="form", default="torch", metavar="FORM", help=form)
+    offer_words(action, FORMS)
+    parser.add_argument("--save", metavar="FILE", help="write it to a file")
+    parser.add_argument("--force", action="store_true", help="write over an existing FILE")
+
+
+COMMAND = Command(
+    "code",
+    "the plan as code without SpeedKit: --as torch, yaml, accelerate, fabric, transformers",
+    run,
+    _arguments,
+)

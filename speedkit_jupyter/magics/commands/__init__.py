@@ -1,0 +1,37 @@
+"""The subcommands of `%speedkit`, in the order of help: a file and a line each."""
+
+from __future__ import annotations
+
+from speedkit_jupyter.magics.command import Command
+from speedkit_jupyter.magics.commands import (
+    apply,
+    code,
+    config,
+    help,
+    history,
+    panel,
+    repair,
+    report,
+    restore,
+    status,
+    tuned,
+    verify,
+)
+
+COMMANDS: dict[str, Command] = {
+    one.name: one
+    for one in (
+        status.COMMAND,
+        report.COMMAND,
+        apply.COMMAND,
+        restore.COMMAND,
+        verify.COMMAND,
+        tuned.COMMAND,
+        code.COMMAND,
+        panel.COMMAND,
+        history.COMMAND,
+        config.COMMAND,
+        repair.COMMAND,
+    )
+}
+COMMANDS["help"] = help.of(COMMANDS)

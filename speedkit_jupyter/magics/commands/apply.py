@@ -1,0 +1,120 @@
+"""%speedkit apply: plan for a model, apply the plan, put the context into the namespace."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from speedkit_jupyter.config import SpeedConfig, choices, from_arguments, from_word, paths_of
+from speedkit_jupyter.context import SpeedContext, apply_speedups
+from speedkit_jupyter.magics import suggestions
+from speedkit_jupyter.magics.command import Command, Names
+from speedkit_jupyter.magics.line import Parser
+from speedkit_jupyter.magics.namespace import (
+    find_model,
+    find_optimizers,
+    holding_trainer,
+    is_variable,
+)
+from speedkit_jupyter.magics.options import add_model, add_optimizer, offer, offer_words
+from speedkit_jupyter.magics.planned import or_learned
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.report.plans import applied_report
+from speedkit_jupyter.report.training_loop import Words
+from speedkit_jupyter.session import CTX, Session, is_free
+
+
+def run(names: Names, session: Session, arguments: Namespace) -> None:
+    """What is typed wins over the file, the file over the session's config."""
+    name, model = find_model(names, arguments.model)
+    _check_free(session, arguments.ctx, model)
+    config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
+    typed = _typed(arguments)
+    config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
+    optimizers = find_optimizers(names, arguments.optimizer, model)
+    if not arguments.rules:
+        config = or_learned(config, model, list(optimizers.values()))
+    _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
+    variable = session.keep(name, context, arguments.ctx)
+    document = applied_report(context, Words(name, optimizers, variable))
+    if arguments.ctx is None and variable != CTX:
+        document = document.and_lines([f"`{CTX}` is in use: this context is `{variable}`."])
+    if trainer := holding_trainer(names, model):
+        as_arguments = f"`%speedkit code {name} --as transformers` writes the plan as arguments"
+        own_loop = f"`{trainer}` runs a loop of its own, not the one above: {as_arguments}."
+        document = document.and_lines([own_loop])
+    display(document)
+
+
+def _arguments(parser: Parser) -> None:
+    """Each config field is an option, each further field `--field-part`."""
+    add_model(parser)
+    add_optimizer(parser)
+    ctx = "the variable that the context gets (ctx)"
+    offer(parser.add_argument("--ctx", metavar="NAME", help=ctx), lambda names: [CTX])
+    file = parser.add_argument("--config", metavar="FILE", help="a YAML file to start from")
+    offer(file, suggestions.configs)
+    by_rules = "by rules, although tuning has learned a plan"
+    parser.add_argument("--rules", action="store_true", help=by_rules)
+    for option, destination, annotation, summary in _options():
+        words = choices(annotation)
+        bare = {"nargs": "?", "const": "true"} if "true" in words else {}
+        action = parser.add_argument(
+            *dict.fromkeys((option, option.replace("_", "-"))),
+            dest=destination,
+            default=None,
+            help=summary,
+            metavar="WORD" if len(words) > 1 else "VALUE",
+            **bare,  # type: ignore[arg-type]
+        )
+        offer_words(action, words)
+
+
+def _options() -> list[tuple[str, str, Any, str]]:
+    """Option, path of the config key, annotation and summary, for every field in the catalog."""
+    found = []
+    for one in CATALOG:
+        for number, (path, annotation) in enumerate(paths_of(one).items()):
+            option = f"--{path.replace('.', '-')}" if number else f"--{one.name}"
+            field = path.partition(".")[2] if number else ""
+            about = f"{one.summary}: its {field}" if field else one.summary
+            found.append((option, path, annotation, about))
+    return found
+
+
+def _typed(arguments: Namespace) -> dict[str, Any]:
+    """The config values among the arguments, nested as in YAML."""
+    values: dict[str, Any] = {}
+    for _, path, annotation, _ in _options():
+        text = getattr(arguments, path)
+        if text is None:
+            continue
+        name, _, field = path.partition(".")
+        value = from_word(text, choices(annotation))
+        if field:
+            values.setdefault(name, {})[field] = value
+        else:
+            values[name] = value
+    return values
+
+
+def _check_free(session: Session, name: str | None, model: Any) -> None:
+    """Refuse to overwrite anything but what the new context takes the place of."""
+    if name is None:  # then it gets a free one
+        return
+    if not is_variable(name):
+        raise UsageError(f"%speedkit apply: --ctx {name!r} is no name for a variable of yours")
+    taken = (session.names or {}).get(name)
+    if is_free(taken, model):
+        return
+    whose = f"your {type(taken).__name__}"
+    if isinstance(taken, SpeedContext):
+        other = next((n for n, one in session.contexts.items() if one is taken), "another model")
+        whose = f"the context of {other}, which is in force"
+    raise UsageError(f"%speedkit apply: {name} is {whose}; name this context with --ctx")
+
+
+COMMAND = Command("apply", "plan for a model and apply the plan", run, _arguments)

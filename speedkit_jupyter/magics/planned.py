@@ -1,0 +1,54 @@
+"""Which model a line is about, and the plan that it has or would get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import ConfigError, SpeedKitError
+from speedkit_jupyter.facts import Facts
+from speedkit_jupyter.magics.namespace import find_model, find_optimizers
+from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.tuning import learning
+
+
+def named(names: Mapping[str, Any], applied: Mapping[str, SpeedContext], name: str | None) -> str:
+    """The model that a line is about: the named one, the only one with a plan, or the only one."""
+    if name is None and len(applied) == 1:
+        return next(iter(applied))
+    if name is None and len(applied) > 1:
+        raise UsageError(f"which model? {', '.join(applied)}")
+    if name is not None and name in applied:
+        return name
+    return find_model(names, name)[0]
+
+
+def planned(
+    names: Mapping[str, Any],
+    config: SpeedConfig,
+    name: str,
+    optimizers: Mapping[str, Any] | None = None,
+) -> Plan:
+    """What apply would do to a model that has no plan yet."""
+    _, model = find_model(names, name)
+    found = find_optimizers(names, None, model) if optimizers is None else optimizers
+    listed = list(found.values())
+    return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
+
+
+def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
+    """As `learning.or_learned`; a store that can't be read is said, and no more.
+
+    Raises ConfigError where SPEEDKIT_HARDWARE names no machine.
+    """
+    try:
+        return learning.or_learned(config, model, optimizers)
+    except ConfigError:  # no plan can be made
+        raise
+    except SpeedKitError as error:  # then by rules, as without a store
+        print(error)
+        return config
