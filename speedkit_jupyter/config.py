@@ -14,7 +14,7 @@ from pydantic import AliasChoices, ConfigDict, PrivateAttr, ValidationError, cre
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from speedkit_jupyter import arguments, machines, store, yaml_lines
+from speedkit_jupyter import arguments, database, machines, yaml_lines
 from speedkit_jupyter.exceptions import ConfigError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Fields, Optimization, Request, Source
@@ -225,7 +225,7 @@ def _prepared(
 
 def _warn_of_unknown_variables() -> None:
     known = {optimization.variable for optimization in CATALOG if optimization.variable}
-    known |= {store.FOLDER, machines.VARIABLE}
+    known |= {database.FOLDER, machines.VARIABLE}
     for name in os.environ:
         if name.startswith("SPEEDKIT_") and name not in known:
             hint = did_you_mean(name, known)

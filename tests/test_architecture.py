@@ -16,7 +16,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("exceptions", "handlers"),
     ("interrupts", "listeners", "lookup", "tracebacks", "entering", "registry"),
-    ("store", "stored_rows", "machines", "wrappers", "alive"),
+    ("database", "database_rows", "machines", "wrappers", "alive"),
     ("arguments", "fp32_precision", "hardware", "flags", "flattening", "facts", "yaml_lines"),
     ("optimizations",),
     ("config",),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError, store
+from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError, database
 from speedkit_jupyter.report.histories import history_list, history_report, since
 from speedkit_jupyter.report.tunings import tuned_list
 
@@ -134,7 +134,7 @@ BROKEN = {
 
 def rewrite(column: str, value: object, table: str = "results") -> None:
     """As another program would."""
-    connection = sqlite3.connect(store.folder() / "speedkit.sqlite")
+    connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
     with connection:
         connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = 1", (value,))
     connection.close()
@@ -145,8 +145,8 @@ def two_rows() -> None:
     import json
 
     for setting in ("a", "b"):
-        store.save("kept", json.loads(RESULT))
-        store.learn(setting, "task", json.loads(PLAN))
+        database.save("kept", json.loads(RESULT))
+        database.learn(setting, "task", json.loads(PLAN))
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -156,8 +156,8 @@ def test_a_row_that_can_not_be_read_is_named_and_left_out(broken: str) -> None:
     rewrite("plan", BROKEN[broken], "plans")
     results: list[str] = []
     plans: list[str] = []
-    assert [one.number for one in store.saved(skipped=results)] == [2]
-    assert [one.number for one in store.learned(skipped=plans)] == [2]
+    assert [one.number for one in database.saved(skipped=results)] == [2]
+    assert [one.number for one in database.learned(skipped=plans)] == [2]
     for line in (*results, *plans):
         assert "1 can't be read and is left out" in line
         assert "\n" not in line
@@ -173,19 +173,19 @@ def test_a_date_that_is_none_is_named_and_its_row_left_out(when: object) -> None
     rewrite("saved_at", when)
     rewrite("learned_at", when, "plans")
     skipped: list[str] = []
-    assert history_list(store.saved(skipped=skipped)).to_text()
-    assert tuned_list(store.learned(skipped=skipped)).to_text()
+    assert history_list(database.saved(skipped=skipped)).to_text()
+    assert tuned_list(database.learned(skipped=skipped)).to_text()
     assert all(len(line) < 200 for line in skipped)
 
 
 def test_a_name_that_is_no_text_hides_no_other_row() -> None:
     two_rows()
     rewrite("name", b"\xff\xfe")
-    assert [one.number for one in store.saved()] == [2]
+    assert [one.number for one in database.saved()] == [2]
     with pytest.raises(SpeedKitError, match="shorter, plain name"):
-        store.save("\ud800", {})
-    assert store.saved("\ud800") == []
-    assert store.forget("\ud800") == 0
+        database.save("\ud800", {})
+    assert database.saved("\ud800") == []
+    assert database.forget("\ud800") == 0
 
 
 JSON = st.recursive(
@@ -225,12 +225,12 @@ NEARLY_PLAN = st.fixed_dictionaries(
 
 def write_over(table: str, column: str, document: object) -> None:
     """Any JSON in place of what the newest row holds."""
-    database = sqlite3.connect(store.folder() / "speedkit.sqlite")
-    with database:
+    connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
+    with connection:
         newest = f"(SELECT max(id) FROM {table})"
         row = (json.dumps(document),)
-        database.execute(f"UPDATE {table} SET {column} = ? WHERE id = {newest}", row)
-    database.close()
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = {newest}", row)
+    connection.close()
 
 
 @settings(max_examples=40)
@@ -239,15 +239,15 @@ def test_whatever_lies_in_the_store_is_listed_or_left_out(
     tmp_path_factory, results: list[object], plans: list[object]
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(store.FOLDER, str(tmp_path_factory.mktemp("any")))
+        patched.setenv(database.FOLDER, str(tmp_path_factory.mktemp("any")))
         for one in results:
-            store.save("any", {})
+            database.save("any", {})
             write_over("results", "result", one)
         for number, one in enumerate(plans):
-            store.learn(str(number), "task", {})
+            database.learn(str(number), "task", {})
             write_over("plans", "plan", one)
-        found = store.saved()
-        shown = [history_list(found), tuned_list(store.learned())]
+        found = database.saved()
+        shown = [history_list(found), tuned_list(database.learned())]
         if found:
             shown.append(history_report(found))
             since(found[0], found[-1].result)
@@ -259,12 +259,12 @@ def test_whatever_lies_in_the_store_is_listed_or_left_out(
 
 def test_a_store_that_another_program_holds_is_a_line_after_two_seconds() -> None:
     two_rows()
-    other = sqlite3.connect(store.folder() / "speedkit.sqlite", isolation_level=None)
+    other = sqlite3.connect(database.folder() / "speedkit.sqlite", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     try:
-        assert store.PATIENCE_S == 2
+        assert database.PATIENCE_S == 2
         with pytest.raises(SpeedKitError, match="another program has held it for 2 s"):
-            store.saved()
+            database.saved()
     finally:
         other.close()
 
@@ -272,27 +272,27 @@ def test_a_store_that_another_program_holds_is_a_line_after_two_seconds() -> Non
 @pytest.mark.parametrize("size", [100, 5000])
 def test_a_damaged_database_says_what_to_do(size: int) -> None:
     two_rows()
-    file = store.folder() / "speedkit.sqlite"
+    file = database.folder() / "speedkit.sqlite"
     file.write_bytes(file.read_bytes()[:size] if size > 1000 else b"garbage" * size)
     with pytest.raises(SpeedKitError, match=r"damaged .*: delete it or move it away"):
-        store.saved()
+        database.saved()
 
 
 def test_a_database_of_another_version_says_so() -> None:
-    store.folder().mkdir()
-    connection = sqlite3.connect(store.folder() / "speedkit.sqlite")
+    database.folder().mkdir()
+    connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
     connection.execute("CREATE TABLE results (id INTEGER PRIMARY KEY, other TEXT)")
     connection.close()
     with pytest.raises(SpeedKitError, match="another version of SpeedKit made it"):
-        store.saved()
+        database.saved()
 
 
 @pytest.mark.parametrize("folder", ["~nobody-of-this-name/x", "loop", "file"])
 def test_a_folder_that_can_not_be_is_a_line(tmp_path: Path, monkeypatch, folder: str) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(store.FOLDER, folder if folder[0] == "~" else str(tmp_path / folder))
+    monkeypatch.setenv(database.FOLDER, folder if folder[0] == "~" else str(tmp_path / folder))
     with pytest.raises(SpeedKitError, match="can't be used"):
-        store.save("a", {})
+        database.save("a", {})
     with suppress(SpeedKitError):
-        assert store.saved() == []
+        assert database.saved() == []

@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter import store
+from speedkit_jupyter import database
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError, did_you_mean, is_text
 from speedkit_jupyter.interrupts import in_windows
@@ -73,13 +73,13 @@ def run(
         title = next((one for one in source.splitlines() if one.strip()), "")
         session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
         skipped: list[str] = []
-        earlier = store.saved(arguments.save, skipped)[-1:] if arguments.save else []
+        earlier = database.saved(arguments.save, skipped)[-1:] if arguments.save else []
         given = work if arguments.apply else None
         with streams_kept(), Applied(shell, session, given) as applied:
             result = _drain(work, arguments, earlier, shell.user_ns)
             applied.settle()
         if arguments.save:
-            store.save(arguments.save, result.to_dict())
+            database.save(arguments.save, result.to_dict())
             for one in skipped:
                 print(one)
     except SpeedKitError as error:
@@ -190,7 +190,7 @@ def _cpu_seconds() -> float:
 def _drain(
     work: Benchmark | Timer | Search,
     arguments: Any,
-    earlier: list[store.Saved],
+    earlier: list[database.Saved],
     names: dict[str, Any],
 ) -> Any:
     """Run to the end; the result takes the place of the progress line, and the name of -v."""

@@ -45,19 +45,19 @@ def variants(names: Names) -> list[str]:
 
 def saved(names: Names) -> list[str]:
     """The names of saved benchmarks."""
-    from speedkit_jupyter import store
+    from speedkit_jupyter import database
 
     with suppress(SpeedKitError):  # a store that can't be used is told where it is asked for
-        return sorted({one.name for one in store.saved()})
+        return sorted({one.name for one in database.saved()})
     return []
 
 
 def learned(names: Names) -> list[str]:
     """The numbers of learned plans."""
-    from speedkit_jupyter import store
+    from speedkit_jupyter import database
 
     with suppress(SpeedKitError):
-        return ["all", *(str(one.number) for one in store.learned())]
+        return ["all", *(str(one.number) for one in database.learned())]
     return ["all"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.measure import export
 
 if TYPE_CHECKING:
     from speedkit_jupyter.report.document import Document
@@ -36,18 +36,7 @@ class Shown:
         Both hold raw samples, environment and the command to repeat it. Raises SpeedKitError for
         another ending, or where nothing can be written.
         """
-        file = Path(path).expanduser()
-        if file.suffix == ".json":
-            text = self.to_json()
-        elif file.suffix in (".html", ".htm"):
-            text = self.report().to_page()
-        else:
-            raise SpeedKitError(f"{path}: give a name that ends in .html or .json")
-        try:
-            file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise SpeedKitError(f"{path}: {error.strerror}") from None
-        return file
+        return export.save(self, path)
 
     def __repr__(self) -> str:
         return self.report().brief().to_text()

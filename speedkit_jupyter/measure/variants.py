@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import store
+from speedkit_jupyter import database
 from speedkit_jupyter.config import SpeedConfig, choices, from_arguments, from_word
 from speedkit_jupyter.context import plan_in_force
 from speedkit_jupyter.exceptions import StepError, did_you_mean
@@ -52,7 +52,7 @@ def variant(name: str) -> Variant:
     if name.endswith((".yaml", ".yml")):
         return Variant(Path(name).stem, SpeedConfig.from_yaml(name))
     skipped: list[str] = []
-    if name not in words() and (kept := store.saved(name, skipped)):
+    if name not in words() and (kept := database.saved(name, skipped)):
         return Variant(name, _saved(name, kept[-1]))
     if skipped:
         raise StepError(f"variant {name}: {skipped[-1]}")
@@ -77,7 +77,7 @@ def config_of(one: Variant, models: Sequence[torch.nn.Module]) -> SpeedConfig | 
     return None if plan is None else plan.to_config()
 
 
-def _saved(name: str, kept: store.Saved) -> SpeedConfig | None:
+def _saved(name: str, kept: database.Saved) -> SpeedConfig | None:
     """The plan of the fastest variant that was proven faster; the baseline where none was."""
     ahead = [row for row in kept.result["variants"] if row.get("verdict") == "faster"]
     best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)

@@ -227,7 +227,8 @@ class Optimization(ABC):
     """One file, one class, one line in CATALOG; everything else derives from it.
 
     `Options` is the type of the config field (a pydantic model or annotation) and `default`
-    its value; `variable` is the environment variable that wins over both. `follows` marks what
+    its value; `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and
+    None where it has none. `follows` marks what
     another optimization needs: a plan that names only that one has it too. `costly` marks what
     takes seconds at the first step: a search tries it last. `frameworks_choose` marks what
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
@@ -239,10 +240,14 @@ class Optimization(ABC):
     Options: ClassVar[Any]
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
-    variable: ClassVar[str | None] = None
+    variable: ClassVar[str | None]
     follows: ClassVar[bool] = False
     costly: ClassVar[bool] = False
     frameworks_choose: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if "variable" not in vars(cls):
+            cls.variable = f"SPEEDKIT_{cls.name.upper()}"
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

@@ -46,7 +46,6 @@ class Compile(Optimization):
     effect = Effect.ROUNDING
     costly = True
     summary = "torch.compile in place"
-    variable = "SPEEDKIT_COMPILE"
 
     class Options(Fields):
         """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself."""

@@ -33,7 +33,6 @@ class Device(Optimization):
             description="auto, cpu, cuda, cuda:N, mps, xpu",
         ),
     ]
-    variable = "SPEEDKIT_DEVICE"
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

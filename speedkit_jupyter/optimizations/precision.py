@@ -34,7 +34,6 @@ class Precision(Optimization):
     Options = Annotated[
         Literal["auto", "fp32", "bf16", "fp16"], Field(description="auto, fp32, bf16, fp16")
     ]
-    variable = "SPEEDKIT_PRECISION"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """What the hardware multiplies natively: bf16 before fp16 before fp32."""

@@ -39,7 +39,6 @@ class Sdpa(Optimization):
     name = "sdpa"
     effect = Effect.ROUNDING
     summary = "the attention kernel that is tried first"
-    variable = "SPEEDKIT_SDPA"
 
     class Options(Fields):
         """`backend`: the kernel to try first; `math` allows no other."""

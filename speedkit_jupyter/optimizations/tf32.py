@@ -37,7 +37,6 @@ class Tf32(Optimization):
         Field(description="auto, highest, high, medium"),
     ]
     aliases = ("tf32_matmul_precision",)
-    variable = "SPEEDKIT_TF32"
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

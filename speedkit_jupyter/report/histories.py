@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from speedkit_jupyter.database import Saved
 from speedkit_jupyter.measure.statistics import Ratio, change, spread
 from speedkit_jupyter.report.document import Document, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, day, ratio, seconds
-from speedkit_jupyter.store import Saved
 
 SAME_WHERE = ("device", "torch")
 EARLIER = "of an earlier version of SpeedKit"

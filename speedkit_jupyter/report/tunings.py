@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 from speedkit_jupyter.context import plan_in_force
+from speedkit_jupyter.database import Learned
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.report.comparisons import describe_verdict
 from speedkit_jupyter.report.document import Code, Document, Picture, Row, Section, Table
 from speedkit_jupyter.report.units import count, day, ratio, seconds, size
-from speedkit_jupyter.store import Learned
 from speedkit_jupyter.tuning.result import Tuning
 
 # Compiling that took less goes without saying.

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import arguments, store
+from speedkit_jupyter import arguments, database
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import SpeedKitError
@@ -132,25 +132,25 @@ def identify(
     return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)
 
 
-def find(where: str, task: Task) -> store.Learned | None:
+def find(where: str, task: Task) -> database.Learned | None:
     """The plan that was learned for this very setting and task. Raises SpeedKitError."""
-    known = store.learned(where)
+    known = database.learned(where)
     return next((o for o in known if o.task == task.key() and not o.is_earlier), None)
 
 
 def newest(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], hardware: Hardware
-) -> store.Learned | None:
+) -> database.Learned | None:
     """The last plan that was learned for a model, whatever went in; training ones where there is
     an optimizer.
     """
-    if not store.learned():  # a fingerprint takes time, too
+    if not database.learned():  # a fingerprint takes time, too
         return None
     with hidden(model):
-        every = store.learned(setting([model], hardware))
+        every = database.learned(setting([model], hardware))
     known = [one for one in every if not one.is_earlier]
     if every and not known:
-        _say_once(EARLIER, str(store.folder()))
+        _say_once(EARLIER, str(database.folder()))
     fitting = [one for one in known if one.plan["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
     others = [one for one in known if one.plan["values"]]
@@ -171,7 +171,7 @@ def keep(
     No values say that nothing helped. Raises SpeedKitError where the store can't be written.
     """
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
-    store.learn(
+    database.learn(
         where,
         task.key(),
         {
@@ -188,7 +188,7 @@ def keep(
     )
 
 
-def config_of(learned: store.Learned) -> SpeedConfig:
+def config_of(learned: database.Learned) -> SpeedConfig:
     """The plan as a config: what it names and no more, its decisions `measured`."""
     if not learned.plan["values"]:
         return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
@@ -197,14 +197,14 @@ def config_of(learned: store.Learned) -> SpeedConfig:
     return config.with_source("measured", why(learned))
 
 
-def why(learned: store.Learned) -> str:
+def why(learned: database.Learned) -> str:
     """The number behind it, when it was found and for which inputs."""
     plan = learned.plan
     found = proof(plan["name"], plan["speedup"], plan["low"], plan["high"])
     return f"{found} {_when(learned)}"
 
 
-def _when(learned: store.Learned) -> str:
+def _when(learned: database.Learned) -> str:
     inputs = ", ".join(learned.plan["inputs"]) or "inputs unknown"
     return f"on {learned.learned_at.astimezone().date().isoformat()} ({inputs})"
 
@@ -248,10 +248,10 @@ def tuned(
     return None if found is None else config_of(found)
 
 
-def forget(found: store.Learned) -> None:
+def forget(found: database.Learned) -> None:
     """Drop a plan that does not hold; a store that can't be written is no reason to stop."""
     try:
-        store.unlearn([found.number])
+        database.unlearn([found.number])
     except SpeedKitError:
         return
 

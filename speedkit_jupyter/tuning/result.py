@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.alive import Alive
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext, apply_speedups, in_force
+from speedkit_jupyter.database import Learned
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.reach import holding
@@ -17,7 +18,6 @@ from speedkit_jupyter.measure.shown import Shown
 from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.measure.step import Step
 from speedkit_jupyter.planning import Plan, plan
-from speedkit_jupyter.store import Learned
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate

@@ -15,15 +15,14 @@ from speedkit_jupyter.report.units import word
 
 # Words of more letters than these in all stand in a list rather than on buttons.
 ON_BUTTONS = 34
-# What most people want to see; the rest stands under "more", where labels are longer.
-FIRST = ("precision", "tf32", "compile", "sdpa")
-LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
+# Between a label and its control.
+GAP_PX = 10
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
 
 
 class Control:
-    """One option. `widget` is its control with a note below; `chosen(path, value)` is called for
-    what the user picks, and may raise ConfigError.
+    """One option. `widget` is its control with a note below, and a label of `label_px` pixels;
+    `chosen(path, value)` is called for what the user picks, and may raise ConfigError.
     """
 
     def __init__(
@@ -32,6 +31,7 @@ class Control:
         path: str,
         annotation: Any,
         chosen: Callable[[str, Any], None],
+        label_px: Callable[[str], int],
     ) -> None:
         import ipywidgets
 
@@ -40,7 +40,7 @@ class Control:
         self.is_first = path == next(iter(paths_of(optimization)))
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
-        self._label_px = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
+        self._label_px = label_px(self.label)
         self.input = self._input(optimization.summary)
         self.note = ipywidgets.HTML()
         self.widget = ipywidgets.VBox([self.input, self.note])
@@ -129,10 +129,12 @@ class Control:
         self.note.layout.display = None if lines else "none"
 
 
-def controls(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
-    """One for every option and field in the catalog, by its path."""
+def controls(
+    chosen: Callable[[str, Any], None], label_px: Callable[[str], int]
+) -> dict[str, Control]:
+    """One for every option and field in the catalog, by its path; labels as wide as these ask."""
     return {
-        path: Control(optimization, path, annotation, chosen)
+        path: Control(optimization, path, annotation, chosen, label_px)
         for optimization in CATALOG
         for path, annotation in paths_of(optimization).items()
     }

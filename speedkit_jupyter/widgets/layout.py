@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from speedkit_jupyter.widgets.controls import FIRST, Control, tooltip
+from speedkit_jupyter.widgets.controls import Control, tooltip
 
+# What most people want to see, in this order; the rest stands under MORE, with longer labels.
+FIRST = ("precision", "tf32", "compile", "sdpa")
+MORE = "more"
+LABEL_PX, LONG_LABEL_PX = 70, 148
 BUTTONS = {
     "Apply": ("check", "put the choice into force, on this model"),
     "Restore": ("undo", "put everything back exactly"),
@@ -74,14 +78,14 @@ class Parts:
         self.whole.add_class("speedkit-panel")
 
     def _left(self) -> Any:
-        """The first controls, the others under "more", and the buttons below."""
+        """The first controls, the others under MORE, and the buttons below."""
         import ipywidgets as w
 
         main = [c for path, c in self.controls.items() if c.is_first and c.label in FIRST]
         main.sort(key=lambda one: FIRST.index(one.label))
         rest = [one.widget for one in self.controls.values() if one not in main]
         more = w.Accordion([w.VBox(rest)], selected_index=None)
-        more.set_title(0, "more")
+        more.set_title(0, MORE)
         plan, measure = [*self.buttons.values()][:2], [*self.buttons.values()][2:]
         bar = w.Box([*plan, self.code, *measure], layout=w.Layout(flex_flow="row wrap"))
         bar.layout.margin = "8px 0 0 0"
@@ -89,6 +93,11 @@ class Parts:
         column = w.VBox([*(one.widget for one in main), *below])
         column.layout = _column("1 1 380px", "430px")
         return column.add_class(COLUMN)
+
+
+def label_px(label: str) -> int:
+    """How wide a label is where it stands."""
+    return LABEL_PX if label in FIRST else LONG_LABEL_PX
 
 
 def _button() -> Any:

@@ -18,7 +18,7 @@ from speedkit_jupyter.report.live import live_report
 from speedkit_jupyter.report.panels import as_code, panel_report, state_report
 from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import controls
-from speedkit_jupyter.widgets.layout import Parts
+from speedkit_jupyter.widgets.layout import Parts, label_px
 from speedkit_jupyter.widgets.saved import Saved
 from speedkit_jupyter.wrappers import each_once, is_optimizer
 
@@ -66,7 +66,7 @@ class Panel:
         if optimizer is not None:
             self._choice.give_optimizers(_listed(optimizer))
         self._drawn_at, self._was_busy = 0.0, False
-        parts = Parts(controls(self._choice.choose))
+        parts = Parts(controls(self._choice.choose, label_px))
         self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
         self.code, self.progress, self.status = parts.code, parts.progress, parts.status
         self.state, self.outcome, self.listing = parts.state, parts.outcome, parts.listing

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from IPython.utils.capture import capture_output
 
-from speedkit_jupyter import context, store
+from speedkit_jupyter import context, database
 from speedkit_jupyter.magics.commands import COMMANDS
 
 LINES = (
@@ -124,9 +124,9 @@ def test_a_timing_prints_as_its_report(shell):
 def broken_row(name: str = "kept") -> None:
     """One good result and one that no reader understands, and the same of learned plans."""
     for _ in range(2):
-        store.save(name, {"variants": [], "environment": {}})
-        store.learn("setting", "task", {"name": "x"})
-    connection = sqlite3.connect(store.folder() / "speedkit.sqlite")
+        database.save(name, {"variants": [], "environment": {}})
+        database.learn("setting", "task", {"name": "x"})
+    connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
     with connection:
         connection.execute("UPDATE results SET result = '{bad' WHERE id = 1")
     connection.close()
@@ -146,7 +146,7 @@ def test_what_can_not_be_read_is_a_line_below_what_can(shell):
 
 def test_a_saved_name_that_can_not_be_read_is_no_variant(shell):
     broken_row("mine")
-    connection = sqlite3.connect(store.folder() / "speedkit.sqlite")
+    connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
     with connection:
         connection.execute("UPDATE results SET saved_at = 'soon'")
     connection.close()
@@ -156,8 +156,8 @@ def test_a_saved_name_that_can_not_be_read_is_no_variant(shell):
 
 
 def test_completion_survives_a_store_that_can_not_be_read(shell):
-    store.save("kept", {"variants": []})
-    (store.folder() / "speedkit.sqlite").write_bytes(b"garbage" * 1000)
+    database.save("kept", {"variants": []})
+    (database.folder() / "speedkit.sqlite").write_bytes(b"garbage" * 1000)
     for line in ("%speedkit history ", "%speedkit tuned forget ", "%%speedbench --compare "):
         assert isinstance(shell.ip.complete(None, line, len(line))[1], list)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Hardware, apply_speedups, store, tune, tuned
+from speedkit_jupyter import Hardware, apply_speedups, database, tune, tuned
 from speedkit_jupyter.measure.functions import step_of
 from speedkit_jupyter.tuning import learning
 
@@ -69,11 +69,11 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     network_and_step,
 ):
     tune(network_and_step()[2], budget_s=4)
-    assert len(store.learned()) == 1
+    assert len(database.learned()) == 1
     _, _, slower = network_and_step(seconds=lambda fused: 2 * LATE if fused else LATE)
     tuning = tune(slower, budget_s=4)
     assert not tuning.helped
-    assert [one.plan["values"] for one in store.learned()] == [{}]
+    assert [one.plan["values"] for one in database.learned()] == [{}]
     assert "The learned plan fused_optimizer was dropped; fresh rounds did not" in tuning.notes[0]
     assert len(tuning.stages) > 1
 
@@ -162,7 +162,7 @@ def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search
     again = tune(step, budget_s=4)
     assert again.learned is None
     assert again.winner.name == "fused_optimizer"
-    assert len(store.learned()) == 1
+    assert len(database.learned()) == 1
 
 
 def test_tuned_takes_a_model():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import store, tune
+from speedkit_jupyter import database, tune
 
 # Until after the race: warm-up, check and rounds of two that take 0.05 s.
 DISTURBED_S = 2.5
@@ -51,14 +51,14 @@ def test_what_lost_narrowly_is_measured_with_rounds_enough(tuned, later, helps):
     assert "what lost narrowly" in [one.title for one in tuning.stages]
     assert (tuning.winner.name == "fused_optimizer") is helps
     assert not tuning.unclear
-    assert [one.plan["values"] for one in store.learned()] == [tuning.winner.values]
+    assert [one.plan["values"] for one in database.learned()] == [tuning.winner.values]
 
 
 def test_what_can_not_be_told_is_not_remembered_as_nothing_helps(tuned):
     tuning = tuned(lambda fused, since: 0.8 * (1.02 if fused else 1.0))
     assert not tuning.helped
     assert "Could not tell" in repr(tuning)
-    assert store.learned() == []
+    assert database.learned() == []
 
 
 @pytest.mark.parametrize(

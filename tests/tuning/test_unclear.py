@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, store, tune
+from speedkit_jupyter import SpeedConfig, apply_speedups, database, tune
 from speedkit_jupyter.context import in_force
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.functions import step_of
@@ -46,7 +46,7 @@ def test_a_search_without_time_could_not_tell_and_nothing_is_remembered(work):
     assert tuning.unclear
     assert "Could not tell" in repr(tuning)
     assert "could not tell" in tuning.config.why_left
-    assert store.learned() == []
+    assert database.learned() == []
 
 
 def test_a_search_that_found_that_nothing_helps_is_remembered(work):
@@ -54,7 +54,7 @@ def test_a_search_that_found_that_nothing_helps_is_remembered(work):
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=4)
     assert not tuning.helped
     assert tuning.unclear == ""
-    assert [one.plan["values"] for one in store.learned()] == [{}]
+    assert [one.plan["values"] for one in database.learned()] == [{}]
 
 
 def test_apply_without_a_winner_restores_the_model(work):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, store, tuned
+from speedkit_jupyter import Facts, Hardware, apply_speedups, database, plan, tuned
 from speedkit_jupyter.measure.statistics import Ratio
 from speedkit_jupyter.report.histories import history_report, since
 from speedkit_jupyter.report.tunings import tuned_list
@@ -31,15 +31,15 @@ def learned(model: nn.Module) -> learning.Task:
 
 def as_found_by(engine: Any) -> None:
     """Everything in the store, as another engine would have left it; None: before it had one."""
-    with sqlite3.connect(store.folder() / "speedkit.sqlite") as database:
+    with sqlite3.connect(database.folder() / "speedkit.sqlite") as connection:
         for table, column in (("plans", "plan"), ("results", "result")):
-            for number, text in database.execute(f"SELECT id, {column} FROM {table}").fetchall():
+            for number, text in connection.execute(f"SELECT id, {column} FROM {table}").fetchall():
                 row = {k: v for k, v in json.loads(text).items() if k != "engine"}
                 row |= {} if engine is None else {"engine": engine}
-                database.execute(
+                connection.execute(
                     f"UPDATE {table} SET {column} = ? WHERE id = ?", (json.dumps(row), number)
                 )
-    database.close()
+    connection.close()
 
 
 EARLIER = [None, 1, "0.1.0", 99]
@@ -54,7 +54,7 @@ def test_a_plan_of_an_earlier_version_is_not_used_and_that_is_said(engine):
     with pytest.warns(UserWarning, match="earlier version of SpeedKit.*--tune searches again"):
         assert tuned(model) is None
     assert learning.find(learning.setting([model], Hardware.current()), task) is None
-    (kept,) = store.learned()
+    (kept,) = database.learned()
     assert kept.is_earlier
     assert "of an earlier version, not used" in " ".join(tuned_list([kept]).to_text().split())
 
@@ -99,10 +99,10 @@ def result(median_s: float, rounds: int, high: float | None = 1.3) -> dict[str, 
 
 @pytest.mark.parametrize("engine", EARLIER)
 def test_a_saved_result_of_an_earlier_version_is_marked_and_not_compared(engine):
-    store.save("step", result(0.1, 20))
+    database.save("step", result(0.1, 20))
     as_found_by(engine)
-    store.save("step", result(0.2, 20))
-    earlier, newest = store.saved("step")
+    database.save("step", result(0.2, 20))
+    earlier, newest = database.saved("step")
     shown = " ".join(history_report([earlier, newest]).to_text().split())
     assert "(earlier version)" in shown
     assert "so not compared" in shown
@@ -112,17 +112,17 @@ def test_a_saved_result_of_an_earlier_version_is_marked_and_not_compared(engine)
 
 
 def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
-    store.save("step", result(0.1, 20))
+    database.save("step", result(0.1, 20))
     assert "0.78× [0.70× to 1.30×]" in " ".join(
-        history_report(store.saved("step")).to_text().split()
+        history_report(database.saved("step")).to_text().split()
     )
-    store.forget("step")
-    store.save("step", result(0.1, 2, high=None))
-    store.save("step", result(0.2, 2, high=None))
-    shown = " ".join(history_report(store.saved("step")).to_text().split())
+    database.forget("step")
+    database.save("step", result(0.1, 2, high=None))
+    database.save("step", result(0.2, 2, high=None))
+    shown = " ".join(history_report(database.saved("step")).to_text().split())
     assert "0.78" not in shown
     assert "too few rounds" in shown
-    lines = since(store.saved("step")[0], store.saved("step")[1].result)
+    lines = since(database.saved("step")[0], database.saved("step")[1].result)
     assert all("too few rounds to tell" in line and "×" not in line for line in lines)
 
 

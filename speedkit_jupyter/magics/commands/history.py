@@ -7,7 +7,7 @@ from argparse import Namespace
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter import store
+from speedkit_jupyter import database
 from speedkit_jupyter.exceptions import did_you_mean
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
@@ -25,14 +25,14 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.name is None:
         if arguments.forget:
             raise UsageError("%speedkit history --forget: which NAME?")
-        display(history_list(store.saved(skipped=skipped)).and_lines(skipped))
+        display(history_list(database.saved(skipped=skipped)).and_lines(skipped))
         return
-    if arguments.forget and (number := store.forget(arguments.name)):
+    if arguments.forget and (number := database.forget(arguments.name)):
         display(Document(f"Deleted {count(number, 'result')} of {arguments.name}"))
         return
-    kept = store.saved(arguments.name, skipped)
+    kept = database.saved(arguments.name, skipped)
     if not (kept or skipped):
-        known = list(dict.fromkeys(one.name for one in store.saved()))
+        known = list(dict.fromkeys(one.name for one in database.saved()))
         hint = did_you_mean(arguments.name, known)
         raise UsageError(f"%speedkit history: nothing is saved as {arguments.name!r}.{hint}")
     nothing = Document(f"{arguments.name}: no result that can be read")

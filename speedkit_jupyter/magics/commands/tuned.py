@@ -7,7 +7,7 @@ from argparse import Namespace
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter import store
+from speedkit_jupyter import database
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
@@ -24,13 +24,13 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.action == "list":
         if arguments.which:
             raise UsageError(f"%speedkit tuned list takes no more words, not {arguments.which!r}")
-        display(tuned_list(store.learned(skipped=skipped)).and_lines(skipped))
+        display(tuned_list(database.learned(skipped=skipped)).and_lines(skipped))
         return
     which = arguments.which
     if which is None:
         raise UsageError("%speedkit tuned forget: which NUMBER? (or all; %speedkit tuned lists)")
     numbers = [int(which)] if which.isdecimal() and len(which) < 10 else []
-    number = store.unlearn(None if which == "all" else numbers)
+    number = database.unlearn(None if which == "all" else numbers)
     if not number and which != "all":
         raise UsageError(f"%speedkit tuned forget: there is no plan {which}; %speedkit tuned lists")
     display(Document(f"Forgot {count(number, 'learned plan')}"))

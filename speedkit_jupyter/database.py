@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from speedkit_jupyter import stored_rows
+from speedkit_jupyter import database_rows
+from speedkit_jupyter.database_rows import ENGINE as ENGINE
+from speedkit_jupyter.database_rows import Learned as Learned
+from speedkit_jupyter.database_rows import Saved as Saved
 from speedkit_jupyter.exceptions import SpeedKitError, is_text
-from speedkit_jupyter.stored_rows import ENGINE as ENGINE
-from speedkit_jupyter.stored_rows import Learned as Learned
-from speedkit_jupyter.stored_rows import Saved as Saved
 
 Kept = TypeVar("Kept")
 
@@ -82,7 +82,7 @@ def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Sav
     with _database(READ) as database:
         query = f"SELECT id, name, saved_at, result FROM results {where} ORDER BY id"
         rows = database.execute(query, values).fetchall()
-    return _readable(rows, stored_rows.saved, "result", skipped)
+    return _readable(rows, database_rows.saved, "result", skipped)
 
 
 def forget(name: str) -> int:
@@ -113,7 +113,7 @@ def learned(setting: str | None = None, skipped: list[str] | None = None) -> lis
     with _database(READ) as database:
         query = f"SELECT id, setting, task, learned_at, plan FROM plans {where} ORDER BY id"
         rows = database.execute(query, values).fetchall()
-    return _readable(rows, stored_rows.learned, "learned plan", skipped)
+    return _readable(rows, database_rows.learned, "learned plan", skipped)
 
 
 def unlearn(numbers: Iterable[int] | None) -> int:

@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from speedkit_jupyter import SpeedKitError, store
+from speedkit_jupyter import SpeedKitError, database
 
 WRITER = """
 import sys
-from speedkit_jupyter import store
+from speedkit_jupyter import database
 for number in range(int(sys.argv[2])):
-    store.save(sys.argv[1], {"variants": [], "number": number, "filler": "x" * 100_000})
+    database.save(sys.argv[1], {"variants": [], "number": number, "filler": "x" * 100_000})
     print(number, flush=True)
 """
 
@@ -29,17 +29,17 @@ def writer(name: str, count: int) -> subprocess.Popen[str]:
 
 def test_what_is_saved_comes_back_in_order():
     for number in range(3):
-        store.save("a", {"variants": [], "number": number})
-    store.save("b", {"variants": []})
-    assert [one.result["number"] for one in store.saved("a")] == [0, 1, 2]
-    assert [one.name for one in store.saved()] == ["a", "a", "a", "b"]
-    assert store.forget("a") == 3
-    assert [one.name for one in store.saved()] == ["b"]
+        database.save("a", {"variants": [], "number": number})
+    database.save("b", {"variants": []})
+    assert [one.result["number"] for one in database.saved("a")] == [0, 1, 2]
+    assert [one.name for one in database.saved()] == ["a", "a", "a", "b"]
+    assert database.forget("a") == 3
+    assert [one.name for one in database.saved()] == ["b"]
 
 
 def test_reading_before_anything_was_saved_makes_no_file():
-    assert store.saved() == []
-    assert not store.folder().exists()
+    assert database.saved() == []
+    assert not database.folder().exists()
 
 
 def test_two_processes_may_write_at_once():
@@ -48,7 +48,7 @@ def test_two_processes_may_write_at_once():
         one.communicate(timeout=60)
         assert one.returncode == 0
     for name in ("a", "b"):
-        assert [one.result["number"] for one in store.saved(name)] == list(range(20))
+        assert [one.result["number"] for one in database.saved(name)] == list(range(20))
 
 
 def test_many_that_write_all_the_time_get_their_turns():
@@ -56,12 +56,12 @@ def test_many_that_write_all_the_time_get_their_turns():
     for one in writers:
         one.communicate(timeout=120)
         assert one.returncode == 0
-    assert len(store.saved()) == 100
+    assert len(database.saved()) == 100
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is for POSIX")
 def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
-    store.save("kept", {"variants": [], "number": 1})
+    database.save("kept", {"variants": [], "number": 1})
     for delay_s in (0.0, 0.003, 0.01):
         one = writer("killed", 10_000)
         assert one.stdout is not None
@@ -70,14 +70,14 @@ def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
         one.send_signal(signal.SIGKILL)
         rest = one.communicate(timeout=60)[0].splitlines()
         done = int(rest[-1]) if rest and rest[-1].isdigit() else done
-        assert [kept.result["number"] for kept in store.saved("kept")] == [1]
-        numbers = [kept.result["number"] for kept in store.saved("killed")]
+        assert [kept.result["number"] for kept in database.saved("kept")] == [1]
+        numbers = [kept.result["number"] for kept in database.saved("killed")]
         assert numbers[: done + 1] == list(range(done + 1))
-        store.forget("killed")
+        database.forget("killed")
 
 
 def test_a_damaged_file_is_one_clear_line():
-    store.save("a", {})
-    (store.folder() / "speedkit.sqlite").write_bytes(b"no database" * 1000)
+    database.save("a", {})
+    (database.folder() / "speedkit.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(SpeedKitError, match="delete it or move it away"):
-        store.saved()
+        database.saved()
