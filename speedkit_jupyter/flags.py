@@ -7,9 +7,7 @@ go leaves the original, and a switch that the user changed meanwhile is the user
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -21,10 +19,17 @@ Values = Mapping[str, Any]
 
 
 class Switch(NamedTuple):
-    """How one process-wide setting is read and written."""
+    """How one process-wide setting is read and written; `others` are values to try it with, beside
+    those of a fresh process.
+    """
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
+    others: tuple[Any, ...] = ()
+
+
+# What gives the switches that an optimization owns; the catalog enters its own.
+OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
 
 class Change(NamedTuple):
@@ -37,7 +42,7 @@ class Change(NamedTuple):
 
 def snapshot() -> Values:
     """The value in force of every switch, by name. Reading writes nothing, not for a moment."""
-    values = {name: switch.read() for name, switch in _switches().items()}
+    values = {name: switch.read() for name, switch in switches().items()}
     return MappingProxyType(fp32_precision.read() | values)
 
 
@@ -151,9 +156,9 @@ OVERRIDES = OverrideStack()
 def _read(names: Iterable[str]) -> Values:
     """Exactly, for what is put back later: the fp32 switches' own values, not inherited ones."""
     names = tuple(names)
-    switches = _switches()
+    known = switches()
     fp32 = fp32_precision.own() if set(names) & set(fp32_precision.NAMES) else {}
-    return {name: fp32[name] if name in fp32 else switches[name].read() for name in names}
+    return {name: fp32[name] if name in fp32 else known[name].read() for name in names}
 
 
 def _write(values: Values) -> None:
@@ -166,103 +171,44 @@ def _write(values: Values) -> None:
 
 
 def _write_plain(values: Values) -> None:
-    for name, switch in _switches().items():
+    for name, switch in switches().items():
         if name in values and switch.read() != values[name]:
             switch.write(values[name])
 
 
-def _switches() -> dict[str, Switch]:
+def attribute(owner: Any, name: str, *others: Any) -> Switch:
+    """A switch that is an attribute of a module of torch's."""
+    return Switch(partial(getattr, owner, name), partial(setattr, owner, name), others)
+
+
+def switches() -> dict[str, Switch]:
     """All switches but the fp32 ones, which are coupled and have a module of their own."""
+    owned = {name: switch for owner in OWNERS for name, switch in owner().items()}
+    return _nobodys() | owned
+
+
+def _nobodys() -> dict[str, Switch]:
+    """What no optimization sets itself, and its flags depend on."""
     import torch
 
-    switches = {
-        "num_threads": Switch(torch.get_num_threads, torch.set_num_threads),
-        "default_dtype": Switch(torch.get_default_dtype, torch.set_default_dtype),
+    dtypes = (torch.float64, torch.float16, torch.bfloat16)
+    return {
+        "default_dtype": Switch(torch.get_default_dtype, torch.set_default_dtype, dtypes),
+        "cudnn.deterministic": attribute(torch.backends.cudnn, "deterministic", True),
+        **_reductions(),
     }
-    for attribute in ("benchmark", "deterministic"):
-        switches[f"cudnn.{attribute}"] = _attribute(torch.backends.cudnn, attribute)
-    return (
-        switches
-        | _reduction_switches()
-        | _sdp_switches()
-        | _autocast_switches()
-        | _compile_switches()
-    )
 
 
-def _reduction_switches() -> dict[str, Switch]:
+def _reductions() -> dict[str, Switch]:
     """Read below torch.backends, whose getters hide the second half of the setting (split-K)."""
     import torch
 
-    return {
-        f"cuda.matmul.{attribute}": Switch(
-            getattr(torch._C, f"_get_cublas_{attribute}"),
-            partial(setattr, torch.backends.cuda.matmul, attribute),
-        )
-        for attribute in (
-            "allow_fp16_reduced_precision_reduction",
-            "allow_bf16_reduced_precision_reduction",
-        )
-    }
-
-
-def _sdp_switches() -> dict[str, Switch]:
-    import torch
-    from torch.backends import cuda
-
-    return {
-        "sdp.flash": Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-        "sdp.efficient": Switch(cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
-        "sdp.math": Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp),
-        "sdp.cudnn": Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-        "sdp.priority_order": Switch(
-            torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
-        ),
-    }
-
-
-def _autocast_switches() -> dict[str, Switch]:
-    import torch
-
-    switches = {
-        "autocast.cache_enabled": Switch(
-            torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
-        )
-    }
-    for device in _devices_with_autocast():
-        switches[f"autocast.{device}.enabled"] = Switch(
-            partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
-        )
-        switches[f"autocast.{device}.dtype"] = Switch(
-            partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
-        )
-    return switches
-
-
-def _devices_with_autocast() -> list[str]:
-    """The kinds of device that this torch has autocast for: cpu, cuda, and one more if any."""
-    import torch
-
-    kinds = ["cpu", "cuda"]
-    for kind in ("xpu", "mps", "hpu", "mtia", "xla", "privateuseone"):
-        with suppress(RuntimeError):
-            torch.is_autocast_enabled(kind)
-            torch.get_autocast_dtype(kind)
-            kinds.append(kind)
-    return kinds
-
-
-def _compile_switches() -> dict[str, Switch]:
-    """Only where torch.compile's modules are loaded: importing them takes seconds."""
-    switches = {}
-    for short, module, attribute in (
-        ("dynamo.skip_nnmodule_hook_guards", "torch._dynamo.config", "skip_nnmodule_hook_guards"),
-        ("compiler.cache_key_tag", "torch.compiler.config", "cache_key_tag"),
-    ):
-        if module in sys.modules:
-            switches[short] = _attribute(sys.modules[module], attribute)
-    return switches
-
-
-def _attribute(owner: Any, name: str) -> Switch:
-    return Switch(partial(getattr, owner, name), partial(setattr, owner, name))
+    found = {}
+    for dtype in ("fp16", "bf16"):
+        name = f"allow_{dtype}_reduced_precision_reduction"
+        read = getattr(torch._C, f"_get_cublas_{name}")
+        # Since torch 2.11 they have a second half: whether sums may be split.
+        others = ((False, False), (False, True)) if isinstance(read(), tuple) else (False,)
+        write = partial(setattr, torch.backends.cuda.matmul, name)
+        found[f"cuda.matmul.{name}"] = Switch(read, write, others)
+    return found

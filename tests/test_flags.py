@@ -3,7 +3,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,49 +12,13 @@ from hypothesis import strategies as st
 
 from speedkit_jupyter import flags, fp32_precision
 from speedkit_jupyter.flags import OverrideStack
+from speedkit_jupyter.optimizations import CATALOG
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
 
-# Since torch 2.11 these have a second half: whether sums may be split.
-REDUCTIONS = (
-    ((False, False), (False, True))
-    if isinstance(torch._C._get_cublas_allow_fp16_reduced_precision_reduction(), tuple)
-    else (False,)
-)
-# The kinds of device beside the usual two that this torch has autocast for.
-OTHER_KINDS = [kind for kind in flags._devices_with_autocast() if kind not in ("cpu", "cuda")]
 # For each switch other values than torch's own, set in the way that a user would.
 OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
-    "num_threads": (torch.set_num_threads, (1, 3, 5)),
-    "default_dtype": (torch.set_default_dtype, (torch.float64, torch.float16, torch.bfloat16)),
-    "cudnn.benchmark": (lambda v: setattr(torch.backends.cudnn, "benchmark", v), (True,)),
-    "cudnn.deterministic": (lambda v: setattr(torch.backends.cudnn, "deterministic", v), (True,)),
-    "cuda.matmul.allow_fp16_reduced_precision_reduction": (
-        lambda v: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", v),
-        REDUCTIONS,
-    ),
-    "cuda.matmul.allow_bf16_reduced_precision_reduction": (
-        lambda v: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", v),
-        REDUCTIONS,
-    ),
-    "sdp.flash": (torch.backends.cuda.enable_flash_sdp, (False,)),
-    "sdp.efficient": (torch.backends.cuda.enable_mem_efficient_sdp, (False,)),
-    "sdp.math": (torch.backends.cuda.enable_math_sdp, (False,)),
-    "sdp.cudnn": (torch.backends.cuda.enable_cudnn_sdp, (False,)),
-    "sdp.priority_order": (torch._C._set_sdp_priority_order, ([0, 1, 2, 3, 4],)),
-    "autocast.cache_enabled": (torch.set_autocast_cache_enabled, (False,)),
-    "autocast.cpu.enabled": (lambda v: torch.set_autocast_enabled("cpu", v), (True,)),
-    "autocast.cpu.dtype": (lambda v: torch.set_autocast_dtype("cpu", v), (torch.float16,)),
-    "autocast.cuda.enabled": (lambda v: torch.set_autocast_enabled("cuda", v), (True,)),
-    "autocast.cuda.dtype": (lambda v: torch.set_autocast_dtype("cuda", v), (torch.bfloat16,)),
-    **{
-        f"autocast.{kind}.enabled": (partial(torch.set_autocast_enabled, kind), (True,))
-        for kind in OTHER_KINDS
-    },
-    **{
-        f"autocast.{kind}.dtype": (partial(torch.set_autocast_dtype, kind), (torch.float64,))
-        for kind in OTHER_KINDS
-    },
+    **{name: (switch.write, switch.others) for name, switch in flags.switches().items()},
     "float32_matmul_precision": (torch.set_float32_matmul_precision, ("high", "medium")),
     "cuda.matmul.fp32_precision": (
         lambda v: setattr(torch.backends.cuda.matmul, "fp32_precision", v),
@@ -87,10 +50,11 @@ def test_a_changed_switch_is_seen_and_put_back(name: str) -> None:
         assert flags.snapshot() == before
 
 
-def test_every_switch_is_tried_here() -> None:
-    coupled = set(fp32_precision.NAMES) - set(OTHER_VALUES)
-    loaded_later = {"dynamo.skip_nnmodule_hook_guards", "compiler.cache_key_tag"}
-    assert set(flags.snapshot()) - coupled - loaded_later <= set(OTHER_VALUES)
+def test_every_switch_has_other_values_and_an_owner_or_is_nobodys() -> None:
+    assert all(values for _, values in OTHER_VALUES.values())
+    owned = [name for one in CATALOG for name in one.switches()]
+    assert len(owned) == len(set(owned))
+    assert set(flags.switches()) == {*flags._nobodys(), *owned}
 
 
 @settings(max_examples=60, deadline=None)

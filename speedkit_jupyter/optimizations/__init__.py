@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from speedkit_jupyter import flags
 from speedkit_jupyter.optimizations.base import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
@@ -26,3 +27,4 @@ CATALOG: tuple[Optimization, ...] = (
     FusedOptimizer(),
     Compile(),
 )
+flags.OWNERS[:] = [one.switches for one in CATALOG]

@@ -279,6 +279,10 @@ class Optimization(ABC):
         do it.
         """
 
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """The process-wide switches that it owns, by the names that reports give them."""
+        return {}
+
     def observe(self, target: Target) -> Mapping[str, Any]:
         """State of model and optimizers that this changes, for the before/after table."""
         return {}

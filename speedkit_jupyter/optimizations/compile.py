@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import types
 import warnings
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from speedkit_jupyter import flags
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
@@ -36,6 +38,15 @@ from speedkit_jupyter.optimizations.snippet import Form, Snippet, call, source
 if TYPE_CHECKING:
     import torch
 
+SWITCHES = (
+    (
+        "dynamo.skip_nnmodule_hook_guards",
+        "torch._dynamo.config",
+        "skip_nnmodule_hook_guards",
+        False,
+    ),
+    ("compiler.cache_key_tag", "torch.compiler.config", "cache_key_tag", "another"),
+)
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -85,6 +96,21 @@ class Compile(Optimization):
         gpu = hardware.accelerator(facts.device)
         name = facts.device if gpu is None else gpu.name
         return request.apply(True, f"{name} on Linux with Triton", details=details)
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """Only where torch.compile's modules are loaded: importing them takes seconds."""
+        owned = {
+            "dynamo.skip_nnmodule_hook_guards": (
+                "torch._dynamo.config",
+                "skip_nnmodule_hook_guards",
+            ),
+            "compiler.cache_key_tag": ("torch.compiler.config", "cache_key_tag"),
+        }
+        return {
+            name: flags.attribute(sys.modules[module], attribute)
+            for name, (module, attribute) in owned.items()
+            if module in sys.modules
+        }
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """A call will go through compiled code; hooks that come later will fire."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from speedkit_jupyter import flags
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
@@ -49,6 +50,12 @@ class CudnnBenchmark(Optimization):
             return request.leave(now, "cudnn.deterministic is on: the search could break it")
         reason = f"{facts.convolutions} convolutions; each new input shape would cost a search"
         return request.offer(False, True, reason)
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """cuDNN's."""
+        import torch
+
+        return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """The switch."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from speedkit_jupyter import flags
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Accelerator, Hardware
@@ -102,6 +103,27 @@ class Precision(Optimization):
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """GradScaler and channels_last decide by the precision."""
         return replace(facts, precision=decision.value)
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """Autocast's own state, for each kind of device."""
+        import torch
+
+        cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
+        found = {"autocast.cache_enabled": flags.Switch(*cached)}
+        for kind in _kinds_with_autocast():
+            found[f"autocast.{kind}.enabled"] = flags.Switch(
+                partial(torch.is_autocast_enabled, kind),
+                partial(torch.set_autocast_enabled, kind),
+                (True,),
+            )
+            usual = torch.get_autocast_dtype(kind)
+            other = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
+            found[f"autocast.{kind}.dtype"] = flags.Switch(
+                partial(torch.get_autocast_dtype, kind),
+                partial(torch.set_autocast_dtype, kind),
+                (other,),
+            )
+        return found
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """What ctx.autocast() will stand for."""
@@ -197,3 +219,16 @@ def _native_on_mps(gpu: Accelerator) -> tuple[str, str, bool]:
     if "M1" in gpu.name.split():
         return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
     return "bf16", f"{gpu.name} runs bf16 on macOS 14 and later; whether it pays differs", False
+
+
+def _kinds_with_autocast() -> list[str]:
+    """The kinds of device that this torch has autocast for: cpu, cuda, and one more if any."""
+    import torch
+
+    kinds = ["cpu", "cuda"]
+    for kind in ("xpu", "mps", "hpu", "mtia", "xla", "privateuseone"):
+        with suppress(RuntimeError):
+            torch.is_autocast_enabled(kind)
+            torch.get_autocast_dtype(kind)
+            kinds.append(kind)
+    return kinds

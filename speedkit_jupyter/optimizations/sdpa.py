@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from speedkit_jupyter import flags
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
@@ -73,6 +74,25 @@ class Sdpa(Optimization):
                 declined=True,
             )
         return request.apply(asked, "as asked; inputs that it can't take go to the other kernels")
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """Which kernels may be taken, and in which order."""
+        import torch
+        from torch.backends import cuda
+
+        off = (False,)
+        reorder = torch._C._set_sdp_priority_order
+        return {
+            "sdp.flash": flags.Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, off),
+            "sdp.efficient": flags.Switch(
+                cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp, off
+            ),
+            "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
+            "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
+            "sdp.priority_order": flags.Switch(
+                torch._C._get_sdp_priority_order, reorder, ([0, 1, 2, 3, 4],)
+            ),
+        }
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """The switches, and the tag for torch.compile's caches."""

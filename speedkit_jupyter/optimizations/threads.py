@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from speedkit_jupyter import flags
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
@@ -54,6 +55,13 @@ class Threads(Optimization):
                 usable, f"torch uses {now} threads, but quota and affinity leave {usable} cores"
             )
         return request.leave(now, f"{_fit(now)} the {_cores(usable)}")
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """torch's own."""
+        import torch
+
+        others = (1, 3, 5)
+        return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, others)}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """The number of threads."""
