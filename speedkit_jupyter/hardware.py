@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from speedkit_jupyter import arguments, machines
+from speedkit_jupyter import arguments, devices, machines
 from speedkit_jupyter.exceptions import ConfigError, did_you_mean, printable
 
 # Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
@@ -65,7 +66,7 @@ class Cpu(_Record):
 class Accelerator(_Record):
     """One GPU. `capability` is NVIDIA's compute capability, `rocm` AMD's architecture name."""
 
-    kind: Literal["cuda", "mps", "xpu"]
+    kind: devices.Name
     name: Shown = "unknown"
     capability: tuple[NonNegativeInt, NonNegativeInt] | None = None
     rocm: Shown | None = None
@@ -149,12 +150,13 @@ class Hardware(_Record):
         """
         import torch
 
+        cpu = _detect_cpu()
         return cls(
             system=_system(),
             python=platform.python_version(),
             torch=torch.__version__,
-            cpu=_detect_cpu(),
-            accelerators=(*_detect_cuda(), *_detect_mps(), *_detect_xpu()),
+            cpu=cpu,
+            accelerators=tuple(_detect_accelerators(cpu)),
             cxx=_detect_cxx(),
             triton=_has_triton(),
         )
@@ -262,58 +264,11 @@ def _memory_bytes() -> int:
     return psutil.virtual_memory().total
 
 
-def _detect_cuda() -> list[Accelerator]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    found = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        rocm = getattr(properties, "gcnArchName", None) if torch.version.hip else None
-        found.append(
-            Accelerator(
-                kind="cuda",
-                name=properties.name,
-                capability=(properties.major, properties.minor),
-                rocm=rocm,
-                memory_bytes=properties.total_memory,
-                multiprocessors=properties.multi_processor_count,
-            )
-        )
-    return found
-
-
-def _detect_mps() -> list[Accelerator]:
-    import torch
-
-    if not torch.backends.mps.is_available():
-        return []
-    name = _cpu_name({})
-    return [
-        Accelerator(
-            kind="mps",
-            name=name,
-            memory_bytes=torch.mps.recommended_max_memory(),
-            bf16_reported=torch.backends.mps.is_macos_or_newer(14, 0),
-        )
-    ]
-
-
-def _detect_xpu() -> list[Accelerator]:
-    import torch
-
-    if not hasattr(torch, "xpu") or not torch.xpu.is_available():
-        return []
-    return [
-        Accelerator(
-            kind="xpu",
-            name=torch.xpu.get_device_properties(index).name,
-            memory_bytes=torch.xpu.get_device_properties(index).total_memory,
-            bf16_reported=torch.xpu.is_bf16_supported(including_emulation=False),
-        )
-        for index in range(torch.xpu.device_count())
-    ]
+def _detect_accelerators(cpu: Cpu) -> Iterator[Accelerator]:
+    """Of every kind there is; one without a name of its own has the processor's."""
+    for kind in devices.KINDS.values():
+        for fields in kind.detect():
+            yield Accelerator(kind=kind.name, **{"name": cpu.name, **fields})
 
 
 def _detect_cxx() -> str | None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.devices import synchronize
+
 if TYPE_CHECKING:
     import torch
 
@@ -13,18 +15,6 @@ if TYPE_CHECKING:
 def now() -> float:
     """Seconds on the clock that measurements go by."""
     return time.perf_counter()
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until `device` has finished everything that was asked of it; a CPU has already."""
-    if device.type == "cpu":
-        return
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    else:
-        torch.accelerator.synchronize()
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter import devices
+
 if TYPE_CHECKING:
     import torch
 
@@ -46,11 +48,14 @@ def replayed() -> Iterator[list[str]]:
 
 
 def states() -> list[torch.Tensor]:
-    """Of torch's generators."""
+    """Of torch's generators, those of accelerators in use with them."""
     import torch
 
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cuda]
+    found = [torch.get_rng_state()]
+    for kind in devices.in_use():
+        states = kind.generators()[0]()
+        found += states if isinstance(states, list) else [states]
+    return found
 
 
 def alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

@@ -14,7 +14,7 @@ from threading import enumerate as running_threads
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from speedkit_jupyter import interrupts
+from speedkit_jupyter import devices, interrupts
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.measure import clock, elsewhere
@@ -214,8 +214,6 @@ class Runner:
 
     def fail(self, error: Exception) -> None:
         """Note it, in one line; nothing of the failed step is kept alive by its traceback."""
-        import torch
-
         record = self.record
         first = (str(error).strip().splitlines() or [""])[0]
         ours = isinstance(error, SpeedKitError)
@@ -224,8 +222,7 @@ class Runner:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        devices.release_cached()
 
     def restarted(self, start: State) -> float:
         """From now on each call begins in the state `start`, under this plan; seconds of one."""

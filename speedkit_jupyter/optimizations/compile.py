@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter import flags
+from speedkit_jupyter import devices, flags
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
@@ -90,7 +90,8 @@ class Compile(Optimization):
                 "on CPUs it gave 1.05x over ten models for 10 to 20 s of compiling; "
                 "it is there on request",
             )
-        if facts.device_type not in ("cuda", "xpu") or hardware.system != "Linux":
+        kind = devices.kind_of(facts.device)
+        if kind is None or not kind.has_triton or hardware.system != "Linux":
             where = f"{facts.device_type} on {hardware.system}"
             return request.leave(False, f"young on {where}; it is there on request")
         gpu = hardware.accelerator(facts.device)
@@ -173,8 +174,8 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str | None:
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
-    gpu = hardware.accelerator(facts.device)
-    if facts.device_type in ("cuda", "xpu") and not hardware.triton:
+    gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
+    if kind is not None and kind.has_triton and not hardware.triton:
         triton = "triton-windows" if hardware.system == "Windows" else "triton"
         return f"no working Triton on {hardware.system}: pip install {triton}"
     if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < (7, 0):

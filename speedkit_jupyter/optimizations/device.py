@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from speedkit_jupyter import machines
+from speedkit_jupyter import devices, machines
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
@@ -28,10 +28,7 @@ class Device(Optimization):
     summary = "the device that the model runs on"
     Options = Annotated[
         str,
-        Field(
-            pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?|xpu(:[0-9]{1,3})?)$",
-            description="auto, cpu, cuda, cuda:N, mps, xpu",
-        ),
+        Field(pattern=rf"^(auto|{devices.pattern()})$", description=f"auto, {devices.words()}"),
     ]
     frameworks_choose = True
 
@@ -55,7 +52,9 @@ class Device(Optimization):
         if asked != "cpu" and gpu is None:
             found = ", ".join(one.name for one in hardware.accelerators) or "no GPU"
             return request.decline(here, f"this machine has no {asked} (found: {found})")
-        where = asked if asked == "cpu" or ":" in asked or asked == "mps" else f"{asked}:0"
+        kind = devices.kind_of(asked)
+        numbered = kind is not None and kind.is_numbered and ":" not in asked
+        where = f"{asked}:0" if numbered else asked
         name = hardware.cpu.name if gpu is None else gpu.name
         return request.apply(where, f"from {here} to {name}; move batches with .to(ctx.device)")
 
@@ -69,7 +68,9 @@ class Device(Optimization):
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """Where the first parameter will lie."""
-        where = "mps:0" if decision.value == "mps" else decision.value
+        where, kind = decision.value, devices.kind_of(decision.value)
+        if kind is not None and not kind.is_numbered:
+            where = f"{where}:0"  # as its tensors say
         return {"model.device": where} if next(target.model.parameters(), None) is not None else {}
 
     @contextmanager
@@ -131,7 +132,8 @@ def _check_that_it_is_here(device: str) -> None:
 
 
 def _of_fabric(kind: str, index: str) -> dict[str, str]:
-    if kind not in ("cpu", "cuda", "mps"):
+    known = devices.kind_of(kind)
+    if kind != "cpu" and (known is None or not known.in_fabric):
         raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
     return {"accelerator": f'"{kind}"', "devices": f"[{index}]" if index.strip("0") else "1"}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, Field
 
+from speedkit_jupyter import devices
 from speedkit_jupyter.exceptions import did_you_mean
 from speedkit_jupyter.facts import Facts, OptimizerFacts
 from speedkit_jupyter.hardware import Hardware
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 # Devices of torch's fused kernels (`torch.utils._foreach_utils`), of those that we plan for.
-DEVICES = ("cpu", "cuda", "mps", "xpu")
 NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
     "one made inside is fused by apply(model), or with fused=True in your own code"
@@ -63,7 +63,7 @@ class FusedOptimizer(Optimization):
         options = request.value
         if options.enabled is False:
             return request.leave(False, "as asked: optimizers stay as they are")
-        if not facts.optimizers and facts.optimizers_later and facts.device_type in DEVICES:
+        if not facts.optimizers and facts.optimizers_later and _has_fused(facts.device):
             details = {"name": options.name} if options.name else {}
             return request.apply(True, LATER, details=details)
         if not facts.optimizers:
@@ -180,6 +180,11 @@ def _known(target: Target) -> Iterable[torch.optim.Optimizer]:
     return weakref.WeakSet([*strangers, *target.optimizers])
 
 
+def _has_fused(device: str) -> bool:
+    kind = devices.kind_of(device)
+    return device == "cpu" if kind is None else kind.has_fused
+
+
 def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
     """Why this optimizer is not switched, or None."""
     rules = (
@@ -201,7 +206,7 @@ def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
             f"fused kernels take no {', '.join(optimizer.dtypes)} parameters",
         ),
         (
-            any(device.partition(":")[0] not in DEVICES for device in optimizer.devices),
+            not all(map(_has_fused, optimizer.devices)),
             f"no fused kernel on {', '.join(optimizer.devices)}",
         ),
         (

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter import flags
+from speedkit_jupyter import devices, flags
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Accelerator, Hardware
@@ -190,7 +190,7 @@ def framework_precision(dtype: str, device_type: str, form: Form) -> dict[str, s
 
 
 def _has_fp16(gpu: Accelerator) -> bool:
-    return gpu.tensor_cores or gpu.rocm is not None or gpu.kind in ("mps", "xpu")
+    return gpu.tensor_cores or gpu.rocm is not None or gpu.kind != "cuda"
 
 
 def _native(gpu: Accelerator) -> tuple[str, str, bool]:
@@ -198,7 +198,7 @@ def _native(gpu: Accelerator) -> tuple[str, str, bool]:
     capability = ".".join(map(str, gpu.capability or ()))
     if gpu.kind == "mps":
         return _native_on_mps(gpu)
-    if gpu.kind == "xpu" or gpu.rocm:
+    if gpu.kind != "cuda" or gpu.rocm:
         if gpu.bf16:
             return "bf16", f"{gpu.name} has bf16 matrix units; whether they pay differs", False
         return "fp32", f"{gpu.name} reports no bf16 matrix units", True
@@ -222,11 +222,13 @@ def _native_on_mps(gpu: Accelerator) -> tuple[str, str, bool]:
 
 
 def _kinds_with_autocast() -> list[str]:
-    """The kinds of device that this torch has autocast for: cpu, cuda, and one more if any."""
+    """The kinds of device that this torch has autocast for, those unknown here with them."""
     import torch
 
     kinds = ["cpu", "cuda"]
-    for kind in ("xpu", "mps", "hpu", "mtia", "xla", "privateuseone"):
+    for kind in dict.fromkeys((*devices.KINDS, "hpu", "mtia", "xla", "privateuseone")):
+        if kind in kinds:
+            continue
         with suppress(RuntimeError):
             torch.is_autocast_enabled(kind)
             torch.get_autocast_dtype(kind)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from speedkit_jupyter import devices
 from speedkit_jupyter.measure.kinds import (
     interpreter,
     loaded_libraries,
@@ -51,17 +52,8 @@ def generators() -> list[Setting]:
                 lambda value: numpy.random.set_state(_unhashable(value)),
             )
         )
-    for name in ("cuda", "xpu", "mps"):
-        device: Any = getattr(torch, name, None)
-        if device is None or not device.is_available():
-            continue
-        if hasattr(device, "get_rng_state_all"):
-            if device.is_initialized():
-                ways = _tensors(device.get_rng_state_all, device.set_rng_state_all)
-                found.append(Setting(f"{name}'s random numbers", *ways))
-        else:
-            ways = _tensors(device.get_rng_state, device.set_rng_state)
-            found.append(Setting(f"{name}'s random numbers", *ways))
+    for kind in devices.in_use():
+        found.append(Setting(f"{kind.name}'s random numbers", *_tensors(*kind.generators())))
     return found
 
 
