@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from speedkit_jupyter.config import SpeedConfig as SpeedConfig
     from speedkit_jupyter.context import SpeedContext as SpeedContext
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from speedkit_jupyter.tuning.learning import tuned as tuned
     from speedkit_jupyter.widgets.panel import Panel as Panel
 
-__version__ = "0.1.0"
 
 _HOMES = {  # where each public name lives
     "ConfigError": "exceptions",

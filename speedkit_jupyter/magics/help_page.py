@@ -8,7 +8,8 @@ from dataclasses import replace
 from speedkit_jupyter.magics import speedbench_options
 from speedkit_jupyter.magics.command import Command
 from speedkit_jupyter.magics.line import Parser, described
-from speedkit_jupyter.report.document import Document, Row, Section, Table
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Row, Section, Table
 
 TITLE = "SpeedKit: faster PyTorch, measured, explained and undone exactly"
 SPELLING = "An option with _ may have - there: --channels_last is --channels-last."

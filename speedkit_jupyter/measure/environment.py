@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.planning import describe
+from speedkit_jupyter.version import __version__
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +18,6 @@ def environment(device: torch.device) -> dict[str, Any]:
 
     `planned_for` names the other machine that its plans were made for, where there is one.
     """
-    from speedkit_jupyter import __version__
-
     hardware, planned_for = Hardware.detect(), Hardware.current().pinned
     now = datetime.datetime.now(datetime.timezone.utc)
     return {

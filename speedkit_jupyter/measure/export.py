@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from speedkit_jupyter.exceptions import SpeedKitError
 
-if TYPE_CHECKING:
-    from speedkit_jupyter.measure.shown import Shown
-
 # All hold raw samples, environment and the command to repeat it. A page needs nothing else.
-FORMATS: dict[str, Callable[[Shown], str]] = {
+FORMATS: dict[str, Callable[[Any], str]] = {
     ".json": lambda result: result.to_json(),
     ".html": lambda result: result.report().to_page(),
     ".htm": lambda result: result.report().to_page(),
 }
 
 
-def save(result: Shown, path: str | Path) -> Path:
+def save(result: Any, path: str | Path) -> Path:
     """Write it as the ending says; raises SpeedKitError for another one, or where nothing can be
     written.
     """

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import singledispatch
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speedkit_jupyter.measure import export
 
-if TYPE_CHECKING:
-    from speedkit_jupyter.report.document import Document
+# What registers a report for each kind of result, once it is loaded.
+REPORTS = f"{__package__.partition('.')[0]}.report.results"
+
+
+@singledispatch
+def report_of(result: Any) -> Any:
+    """The report of a result, a `Document`, registered by its class."""
+    raise TypeError(f"there is no report of {type(result).__name__}")
 
 
 class Shown:
-    """A result with a report. The one place below `report/` that asks it for something."""
+    """A result with a report, which is made above by what `report_of` has been told."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -24,10 +32,9 @@ class Shown:
         """The plain values as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def report(self) -> Document:
+    def report(self) -> Any:
         """What a notebook shows of it, and what it leaves folded there."""
-        from speedkit_jupyter.report.results import report_of
-
+        import_module(REPORTS)
         return report_of(self)
 
     def save(self, path: str | Path) -> Path:

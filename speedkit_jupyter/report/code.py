@@ -14,7 +14,8 @@ from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.planning import Plan
 from speedkit_jupyter.planning import plan as plan_for
 from speedkit_jupyter.report import frameworks
-from speedkit_jupyter.report.document import Code, Document, Section
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Code, Section
 from speedkit_jupyter.report.given import Given, is_patched, of_model, precision_of, wrapped
 from speedkit_jupyter.report.made_optimizers import makeable, making
 from speedkit_jupyter.report.script import MODEL, Script, assembled, gather, header

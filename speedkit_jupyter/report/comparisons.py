@@ -10,7 +10,8 @@ from speedkit_jupyter.measure.accuracy import Accuracy
 from speedkit_jupyter.measure.budget import advice
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import INTERVAL, spread
-from speedkit_jupyter.report.document import Document, Folded, Picture, Row, Section, Table, Tone
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Folded, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, operations, ratio, seconds, share, size, word
 
 # An interval wider than this share of its median to both sides says where it begins, and no more.

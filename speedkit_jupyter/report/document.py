@@ -1,93 +1,19 @@
-"""A report: headline, tables, lines and code, which every front end can show."""
+"""A report that every front end can show."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-Tone = Literal["plain", "good", "bad", "quiet"]
-
-
-class Changed(str):
-    """A cell that differs from the one before it: marked with ●, and in HTML with weight too."""
-
-    __slots__ = ()
-
-    def __new__(cls, text: str) -> Changed:
-        return super().__new__(cls, f"● {text}")
+from speedkit_jupyter.report import html, page, text
+from speedkit_jupyter.report.elements import Content, Section
 
 
 @dataclass(frozen=True)
-class Row:
-    """Cells of one line of a table. `tone` colours it; a word in the cells always says it too."""
-
-    cells: tuple[str, ...]
-    tone: Tone = "plain"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns with their rows.
-
-    Columns named in `numbers` are aligned to the right, those in `wraps` break into lines where
-    the page is narrow, as the last one always does. Those in `optional` leave a text that is too
-    narrow for all, the last of them first.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    numbers: tuple[str, ...] = ()
-    wraps: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Code:
-    """Lines to paste into a cell; those in a `language` are a whole file, coloured in HTML."""
-
-    text: str
-    language: str = ""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A PNG, drawn where pictures can be shown; `text` says the same in words."""
-
-    png: Callable[[], bytes]
-    text: str
-
-
-@dataclass(frozen=True)
-class Folded:
-    """Lines for those who want them: a brief report says only that they are there."""
-
-    text: str
-
-    @property
-    def summary(self) -> str:
-        """What stands in their place."""
-        number = len(self.text.splitlines())
-        return f"{number} more note{'s' if number > 1 else ''}"
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a report under an optional title."""
-
-    body: Table | Code | Picture | Folded | str
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Document:
-    """What magics show. `data` is the same as plain values, for JSON."""
-
-    headline: str
-    sections: tuple[Section, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-    is_brief: bool = False
+class Document(Content):
+    """What magics show, in the form that a front end asks for."""
 
     def brief(self) -> Document:
         """The same with what is folded left folded."""
@@ -99,31 +25,17 @@ class Document:
             replace(self, sections=(*self.sections, Section("\n".join(lines)))) if lines else self
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return dict(self.data)
-
-    def to_json(self) -> str:
-        """The plain values as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, default=str)
-
     def to_text(self) -> str:
         """For terminals."""
-        from speedkit_jupyter.report.text import render
-
-        return render(self)
+        return text.render(self)
 
     def to_html(self) -> str:
         """For notebooks; readable on light and dark themes."""
-        from speedkit_jupyter.report.html import render
-
-        return render(self)
+        return html.render(self)
 
     def to_page(self) -> str:
         """As a whole HTML page with the plain values in it."""
-        from speedkit_jupyter.report.page import render
-
-        return render(self)
+        return page.render(self)
 
     def __repr__(self) -> str:
         return self.to_text()

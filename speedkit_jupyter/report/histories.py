@@ -8,7 +8,8 @@ from typing import Any
 
 from speedkit_jupyter.database import Saved
 from speedkit_jupyter.measure.statistics import Ratio, change, spread
-from speedkit_jupyter.report.document import Document, Row, Section, Table, Tone
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, day, ratio, seconds
 
 SAME_WHERE = ("device", "torch")

@@ -9,10 +9,10 @@ import re
 from base64 import b64encode
 from html import escape
 
-from speedkit_jupyter.report.document import (
+from speedkit_jupyter.report.elements import (
     Changed,
     Code,
-    Document,
+    Content,
     Folded,
     Picture,
     Row,
@@ -42,7 +42,7 @@ CODE = (
 )
 
 
-def render(document: Document) -> str:
+def render(document: Content) -> str:
     """The whole report as one `<div>`."""
     parts = [f'<div style="font-weight:600;margin-bottom:6px">{_text(document.headline)}</div>']
     parts += [_section(section, document.is_brief) for section in document.sections]

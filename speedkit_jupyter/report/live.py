@@ -8,7 +8,8 @@ from dataclasses import replace
 from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.standing import Standing
 from speedkit_jupyter.measure.statistics import INTERVAL
-from speedkit_jupyter.report.document import Document, Row, Section, Table, Tone
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Row, Section, Table, Tone
 from speedkit_jupyter.report.units import ratio
 
 WIDTH = 24

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report import html
+from speedkit_jupyter.report.elements import Content
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -29,11 +30,11 @@ pre {{ white-space: pre-wrap; }}
 """
 
 
-def render(document: Document) -> str:
+def render(document: Content) -> str:
     """The page; the plain values, raw samples among them, lie in it as JSON under `data`."""
     # "<" in a script element could end it; in JSON strings it may be written like this.
     data = document.to_json().replace("<", "\\u003c")
     command = document.data.get("command")
     repeat = f"<h4>To repeat it</h4>\n<pre>{escape(command)}</pre>" if command else ""
-    title, report = escape(document.headline), document.to_html()
+    title, report = escape(document.headline), html.render(document)
     return PAGE.format(title=title, report=report, repeat=repeat, data=data)

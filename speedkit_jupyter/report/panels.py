@@ -14,16 +14,8 @@ from speedkit_jupyter.optimizations.base import Decision
 from speedkit_jupyter.planning import Plan
 from speedkit_jupyter.preview import Preview
 from speedkit_jupyter.report.code import code
-from speedkit_jupyter.report.document import (
-    Changed,
-    Code,
-    Document,
-    Folded,
-    Picture,
-    Row,
-    Section,
-    Table,
-)
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Changed, Code, Folded, Picture, Row, Section, Table
 from speedkit_jupyter.report.plans import outcome, worth_measuring
 from speedkit_jupyter.report.units import word
 

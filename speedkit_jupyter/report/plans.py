@@ -10,7 +10,8 @@ from speedkit_jupyter.flags import Change
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import Decision
 from speedkit_jupyter.planning import Plan, describe
-from speedkit_jupyter.report.document import Code, Document, Row, Section, Table, Tone
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
 from speedkit_jupyter.report.training_loop import Words, loop
 from speedkit_jupyter.report.units import count, size, word
 

@@ -6,13 +6,13 @@ import shutil
 import textwrap
 
 from speedkit_jupyter.report import text_table
-from speedkit_jupyter.report.document import Code, Document, Folded, Picture, Section, Table
+from speedkit_jupyter.report.elements import Code, Content, Folded, Picture, Section, Table
 
 # Without a terminal (a saved notebook, a pipe) this many columns.
 WIDTH = 100
 
 
-def render(document: Document) -> str:
+def render(document: Content) -> str:
     """The whole report."""
     width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
     parts = ["\n".join(textwrap.wrap(document.headline, width))]

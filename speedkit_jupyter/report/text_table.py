@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from speedkit_jupyter.report.document import Row, Table
+from speedkit_jupyter.report.elements import Row, Table
 
 GAP = "  "
 # The last column, which explains, gets so many characters, where it has so many.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from speedkit_jupyter.measure.statistics import INTERVAL
 from speedkit_jupyter.measure.timing import LEAST_RUNS, Timing
-from speedkit_jupyter.report.document import Document, Row, Section, Table
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Row, Section, Table
 from speedkit_jupyter.report.units import count, seconds
 
 # As `%timeit`: a slowest run this many times the fastest hints at a cache, or at other work.

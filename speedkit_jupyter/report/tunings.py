@@ -10,7 +10,8 @@ from speedkit_jupyter.database import Learned
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.measure.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.report.comparisons import describe_verdict
-from speedkit_jupyter.report.document import Code, Document, Picture, Row, Section, Table
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
 from speedkit_jupyter.report.units import count, day, ratio, seconds, size
 from speedkit_jupyter.tuning.result import Tuning
 

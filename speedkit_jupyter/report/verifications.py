@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from speedkit_jupyter.report.document import Document, Picture, Row, Section, Table, Tone
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.tuning.curves import RAN_ON, Curve
 from speedkit_jupyter.tuning.verified import Verification

@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.statistics import INTERVAL
 from speedkit_jupyter.measure.variants import variant, words
 from speedkit_jupyter.report import text_table
 from speedkit_jupyter.report.comparisons import comparison_report
-from speedkit_jupyter.report.document import Row, Table
+from speedkit_jupyter.report.elements import Row, Table
 from speedkit_jupyter.tuning.scoring import why_not
 
 DECLINED = {

@@ -7,7 +7,8 @@ import pytest
 from speedkit_jupyter.measure.comparison import Comparison, Record
 from speedkit_jupyter.report import units
 from speedkit_jupyter.report.comparisons import comparison_report
-from speedkit_jupyter.report.document import Code, Document, Row, Section, Table
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Code, Row, Section, Table
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from speedkit_jupyter.measure.sampler import Progress
 from speedkit_jupyter.measure.standing import Standing, standings
 from speedkit_jupyter.measure.variants import parse
 from speedkit_jupyter.report.comparisons import comparison_report
-from speedkit_jupyter.report.document import Document, Folded, Row, Section, Table
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Folded, Row, Section, Table
 from speedkit_jupyter.report.live import bar, live_line, live_report, waiting
 
 

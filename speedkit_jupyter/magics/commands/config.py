@@ -12,7 +12,8 @@ from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import offer
-from speedkit_jupyter.report.document import Code, Document, Section
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Code, Section
 from speedkit_jupyter.session import Session
 
 ACTIONS = ("show", "load", "save", "reset")

@@ -8,7 +8,8 @@ from IPython.display import display
 
 from speedkit_jupyter.context import restore_all
 from speedkit_jupyter.magics.command import Command, Names
-from speedkit_jupyter.report.document import Document, Section
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Section
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import Session
 

@@ -1,0 +1,100 @@
+"""What reports are made of: tables, lines, code and pictures, and a page of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Tone = Literal["plain", "good", "bad", "quiet"]
+
+
+class Changed(str):
+    """A cell that differs from the one before it: marked with ●, and in HTML with weight too."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Changed:
+        return super().__new__(cls, f"● {text}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells of one line of a table. `tone` colours it; a word in the cells always says it too."""
+
+    cells: tuple[str, ...]
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns with their rows.
+
+    Columns named in `numbers` are aligned to the right, those in `wraps` break into lines where
+    the page is narrow, as the last one always does. Those in `optional` leave a text that is too
+    narrow for all, the last of them first.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    numbers: tuple[str, ...] = ()
+    wraps: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to paste into a cell; those in a `language` are a whole file, coloured in HTML."""
+
+    text: str
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG, drawn where pictures can be shown; `text` says the same in words."""
+
+    png: Callable[[], bytes]
+    text: str
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Lines for those who want them: a brief report says only that they are there."""
+
+    text: str
+
+    @property
+    def summary(self) -> str:
+        """What stands in their place."""
+        number = len(self.text.splitlines())
+        return f"{number} more note{'s' if number > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report under an optional title."""
+
+    body: Table | Code | Picture | Folded | str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A headline with its sections; `data` is the same as plain values, for JSON. A brief one
+    leaves folded what is folded.
+    """
+
+    headline: str
+    sections: tuple[Section, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    is_brief: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return dict(self.data)
+
+    def to_json(self) -> str:
+        """The plain values as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
