@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ class Switch(NamedTuple):
     others: tuple[Any, ...] = ()
 
 
-# What gives the switches that an optimization owns; the catalog enters its own.
+# What gives the switches that an optimization owns; the catalog enters its own when it is loaded.
+CATALOG = f"{__package__}.optimizations"
 OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
 
@@ -183,6 +185,8 @@ def attribute(owner: Any, name: str, *others: Any) -> Switch:
 
 def switches() -> dict[str, Switch]:
     """All switches but the fp32 ones, which are coupled and have a module of their own."""
+    if not OWNERS:
+        import_module(CATALOG)
     owned = {name: switch for owner in OWNERS for name, switch in owner().items()}
     return _nobodys() | owned
 

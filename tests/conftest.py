@@ -109,7 +109,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if (sampled := item.get_closest_marker("sampled")) is not None:
             function = getattr(item, "function", None)
             if place := counts[function] % sampled.args[0]:
-                item.add_marker(pytest.mark.slow if place % 3 == 1 else pytest.mark.thorough)
+                is_slow = place % 5 == 1 and not item.get_closest_marker("slow")
+                item.add_marker(pytest.mark.slow if is_slow else pytest.mark.thorough)
             counts[function] += 1
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:

@@ -46,9 +46,10 @@ class Shown:
         return export.save(self, path)
 
     def __repr__(self) -> str:
-        return self.report().brief().to_text()
+        return str(self.report().brief().to_text())
 
     def _repr_mimebundle_(
         self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        return self.report().brief()._repr_mimebundle_(include, exclude)
+        bundle: dict[str, Any] = self.report().brief()._repr_mimebundle_(include, exclude)
+        return bundle

@@ -68,6 +68,7 @@ def trainer(tmp_path, monkeypatch):
     return made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("trained", "tried"), [(False, "baseline,bf16,fused_optimizer"), (True, "baseline,bf16")]
 )

@@ -46,7 +46,7 @@ def step_of(how, name, model, forward, loss, optimizer):
     return step
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     "name",
     [

@@ -46,6 +46,7 @@ def test_a_small_fault_is_seen_and_its_place_named(name):
     assert CHOSEN[name] in found["reason"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

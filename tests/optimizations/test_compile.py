@@ -159,6 +159,7 @@ def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
     assert "g++" in decision.reason
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_library_that_a_killed_linker_left_half_written_is_built_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -198,6 +199,7 @@ print("flash" in " ".join(event.key for event in profile.key_averages()))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_kernel_choice_is_not_served_from_another_choices_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

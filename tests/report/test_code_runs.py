@@ -123,6 +123,7 @@ def differences(applied: dict, plain: dict, compiled: bool) -> list:
     return [change for change in changes if change.name not in unlike]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "optimizer", "wishes"),
     [
@@ -211,6 +212,7 @@ def in_plain_torch(tmp_path_factory):
     return run(tmp_path_factory.mktemp("torch"), "torch", source)["losses"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "wishes",
     [{}, pytest.param({"compile": {"enabled": True, "mode": "reduce-overhead", "fullgraph": True}},
@@ -261,6 +263,7 @@ dataset = [{"x": torch.rand(20), "labels": torch.rand(1)} for _ in range(16)]
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
