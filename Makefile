@@ -47,8 +47,9 @@ slow: .venv/installed
 thorough: .venv/installed
 	$(BIN)/pytest -m thorough
 
+# Two at a time, each with one thread: with two each they would wait for one another.
 notebooks: .venv/installed
-	$(BIN)/pytest -p no:cacheprovider --nbval-lax --nbval-current-env \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -p no:cacheprovider --nbval-lax --nbval-current-env \
 	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=900 notebooks/
 
 # The panel in JupyterLab and a headless Chromium, which root gets from Debian where there is none.
