@@ -47,7 +47,8 @@ slow: .venv/installed
 thorough: .venv/installed
 	$(BIN)/pytest -m thorough
 
-# Two at a time, each with one thread: with two each they would wait for one another.
+# Two at a time, each with one thread: with two each they would wait for one another. So it is in
+# the browser.
 notebooks: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -p no:cacheprovider --nbval-lax --nbval-current-env \
 	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=900 notebooks/
@@ -59,11 +60,11 @@ browser: .venv/installed
 	  || { apt-get update -qq; apt-get install -y -qq --no-install-recommends \
 	       chromium fonts-dejavu-core; } \
 	  || echo "Chromium could not be installed: the browser tests are skipped."
-	$(BIN)/pytest -n 0 -m browser tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal -m browser tests/browser
 
 # A part of magics and panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed
-	$(COLAB)/pytest -n 0 tests/magics tests/widgets -m "smoke and not compile"
+	$(COLAB)/pytest tests/magics tests/widgets -m "smoke and not compile"
 
 # The quick part with other versions of torch. Each takes a .venv of its own of some gigabytes.
 versions: $(TORCHS:%=.venv-torch-%/installed)

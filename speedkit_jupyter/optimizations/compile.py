@@ -100,16 +100,9 @@ class Compile(Optimization):
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Only where torch.compile's modules are loaded: importing them takes seconds."""
-        owned = {
-            "dynamo.skip_nnmodule_hook_guards": (
-                "torch._dynamo.config",
-                "skip_nnmodule_hook_guards",
-            ),
-            "compiler.cache_key_tag": ("torch.compiler.config", "cache_key_tag"),
-        }
         return {
-            name: flags.attribute(sys.modules[module], attribute)
-            for name, (module, attribute) in owned.items()
+            name: flags.attribute(sys.modules[module], attribute, other)
+            for name, module, attribute, other in SWITCHES
             if module in sys.modules
         }
 
