@@ -8,7 +8,7 @@ import reprlib
 import sys
 from typing import Any
 
-from speedkit_jupyter.exceptions import ConfigError, StepError
+from speedkit_jupyter.exceptions import ArgumentError, ConfigError, StepError
 from speedkit_jupyter.wrappers import is_optimizer
 
 
@@ -75,14 +75,14 @@ def optimizers(name: str, value: Any) -> list[Any]:
     listed = list(value) if isinstance(value, list | tuple) else [value]
     for one in listed:
         if not is_optimizer(one):
-            raise TypeError(f"{name} must be a torch.optim.Optimizer, not {type(one).__name__}")
+            raise ArgumentError(f"{name} must be a torch.optim.Optimizer, not {type(one).__name__}")
     return listed
 
 
 def of_kind(name: str, value: Any, kind: type, optional: bool = True) -> None:
     """Raises TypeError for what is no such thing, nor None where it is optional."""
     if not (isinstance(value, kind) or (optional and value is None)):
-        raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+        raise ArgumentError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
 
 def path(name: str, value: Any) -> str | os.PathLike[str]:

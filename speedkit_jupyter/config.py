@@ -191,7 +191,7 @@ class SpeedConfig(_Fields):
             return Request(name, value, "env", self._variables[name])
         if value == _default(_optimization(name)):
             return Request(name, value)
-        return Request(name, value, self._sources.get(name, "user"), why=self._why)
+        return Request(name, value, self._sources.get(name, "user"), measured=self._why)
 
 
 def _prepared(

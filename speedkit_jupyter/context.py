@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter import arguments, flags, interrupts
 from speedkit_jupyter.config import SpeedConfig, nothing
 from speedkit_jupyter.entering import Entering
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.facts import Facts, OptimizerFacts
 from speedkit_jupyter.flags import Change
 from speedkit_jupyter.hardware import Hardware
@@ -50,9 +50,9 @@ def apply_speedups(
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
+        raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
     if config is not None and not isinstance(config, SpeedConfig):
-        raise TypeError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
+        raise ArgumentError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
     context = SpeedContext(model, SpeedConfig() if config is None else config, _listed(optimizer))
     hidden: list[SpeedContext] = []
     try:
@@ -533,5 +533,7 @@ def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
     listed = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     for one in listed:
         if not is_optimizer(one):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
+            raise ArgumentError(
+                f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}"
+            )
     return each_once(listed)

@@ -2,7 +2,8 @@
 
 SpeedKitError
  ├─ ConfigError   a configuration that can't be read; it lists every mistake at once
- └─ StepError     a step that can't be measured; it names what to change
+ ├─ StepError     a step that can't be measured; it names what to change
+ └─ ArgumentError what a function was given is of the wrong kind
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class ConfigError(SpeedKitError, ValueError):
 
 class StepError(SpeedKitError):
     """A step that can't be measured as it is written."""
+
+
+class ArgumentError(SpeedKitError, TypeError):
+    """What a function was given is of the wrong kind."""
 
 
 def printable(text: str) -> str:

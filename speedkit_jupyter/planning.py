@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,7 @@ def plan(
         if config.is_alone and not request.explicit and not optimization.follows:
             # Where the rules leave it themselves, theirs is the reason.
             if decision.active or decision.worth_measuring is not None:
-                left = {"value": optimization.as_is(facts), "active": False} | _left(config)
-                decision = replace(decision, worth_measuring=None, **left)
+                decision = Decision(decision.name, optimization.as_is(facts), **_left(config))
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)
@@ -145,8 +144,8 @@ def describe(hardware: Hardware, device: str) -> str:
 def _left(config: SpeedConfig) -> dict[str, Any]:
     """Source and reason of what is left as it is."""
     if config.why_left:
-        return {"source": "measured", "reason": config.why_left}
-    return {"reason": LEFT}
+        return {"source": "measured", "rule": config.why_left}
+    return {"rule": LEFT}
 
 
 def _asked(decision: Decision) -> Any:

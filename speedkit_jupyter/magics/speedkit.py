@@ -28,7 +28,5 @@ def run(names: MutableMapping[str, Any], session: Session, line: str) -> None:
     command = COMMANDS[name]
     try:
         command.run(names, session, command.parse(rest))
-    except (SpeedKitError, TypeError) as error:
-        if not isinstance(error, SpeedKitError) and not str(error).startswith(("apply_", "opt")):
-            raise
+    except SpeedKitError as error:
         raise UsageError(str(error)) from None

@@ -54,28 +54,52 @@ class Decision:
     `value` is in the config's own words; `active` says whether applying changes anything;
     `declined` that something was asked for and not granted (or replaced by the nearest that
     works). `worth_measuring` is the value that may pay here and may cost: no rule turns it on,
-    and None where there is none. `reason` is never empty.
+    and None where there is none.
+
+    Why: `rule` names the rule or the fact; `asked` says that it is done as it was asked; `measured`
+    is the number that decided, and `variable` the environment variable. `hint` is what follows
+    from it for the user. One of the first three is there.
     """
 
     name: str
     value: Any
-    reason: str
+    rule: str
     source: Source = "auto"
     active: bool = False
     declined: bool = False
     worth_measuring: Any = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    asked: bool = False
+    measured: str = ""
+    variable: str | None = None
+    hint: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason without its hint; never empty."""
+        first = self.measured or ("as asked" if self.asked else "")
+        found = "; ".join(filter(None, (first, self.rule)))
+        if self.variable:
+            found += f" (the environment variable {self.variable} decides)"
+        return found
+
+    @property
+    def reason(self) -> str:
+        """In words; never empty."""
+        return "; ".join(filter(None, (self.why, self.hint)))
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one optimization: the config's value, where it came from, and why."""
+    """What is asked of one optimization: the config's value, where it came from, and the number
+    that it was `measured` by.
+    """
 
     name: str
     value: Any
     source: Source = "auto"
     variable: str | None = None
-    why: str = ""
+    measured: str = ""
 
     @property
     def explicit(self) -> bool:
@@ -84,30 +108,29 @@ class Request:
         first = next(iter(dict(value).values())) if isinstance(value, Fields) else value
         return self.source != "auto" and first != "auto"
 
-    def apply(self, value: Any, reason: str, **more: Any) -> Decision:
-        """Do it."""
-        return self._decision(value, reason, active=True, **more)
+    def apply(self, value: Any, rule: str, **more: Any) -> Decision:
+        """Do it, by this rule."""
+        return self._decision(value, rule, active=True, **more)
 
-    def leave(self, value: Any, reason: str, **more: Any) -> Decision:
+    def obey(self, value: Any, rule: str = "", **more: Any) -> Decision:
+        """Do it, since it was asked for."""
+        return self._decision(value, rule, active=True, asked=True, **more)
+
+    def leave(self, value: Any, rule: str = "", **more: Any) -> Decision:
         """Change nothing; `value` is what is in force without SpeedKit."""
-        return self._decision(value, reason, **more)
+        return self._decision(value, rule, **more)
 
-    def offer(self, value: Any, worth_measuring: Any, reason: str) -> Decision:
+    def offer(self, value: Any, worth_measuring: Any, rule: str) -> Decision:
         """Change nothing: what may pay and may cost waits until it is measured."""
-        return self._decision(value, reason, worth_measuring=worth_measuring)
+        return self._decision(value, rule, worth_measuring=worth_measuring)
 
-    def decline(self, value: Any, reason: str, **more: Any) -> Decision:
+    def decline(self, value: Any, rule: str, **more: Any) -> Decision:
         """Change nothing, although it was asked for."""
-        return self._decision(value, reason, declined=self.explicit, **more)
+        return self._decision(value, rule, declined=self.explicit, **more)
 
-    def _decision(self, value: Any, reason: str, **more: Any) -> Decision:
-        if self.variable:
-            reason = f"{reason} (the environment variable {self.variable} decides)"
-        if self.why:
-            rest = reason.removeprefix("as asked").lstrip(";,: ")
-            between = " " if rest.startswith("(") else "; "
-            reason = f"{self.why}{between}{rest}" if rest else self.why
-        return Decision(self.name, value, reason, source=self.source, **more)
+    def _decision(self, value: Any, rule: str, **more: Any) -> Decision:
+        said = {"measured": self.measured, "variable": self.variable}
+        return Decision(self.name, value, rule, source=self.source, **said, **more)
 
 
 class _Weakly:

@@ -50,7 +50,7 @@ class ChannelsLast(Optimization):
         """On for convolutions where Tensor Cores are used; on a CPU worth measuring."""
         now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
         if request.value is False:
-            return request.leave(now, "as asked: the layout stays as it is")
+            return request.leave(now, "the layout stays as it is", asked=True)
         if not facts.convolutions:
             return request.decline(False, "the model has no 2-D or 3-D convolution")
         if now:
@@ -59,7 +59,7 @@ class ChannelsLast(Optimization):
         if flat:
             return request.decline(False, f"{', '.join(flat)}: {FLAT}")
         if request.value is True:
-            return request.apply(True, f"as asked, for {_counted(facts)}")
+            return request.obey(True, f"for {_counted(facts)}")
         if facts.device_type == "cpu":
             reason = "oneDNN reads it without reordering, other operations may have to reorder"
             return request.offer(False, True, reason)

@@ -77,13 +77,13 @@ class Compile(Optimization):
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
         if options.enabled is False:
-            return request.leave(False, "as asked")
+            return request.leave(False, asked=True)
         obstacle = _obstacle(hardware, facts)
         if obstacle:
             return request.decline(False, obstacle)
         details = options.model_dump(exclude={"enabled"})
         if options.enabled is True:
-            return request.apply(True, "as asked; compiles at the first step", details=details)
+            return request.obey(True, hint="compiles at the first step", details=details)
         if facts.device_type == "cpu":
             return request.leave(
                 False,

@@ -41,7 +41,7 @@ class CudnnBenchmark(Optimization):
         if request.value == now:
             return request.leave(now, f"already {'on' if now else 'off'}")
         if request.value != "auto":
-            return request.apply(request.value, "as asked; each new input shape costs a search")
+            return request.obey(request.value, hint="each new input shape costs a search")
         if now:
             return request.leave(True, "you have set it already")
         if not facts.convolutions:

@@ -56,7 +56,9 @@ class Device(Optimization):
         numbered = kind is not None and kind.is_numbered and ":" not in asked
         where = f"{asked}:0" if numbered else asked
         name = hardware.cpu.name if gpu is None else gpu.name
-        return request.apply(where, f"from {here} to {name}; move batches with .to(ctx.device)")
+        return request.apply(
+            where, f"from {here} to {name}", hint="move batches with .to(ctx.device)"
+        )
 
     def as_is(self, facts: Facts) -> Any:
         """Where the model lies."""
@@ -94,7 +96,7 @@ class Device(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """A move of model and batch, or the framework's own choice of a device."""
-        device, comment = facts.device, decision.reason.partition(";")[0]
+        device, comment = facts.device, decision.why
         kind, _, index = device.partition(":")
         if form == "fabric":
             return Snippet(comment, batch=".to(fabric.device)", arguments=_of_fabric(kind, index))

@@ -62,7 +62,7 @@ class FusedOptimizer(Optimization):
         """On for every optimizer that can; the first obstacle of the others is the reason."""
         options = request.value
         if options.enabled is False:
-            return request.leave(False, "as asked: optimizers stay as they are")
+            return request.leave(False, "optimizers stay as they are", asked=True)
         if not facts.optimizers and facts.optimizers_later and _has_fused(facts.device):
             details = {"name": options.name} if options.name else {}
             return request.apply(True, LATER, details=details)

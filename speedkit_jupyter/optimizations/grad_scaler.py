@@ -68,9 +68,9 @@ class GradScaler(Optimization):
                 return request.apply(True, "fp16 gradients underflow without it")
             return request.leave(False, f"{facts.precision} needs no loss scaling")
         if asked:
-            return request.apply(True, "as asked")
-        risk = "; fp16 gradients may underflow" if facts.precision == "fp16" else ""
-        return request.leave(False, f"as asked{risk}")
+            return request.obey(True)
+        risk = "fp16 gradients may underflow" if facts.precision == "fp16" else ""
+        return request.leave(False, asked=True, hint=risk)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """ctx.grad_scaler will scale."""

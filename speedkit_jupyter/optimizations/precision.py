@@ -39,7 +39,7 @@ class Precision(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """What the hardware multiplies natively: bf16 before fp16 before fp32."""
         if request.value == "fp32":
-            return request.leave("fp32", "as asked")
+            return request.leave("fp32", asked=True)
         if facts.parameters and not {"float32"} & set(facts.dtypes):
             own = ", ".join(facts.dtypes)
             return request.decline("fp32", f"parameters are {own}: autocast only lowers float32")
@@ -80,10 +80,10 @@ class Precision(Optimization):
             native = asked == "bf16" and hardware.cpu.bf16
             if facts.lstms and not native:
                 return self._lstm_on_cpu(request, hardware)
-            slow = "" if native else f"; this CPU emulates {asked}, which is usually far slower"
-            return request.apply(asked, f"as asked{slow}")
+            slow = "" if native else f"this CPU emulates {asked}, which is usually far slower"
+            return request.obey(asked, hint=slow)
         if asked == "fp16" or gpu.bf16:
-            return request.apply(asked, "as asked")
+            return request.obey(asked)
         nearest, reason, _ = _native(gpu)
         reason = f"{gpu.name} has no bf16 units; the nearest that works is {nearest}: {reason}"
         if nearest == "fp32":

@@ -58,7 +58,7 @@ class Sdpa(Optimization):
                 "auto", "torch's own order stays: no fixed one is right everywhere; measure yours"
             )
         if asked == "math":
-            return request.apply("math", "as asked: the plain kernel and no other")
+            return request.obey("math", "the plain kernel and no other")
         if facts.device_type == "cpu":
             return request.decline(
                 "auto", f"{asked!r} is a CUDA kernel; on a CPU torch uses its own fused one already"
@@ -73,7 +73,7 @@ class Sdpa(Optimization):
                 "'efficient'",
                 declined=True,
             )
-        return request.apply(asked, "as asked; inputs that it can't take go to the other kernels")
+        return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Which kernels may be taken, and in which order."""

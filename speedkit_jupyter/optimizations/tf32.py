@@ -44,15 +44,15 @@ class Tf32(Optimization):
         now = facts.flags.get("float32_matmul_precision", "highest")
         if request.value == "highest":
             if facts.device_type == "cpu" and now == "highest":
-                return request.leave("highest", "as asked: full float32, as it is")
-            return request.apply("highest", "as asked: full float32 everywhere")
+                return request.leave("highest", "full float32, as it is", asked=True)
+            return request.obey("highest", "full float32 everywhere")
         if facts.device_type == "cpu":
             return self._decide_on_cpu(request, hardware, now)
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not gpu.tf32:
             return request.decline(now, f"no TF32 on {_described(gpu, facts)}")
         if request.value != "auto":
-            return request.apply(request.value, "as asked")
+            return request.obey(request.value)
         if now != "highest" and facts.flags.get("cudnn.allow_tf32", True):
             return request.leave(now, f"you have set it to {now} already")
         return request.apply("high", f"{_described(gpu, facts)} has TF32 Tensor Cores")
@@ -68,7 +68,7 @@ class Tf32(Optimization):
                 "'medium' (bf16 inside float32 products, 1.06x to 1.2x) also rounds what is "
                 "outside autocast: ask for it with --tf32 medium",
             )
-        return request.apply("medium", "as asked: oneDNN multiplies float32 in bf16")
+        return request.obey("medium", "oneDNN multiplies float32 in bf16")
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """What torch's old setters write into both of its APIs."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError, did_you_mean
 from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.planning import Plan
@@ -50,7 +50,7 @@ def code(
     """
     if not isinstance(plan, Plan | SpeedContext):
         kind = type(plan).__name__
-        raise TypeError(
+        raise ArgumentError(
             f"code() takes a plan or the context of apply_speedups, not {kind}: "
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter import arguments, database
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import hidden, prepare
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure import clock, repeats
@@ -242,7 +242,7 @@ def tuned(
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
+        raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
     optimizers = arguments.optimizers("optimizer", optimizer)
     found = newest(model, optimizers, Hardware.current())
     return None if found is None else config_of(found)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter import session
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.live import live_report
@@ -54,12 +54,12 @@ class Panel:
         import torch
 
         if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
+            raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
         if not (step is None or callable(step) or isinstance(step, str)):
-            raise TypeError(f"step must be a function or its name, not {type(step).__name__}")
+            raise ArgumentError(f"step must be a function or its name, not {type(step).__name__}")
         for budget in (budget_s, tune_budget_s):
             if not isinstance(budget, int | float):
-                raise TypeError(f"a budget is a number of seconds, not {type(budget).__name__}")
+                raise ArgumentError(f"a budget is a number of seconds, not {type(budget).__name__}")
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
         self._choice = Choice.of(_session(), model)
         self._choice.step = step or self._choice.step
@@ -200,5 +200,7 @@ def _listed(optimizer: Any) -> list[Any]:
     found = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     for one in found:
         if not is_optimizer(one):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}")
+            raise ArgumentError(
+                f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}"
+            )
     return each_once(found)
