@@ -23,7 +23,7 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Optimization, Target
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.registry import Registry
-from speedkit_jupyter.wrappers import each_once, is_optimizer, unwrapped
+from speedkit_jupyter.wrappers import each_once, unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ def apply_speedups(
         raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
     if config is not None and not isinstance(config, SpeedConfig):
         raise ArgumentError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
-    context = SpeedContext(model, SpeedConfig() if config is None else config, _listed(optimizer))
+    context = SpeedContext(model, SpeedConfig() if config is None else config, _each(optimizer))
     hidden: list[SpeedContext] = []
     try:
         return _started(context, hidden)
@@ -527,13 +527,8 @@ def observed(target: Target) -> dict[str, Any]:
     return seen
 
 
-def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
+def _each(optimizer: Any) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         return []
-    listed = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
-    for one in listed:
-        if not is_optimizer(one):
-            raise ArgumentError(
-                f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}"
-            )
-    return each_once(listed)
+    listed = list(optimizer) if isinstance(optimizer, Iterable) else optimizer
+    return each_once(arguments.optimizers("optimizer", listed))

@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import session
+from speedkit_jupyter import arguments, session
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
@@ -20,7 +20,7 @@ from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import controls
 from speedkit_jupyter.widgets.layout import Parts, label_px
 from speedkit_jupyter.widgets.saved import Saved
-from speedkit_jupyter.wrappers import each_once, is_optimizer
+from speedkit_jupyter.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ class Panel:
         self._choice = Choice.of(_session(), model)
         self._choice.step = step or self._choice.step
         if optimizer is not None:
-            self._choice.give_optimizers(_listed(optimizer))
+            self._choice.give_optimizers(each_once(arguments.optimizers("optimizer", optimizer)))
         self._drawn_at, self._was_busy = 0.0, False
         parts = Parts(controls(self._choice.choose, label_px))
         self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
@@ -194,13 +194,3 @@ def _session() -> session.Session:
     from IPython import get_ipython
 
     return session.current(getattr(get_ipython(), "user_ns", None))
-
-
-def _listed(optimizer: Any) -> list[Any]:
-    found = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    for one in found:
-        if not is_optimizer(one):
-            raise ArgumentError(
-                f"optimizer must be a torch.optim.Optimizer, not {type(one).__name__}"
-            )
-    return each_once(found)
