@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.config import SpeedConfig as SpeedConfig
     from speedkit_jupyter.context import SpeedContext as SpeedContext
     from speedkit_jupyter.context import apply_speedups as apply_speedups
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
     from speedkit_jupyter.exceptions import StepError as StepError
     from speedkit_jupyter.facts import Facts as Facts
     from speedkit_jupyter.hardware import Hardware as Hardware
-    from speedkit_jupyter.measure.functions import benchmark as benchmark
+    from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
     from speedkit_jupyter.optimizations.base import Decision as Decision
     from speedkit_jupyter.planning import Plan as Plan
     from speedkit_jupyter.planning import plan as plan
-    from speedkit_jupyter.report.code import code as code
     from speedkit_jupyter.tuning.functions import tune as tune
     from speedkit_jupyter.tuning.functions import verify as verify
     from speedkit_jupyter.tuning.learning import tuned as tuned
@@ -44,8 +44,8 @@ _HOMES = {  # where each public name lives
     "SpeedContext": "context",
     "SpeedKitError": "exceptions",
     "StepError": "exceptions",
-    "benchmark": "measure.functions",
-    "code": "report.code",
+    "benchmark": "measure.subject.from_function",
+    "code": "codegen.forms",
     "apply_speedups": "context",
     "autocast_context": "context",
     "plan": "planning",

@@ -15,13 +15,13 @@ from speedkit_jupyter.context import SpeedContext, in_force
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.lookup import is_a
-from speedkit_jupyter.measure.reach import holding, optimizers_among
+from speedkit_jupyter.measure.subject.discovery import holding, optimizers_among
 from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.measure.step import Step
+    from speedkit_jupyter.measure.subject.step import Step
 
 
 # The variable that a context gets.

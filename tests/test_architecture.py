@@ -35,7 +35,7 @@ LAYERS = (
     ("measure",),
     ("session",),
     ("tuning", "compiler"),
-    ("report",),
+    ("codegen", "report"),
     ("magics", "widgets"),
 )
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
@@ -102,7 +102,7 @@ def test_imports_run_one_way(path: Path) -> None:
 
 
 def module(path: Path) -> str:
-    """`speedkit_jupyter.measure.step`; a package is its `__init__`."""
+    """`speedkit_jupyter.measure.subject.step`; a package is its `__init__`."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 

@@ -25,10 +25,10 @@ from speedkit_jupyter import (
     plan,
     tune,
 )
-from speedkit_jupyter.measure.environment import environment
+from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.planning import describe
 from speedkit_jupyter.preview import preview
-from speedkit_jupyter.report.plans import context_report, plan_report, status_report
+from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
 from speedkit_jupyter.tuning import learning
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, flags, machines, plan
 from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.report.plans import plan_report
+from speedkit_jupyter.report.plan_report import plan_report
 
 PINNED = Path(__file__).parent / "plans"
 MACHINES = machines.names()

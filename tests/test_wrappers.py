@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code
 from speedkit_jupyter.context import in_force
 from speedkit_jupyter.magics.namespace import find_optimizers
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.reach import holding
+from speedkit_jupyter.measure.subject.discovery import holding
+from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.optimizations.base import Target
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.wrappers import unwrapped

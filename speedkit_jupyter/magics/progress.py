@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.display import display
 
-from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.live import live_line, live_report, waiting

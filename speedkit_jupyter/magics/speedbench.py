@@ -25,11 +25,12 @@ from speedkit_jupyter.magics.namespace import (
     named_optimizers,
 )
 from speedkit_jupyter.magics.progress import ProgressLine
-from speedkit_jupyter.measure import clock
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.comparison import Comparison
-from speedkit_jupyter.measure.environment import environment
-from speedkit_jupyter.measure.reach import (
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.timing import Loop, Timer, Timing, device_of
+from speedkit_jupyter.measure.subject.discovery import (
     NO_PARAMETERS,
     bystanders_among,
     is_quantized,
@@ -37,15 +38,14 @@ from speedkit_jupyter.measure.reach import (
     outermost,
     reached,
 )
-from speedkit_jupyter.measure.sampler import Progress
-from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.timing import Loop, Timer, Timing, device_of
-from speedkit_jupyter.measure.variants import check_free, parse, variant_names
-from speedkit_jupyter.report.histories import since
+from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import check_free, parse, variant_names
+from speedkit_jupyter.report.history_report import since
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.tracebacks import lets_go
-from speedkit_jupyter.tuning.result import Tuning
+from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 
 TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")

@@ -31,14 +31,14 @@ def optimizers(names: Names) -> list[str]:
 
 def plans(names: Names) -> list[str]:
     """What `--plan` takes: words of the catalog, and saved names."""
-    from speedkit_jupyter.measure.variants import AUTO, CURRENT, words
+    from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT, words
 
     return [CURRENT, AUTO, *words(), *saved(names)]
 
 
 def variants(names: Names) -> list[str]:
     """What `--compare` takes."""
-    from speedkit_jupyter.measure.variants import BASELINE
+    from speedkit_jupyter.measure.subject.variants import BASELINE
 
     return [BASELINE, *plans(names)]
 

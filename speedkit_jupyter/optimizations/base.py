@@ -129,8 +129,8 @@ class Request:
         return self._decision(value, rule, declined=self.explicit, **more)
 
     def _decision(self, value: Any, rule: str, **more: Any) -> Decision:
-        said = {"measured": self.measured, "variable": self.variable}
-        return Decision(self.name, value, rule, source=self.source, **said, **more)
+        more |= {"measured": self.measured, "variable": self.variable}
+        return Decision(self.name, value, rule, source=self.source, **more)
 
 
 class _Weakly:

@@ -27,7 +27,7 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.layout import LAYOUT, Found, owns_its_storage
+from speedkit_jupyter.optimizations.memory_layout import LAYOUT, Found, owns_its_storage
 from speedkit_jupyter.optimizations.newcomers import newcomers
 from speedkit_jupyter.optimizations.properties import MISSING, Layer
 from speedkit_jupyter.optimizations.snippet import Form, Snippet

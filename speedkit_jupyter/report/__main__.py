@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups, flags
+from speedkit_jupyter.codegen.given_models import given
 from speedkit_jupyter.preview import preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table
-from speedkit_jupyter.report.given_models import given
-from speedkit_jupyter.report.panels import changes
-from speedkit_jupyter.report.plans import context_report, plan_report
+from speedkit_jupyter.report.panel_report import changes
+from speedkit_jupyter.report.plan_report import context_report, plan_report
 from speedkit_jupyter.report.units import word
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from speedkit_jupyter.measure.sampler import Progress
-from speedkit_jupyter.measure.standing import Standing
-from speedkit_jupyter.measure.statistics import INTERVAL
+from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.standing import Standing
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table, Tone
 from speedkit_jupyter.report.units import ratio

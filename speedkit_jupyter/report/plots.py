@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.comparison import Comparison
-from speedkit_jupyter.measure.statistics import Ratio
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.report.units import ratio, seconds
 from speedkit_jupyter.tuning.curves import Curve
 

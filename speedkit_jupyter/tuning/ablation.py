@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.dropping import WORTH_COMPILING, WORTH_IT
-from speedkit_jupyter.measure.statistics import SAME, Ratio, paired_ratio, shared
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio, shared
+from speedkit_jupyter.measure.rounds.early_stopping import WORTH_COMPILING, WORTH_IT
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure.variants import Variant, named, words
+from speedkit_jupyter.measure.subject.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Effect, Fields
 from speedkit_jupyter.planning import plan

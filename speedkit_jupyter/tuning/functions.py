@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter import arguments
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.interrupts import in_windows
-from speedkit_jupyter.measure import clock
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.variants import CURRENT, config_of, variant
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import CURRENT, config_of, variant
 from speedkit_jupyter.tracebacks import lets_go
-from speedkit_jupyter.tuning.result import Tuning
+from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 from speedkit_jupyter.tuning.verification import Verifier
 from speedkit_jupyter.tuning.verified import Verification

@@ -18,15 +18,16 @@ from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure import clock, repeats
-from speedkit_jupyter.measure.budget import Budget
-from speedkit_jupyter.measure.comparison import Record
-from speedkit_jupyter.measure.confinement import optimizer_hooks
-from speedkit_jupyter.measure.made_inside import made_inside
-from speedkit_jupyter.measure.runner import Runner
-from speedkit_jupyter.measure.statistics import Ratio
-from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.variants import named
+from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.results.statistics import Ratio
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.subject.made_inside import made_inside
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.planning import Plan, describe
 from speedkit_jupyter.wrappers import unwrapped
 

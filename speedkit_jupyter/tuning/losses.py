@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from speedkit_jupyter.measure.confinement import patched
+from speedkit_jupyter.measure.rounds.confinement import patched
 
 # How many operations may lie between what a scaler gave and what backward runs on.
 MOST_NODES = 64

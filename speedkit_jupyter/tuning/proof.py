@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.sampler import Progress
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.tuning import ablation, scoring
 from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate

@@ -15,11 +15,11 @@ from speedkit_jupyter.context import hidden
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.budget import Budget, few_digits
-from speedkit_jupyter.measure.sampler import Progress
-from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.variants import Variant
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import (
     Candidate,
@@ -29,8 +29,8 @@ from speedkit_jupyter.tuning.candidates import (
     strongest,
 )
 from speedkit_jupyter.tuning.learning import Task
+from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.proof import Proof
-from speedkit_jupyter.tuning.result import Tuning
 from speedkit_jupyter.tuning.stages import BASELINE, ENOUGH_STEPS, Stages
 
 # Without a budget of the user's: so many seconds, or as many steps as give a clear answer.

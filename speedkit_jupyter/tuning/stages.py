@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
-from speedkit_jupyter.measure import visit
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.budget import APART, REFERENCE, ROUNDED, Budget, advice
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.culprits import Culprits
-from speedkit_jupyter.measure.dropping import RACE_ROUNDS, WORTH_COMPILING, Drop
-from speedkit_jupyter.measure.right_parts import RightParts
-from speedkit_jupyter.measure.sampler import LONG_S, Progress
-from speedkit_jupyter.measure.statistics import SAME
-from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.statistics import SAME
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.budget import APART, REFERENCE, ROUNDED, Budget, advice
+from speedkit_jupyter.measure.rounds.culprits import Culprits
+from speedkit_jupyter.measure.rounds.early_stopping import RACE_ROUNDS, WORTH_COMPILING, Drop
+from speedkit_jupyter.measure.rounds.right_parts import RightParts
+from speedkit_jupyter.measure.rounds.sampler import LONG_S, Progress
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.undo import custody
 from speedkit_jupyter.tuning import scoring
 from speedkit_jupyter.tuning.ablation import pays
 from speedkit_jupyter.tuning.candidates import Candidate
-from speedkit_jupyter.tuning.result import Rejected, Stage, Tuning
+from speedkit_jupyter.tuning.outcome import Rejected, Stage, Tuning
 
 # Steps that a search needs for a clear answer.
 ENOUGH_STEPS = 120
@@ -182,7 +182,7 @@ class Stages:
         try:
             with closing(benchmark.run()) as run:
                 for one in run:
-                    here = visit.in_progress()
+                    here = custody.in_progress()
                     paused_s = here.paused_s if here else 0.0
                     taken_s = here.taking_s if here else 0.0  # to put it back takes as long
                     self._around_s = max(self._around_s, 2 * taken_s)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
-from speedkit_jupyter.measure.comparison import Record
-from speedkit_jupyter.measure.environment import environment
-from speedkit_jupyter.measure.isolation import State
-from speedkit_jupyter.measure.made_inside import made_inside
-from speedkit_jupyter.measure.replays import Replays
-from speedkit_jupyter.measure.rounding import unit
-from speedkit_jupyter.measure.runner import Runner
-from speedkit_jupyter.measure.sampler import Progress
-from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.checks.rounding import unit
+from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.subject.made_inside import made_inside
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.replays import Replays
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.losses import Losses, watched
 from speedkit_jupyter.tuning.losses import number as number_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from speedkit_jupyter.measure.shown import Shown
+from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.tuning.curves import Curve, of_runs
 from speedkit_jupyter.tuning.losses import Losses
 

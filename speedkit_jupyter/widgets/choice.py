@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from speedkit_jupyter.config import SpeedConfig
-    from speedkit_jupyter.measure.comparison import Comparison
-    from speedkit_jupyter.measure.step import Step
-    from speedkit_jupyter.measure.turns import Engine, Run
+    from speedkit_jupyter.measure.results.comparison import Comparison
+    from speedkit_jupyter.measure.subject.step import Step
+    from speedkit_jupyter.measure.undo.event_loop import Engine, Run
 
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
 NO_STEP = (
@@ -112,8 +112,8 @@ class Choice:
 
     def measure(self, budget_s: float) -> None:
         """Baseline against the choice, between the turns of the event loop."""
-        from speedkit_jupyter.measure.benchmark import Benchmark  # a panel must open at once
-        from speedkit_jupyter.measure.variants import AUTO, BASELINE, Variant
+        from speedkit_jupyter.measure.rounds.benchmark import Benchmark  # a panel must open at once
+        from speedkit_jupyter.measure.subject.variants import AUTO, BASELINE, Variant
 
         name = AUTO if not self.config.to_dict() and not self.config.is_alone else "this choice"
         variants = [Variant(BASELINE), Variant(name, self.config)]
@@ -144,7 +144,7 @@ class Choice:
         return model
 
     def _step(self) -> Step:
-        from speedkit_jupyter.measure.functions import step_of
+        from speedkit_jupyter.measure.subject.from_function import step_of
 
         model = self._alive()
         if self.step is None:
@@ -162,7 +162,7 @@ class Choice:
         return step_of(step, model, self.optimizers() or None)
 
     def _start(self, engine: Engine) -> None:
-        from speedkit_jupyter.measure.turns import Run
+        from speedkit_jupyter.measure.undo.event_loop import Run
 
         if self.busy:
             raise StepError("something is being measured already")
@@ -178,8 +178,8 @@ class Choice:
 
     def _take(self, run: Run) -> None:
         """What was found, in a form that keeps no model alive, as a search does."""
-        from speedkit_jupyter.report.panels import result_report
-        from speedkit_jupyter.tuning.result import Tuning
+        from speedkit_jupyter.report.panel_report import result_report
+        from speedkit_jupyter.tuning.outcome import Tuning
 
         found, self.message = run.result, run.message
         self.report = None if found is None else result_report(found)

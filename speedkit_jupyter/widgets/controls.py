@@ -10,7 +10,7 @@ from speedkit_jupyter.config import SpeedConfig, choices, from_word, paths_of
 from speedkit_jupyter.exceptions import ConfigError
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision, Optimization
-from speedkit_jupyter.report.panels import unavailable
+from speedkit_jupyter.report.panel_report import unavailable
 from speedkit_jupyter.report.units import word
 
 # Words of more letters than these in all stand in a list rather than on buttons.

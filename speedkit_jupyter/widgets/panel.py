@@ -15,7 +15,7 @@ from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.live import live_report
-from speedkit_jupyter.report.panels import as_code, panel_report, state_report
+from speedkit_jupyter.report.panel_report import as_code, panel_report, state_report
 from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import controls
 from speedkit_jupyter.widgets.layout import Parts, label_px
@@ -25,7 +25,7 @@ from speedkit_jupyter.wrappers import each_once
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.measure.comparison import Comparison
+    from speedkit_jupyter.measure.results.comparison import Comparison
 
 # Front ends draw each update; more than this many a second only cost time.
 INTERVAL_S = 0.2

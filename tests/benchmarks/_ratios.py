@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from speedkit_jupyter import Hardware
-from speedkit_jupyter.measure.statistics import Ratio, paired_ratio
+from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.planning import describe
 
 

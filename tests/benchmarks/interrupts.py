@@ -39,7 +39,7 @@ from torch import nn
 
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark, flags, tune
 from speedkit_jupyter.context import restore_all
-from speedkit_jupyter.measure import visit
+from speedkit_jupyter.measure.undo import custody
 
 PACKAGE, GAP = os.sep + "speedkit_jupyter" + os.sep, 7
 PLAN = "threads:1+channels_last+fused_optimizer+sdpa:math"
@@ -100,7 +100,7 @@ class Work:
             "collector": gc.isenabled(),
             "log": len(self.log),
             "iterator": type(self.draws).__name__,
-            "a measurement": visit.in_progress(),
+            "a measurement": custody.in_progress(),
             "handler": signal.getsignal(signal.SIGINT),
         }
 

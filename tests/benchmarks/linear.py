@@ -15,7 +15,7 @@ from _ratios import machine
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.report.comparisons import comparison_report
+from speedkit_jupyter.report.comparison_report import comparison_report
 
 
 def main() -> int:

@@ -44,14 +44,14 @@ from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware, tune
 from speedkit_jupyter.context import prepare
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.comparison import Comparison
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.statistics import Ratio, paired_ratio
-from speedkit_jupyter.measure.variants import Variant
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
-from speedkit_jupyter.tuning.result import Tuning
+from speedkit_jupyter.tuning.outcome import Tuning
 
 Forces = dict[str, Callable[[], Any]]
 

@@ -15,10 +15,10 @@ from _ratios import machine, ratio, shown
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.context import prepare
-from speedkit_jupyter.measure import clock
-from speedkit_jupyter.measure.comparison import Record
-from speedkit_jupyter.measure.runner import Runner
-from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.subject.step import Step
 
 LOAD = """
 import time

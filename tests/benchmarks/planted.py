@@ -38,10 +38,10 @@ from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
 from _whole import WHOLE
 
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.variants import variant
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import variant
 
 HONEST = ("bf16", "fp16", "tf32:medium", "channels_last", "fused_optimizer", "threads:2",
           "bf16+channels_last+fused_optimizer")  # fmt: skip

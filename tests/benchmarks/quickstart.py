@@ -16,7 +16,7 @@ import nbformat
 from _ratios import machine
 
 from speedkit_jupyter import Hardware, benchmark
-from speedkit_jupyter.report.comparisons import comparison_report
+from speedkit_jupyter.report.comparison_report import comparison_report
 
 BF16 = Hardware.detect().cpu.bf16
 WAITS = f"{'bf16+' if BF16 else ''}channels_last+fused_optimizer"

@@ -54,7 +54,7 @@ def test_reasons_have_room_and_toggles_do_not_wrap(open_notebook, width):
 
 LEARNED = """
 from speedkit_jupyter import Facts, plan
-from speedkit_jupyter.measure.statistics import Ratio
+from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.tuning import learning
 task = learning.Task("Sequential", ("16x3x224x224 float32", "16 int64"), trains=True)
 name = "bf16+channels_last+fused_optimizer+sdpa:math"

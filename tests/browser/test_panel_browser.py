@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from speedkit_jupyter.measure.statistics import INTERVAL
+from speedkit_jupyter.measure.results.statistics import INTERVAL
 
 pytestmark = pytest.mark.browser
 

@@ -12,8 +12,8 @@ from IPython.core.error import UsageError
 sys.path.append(str(Path(__file__).parents[1] / "report"))
 import fresh
 
+from speedkit_jupyter.codegen.forms import FORMS
 from speedkit_jupyter.magics.commands import COMMANDS
-from speedkit_jupyter.report.code import FORMS
 from speedkit_jupyter.session import Session
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from speedkit_jupyter.measure.statistics import INTERVAL
+from speedkit_jupyter.measure.results.statistics import INTERVAL
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.measure.statistics import INTERVAL
+from speedkit_jupyter.measure.results.statistics import INTERVAL
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 

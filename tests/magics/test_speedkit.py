@@ -122,7 +122,7 @@ def test_code_has_every_form_without_leading_blanks(shell, machine, form):
 
 
 def test_code_is_coloured_in_html(shell):
-    from speedkit_jupyter.report.code import code_report
+    from speedkit_jupyter.codegen.forms import code_report
 
     shell.run("%speedkit apply model")
     html = code_report(shell.names["ctx"], "torch", (), "model").to_html()
@@ -304,7 +304,7 @@ def test_reload_gives_a_working_extension(shell):
 
 @pytest.mark.smoke
 def test_results_have_text_html_and_json_forms(shell):
-    from speedkit_jupyter.report.plans import context_report
+    from speedkit_jupyter.report.plan_report import context_report
 
     shell.run("%speedkit apply model")
     bundle = context_report(shell.names["ctx"])._repr_mimebundle_()
@@ -314,7 +314,7 @@ def test_results_have_text_html_and_json_forms(shell):
 
 
 def test_html_escapes_what_users_named(shell):
-    from speedkit_jupyter.report.plans import context_report
+    from speedkit_jupyter.report.plan_report import context_report
 
     shell.run("%speedkit apply model")
     assert "<img" not in context_report(shell.names["ctx"], "<img src=x>").to_html()

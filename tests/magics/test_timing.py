@@ -10,8 +10,8 @@ import torch
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import speedbench
-from speedkit_jupyter.measure.statistics import INTERVAL
-from speedkit_jupyter.measure.timing import Timing
+from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.measure.rounds.timing import Timing
 
 pytestmark = pytest.mark.real_time
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"

@@ -67,7 +67,7 @@ def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(shell, made_ti
 def learned(shell, values=None, name="channels_last"):
     """A plan as an earlier session would have left it."""
     from speedkit_jupyter import Facts, Hardware, plan
-    from speedkit_jupyter.measure.statistics import Ratio
+    from speedkit_jupyter.measure.results.statistics import Ratio
     from speedkit_jupyter.tuning import learning
 
     model = shell.names["model"]

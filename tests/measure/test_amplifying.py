@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.measure import rounding, yardstick
-from speedkit_jupyter.measure.buffers import misled
-from speedkit_jupyter.measure.observation import Observation
-from speedkit_jupyter.measure.ways import astray
+from speedkit_jupyter.measure.checks import rounding, yardstick
+from speedkit_jupyter.measure.checks.buffers import misled
+from speedkit_jupyter.measure.checks.observation import Observation
+from speedkit_jupyter.measure.checks.ways import astray
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure import memory
+from speedkit_jupyter.measure.checks import memory
 
 
 def convolutions() -> tuple[nn.Module, torch.Tensor]:
@@ -214,9 +214,9 @@ def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
 
 
 def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_enough():
-    from speedkit_jupyter.measure.benchmark import Benchmark
-    from speedkit_jupyter.measure.step import Step
-    from speedkit_jupyter.measure.variants import parse
+    from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+    from speedkit_jupyter.measure.subject.step import Step
+    from speedkit_jupyter.measure.subject.variants import parse
 
     network, optimizer, x = small()
     step = Step(lambda context: network(x), [network], [optimizer])

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.measure import visit
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.kinds import base
-from speedkit_jupyter.measure.step import StateWarning
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.step import StateWarning
+from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo.kinds import base
 
 
 def said(step: Any, steps: int = 2) -> tuple[list[str], list[str]]:
@@ -97,7 +97,7 @@ def test_a_warning_that_is_an_error_leaves_everything_in_place():
         with pytest.raises(StateWarning, match="generator"), measured.isolated():
             pass
     assert generator is found
-    assert visit.in_progress() is None
+    assert custody.in_progress() is None
 
 
 def loader(workers: int = 0) -> Any:
@@ -118,7 +118,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("where", ["variable", "attribute", "dict", "list"])
-@pytest.mark.filterwarnings("ignore::speedkit_jupyter.measure.step.StateWarning")
+@pytest.mark.filterwarnings("ignore::speedkit_jupyter.measure.subject.step.StateWarning")
 def test_an_iterator_gives_again_what_was_drawn_wherever_it_is_held(kind, where):
     class Holder:
         pass

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.comparison import Comparison
-from speedkit_jupyter.measure.step import StateWarning
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.subject.step import StateWarning
 
 
 def test_a_result_names_what_the_step_uses_and_nobody_can_put_back(tmp_path):

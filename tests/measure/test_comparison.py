@@ -8,10 +8,10 @@ import random
 import pytest
 
 from speedkit_jupyter import SpeedKitError
-from speedkit_jupyter.measure.accuracy import Accuracy
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.compilations import Compilations
-from speedkit_jupyter.measure.memory import Memory
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.compilations import Compilations
+from speedkit_jupyter.measure.checks.memory import Memory
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
 
 ENVIRONMENT = {"device": "a CPU", "torch": "2.13.0"}
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.compilations import Compilations
+from speedkit_jupyter.measure.checks.compilations import Compilations
 
 pytestmark = pytest.mark.compile
 

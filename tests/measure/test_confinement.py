@@ -11,7 +11,7 @@ import torch
 from second_thread import KINDS, clipped, network, training
 
 from speedkit_jupyter import benchmark, tune, verify
-from speedkit_jupyter.measure.confinement import optimizer_hooks, patched
+from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 
 
 @pytest.fixture(params=KINDS)

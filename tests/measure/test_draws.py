@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from speedkit_jupyter.measure import draws
+from speedkit_jupyter.measure.checks import draws
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

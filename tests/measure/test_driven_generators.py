@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.subject.from_function import step_of
 
 
 def said(step) -> list[str]:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.dropping import cannot_win, is_far_behind, is_too_slow
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.rounds.early_stopping import cannot_win, is_far_behind, is_too_slow
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.subject.from_function import step_of
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
-from speedkit_jupyter.measure.runner import Runner
-from speedkit_jupyter.measure.sampler import Sampler
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.sampler import Sampler
 
 BATCH = torch.rand(4, 3, 6, 6)
 

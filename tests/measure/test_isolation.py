@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from speedkit_jupyter.measure.isolation import State, isolated
+from speedkit_jupyter.measure.undo.isolation import State, isolated
 
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True),

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from speedkit_jupyter.measure import isolation
-from speedkit_jupyter.measure.isolation import State
-from speedkit_jupyter.measure.kinds import base
-from speedkit_jupyter.measure.walk import Walk
+from speedkit_jupyter.measure.undo import isolation
+from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.kinds import base
+from speedkit_jupyter.measure.undo.walk import Walk
 
 
 class Plain:

@@ -10,9 +10,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 
-from speedkit_jupyter.measure import leaves
-from speedkit_jupyter.measure.isolation import isolated
-from speedkit_jupyter.measure.plain import plain
+from speedkit_jupyter.measure.checks import leaves
+from speedkit_jupyter.measure.checks.plain import plain
+from speedkit_jupyter.measure.undo.isolation import isolated
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

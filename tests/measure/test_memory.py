@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.measure import memory
-from speedkit_jupyter.measure.isolation import State
+from speedkit_jupyter.measure.checks import memory
+from speedkit_jupyter.measure.undo.isolation import State
 
 CPU = torch.device("cpu")
 MIB = 2**20

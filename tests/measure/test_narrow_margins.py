@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from speedkit_jupyter.measure.deviation import Deviation, Errors
-from speedkit_jupyter.measure.tolerance import NARROW, Tolerance, told_apart
+from speedkit_jupyter.measure.checks.deviation import Deviation, Errors
+from speedkit_jupyter.measure.checks.tolerance import NARROW, Tolerance, told_apart
 
 
 @pytest.mark.parametrize(

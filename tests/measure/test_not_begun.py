@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.visit import ChangedMeanwhile
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.undo.custody import ChangedMeanwhile
 
 DATA = torch.rand(12, 2)
 

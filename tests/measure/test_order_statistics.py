@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from speedkit_jupyter.measure.statistics import order_statistic
+from speedkit_jupyter.measure.results.statistics import order_statistic
 
 
 @pytest.mark.parametrize("number", [1, 5, 8, 10, 37, 200])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speedkit_jupyter.measure.parts import parts
+from speedkit_jupyter.measure.checks.gradient_parts import parts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

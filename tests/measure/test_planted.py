@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.variants import variant
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import variant
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.kinds import interpreter, process, torch_registries, torch_switches
-from speedkit_jupyter.measure.kinds.names import Names
-from speedkit_jupyter.measure.kinds.settings import is_same, owner_of  # noqa: F401  (for the code below)
-from speedkit_jupyter.measure.step import StateWarning, Step
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.step import StateWarning, Step
+from speedkit_jupyter.measure.undo.kinds import (
+    interpreter,
+    process,
+    torch_registries,
+    torch_switches,
+)
+from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.kinds.settings import is_same, owner_of  # noqa: F401  (for the code below)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.step import StateWarning
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.step import StateWarning
 
 # In a process of its own: what a step imports first has not been imported yet.
 IMPORTING = """
 import sys, warnings
 import torch
 from torch import nn
-from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.subject.from_function import step_of
 model, x = nn.Linear(2, 2), torch.ones(1, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 def step():

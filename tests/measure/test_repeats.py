@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune
-from speedkit_jupyter.measure.timing import Timer, Timing
+from speedkit_jupyter.measure.rounds.timing import Timer, Timing
 
 MANY = 12
 
@@ -207,7 +207,7 @@ def test_a_search_measures_such_a_step_from_its_beginning(work, made_time):
 
 
 def test_a_cell_is_timed_from_its_beginning_too(work):
-    from speedkit_jupyter.measure.functions import step_of
+    from speedkit_jupyter.measure.subject.from_function import step_of
 
     def loop(number: int, watch: Any) -> None:
         watch.begin()

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure import roofline
-from speedkit_jupyter.measure.roofline import Peak
+from speedkit_jupyter.measure.checks import roofline
+from speedkit_jupyter.measure.checks.roofline import Peak
 
 
 def test_operations_are_those_of_the_products():

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import SpeedConfig, StepError
 from speedkit_jupyter.context import prepare
-from speedkit_jupyter.measure.routing import Router
+from speedkit_jupyter.measure.rounds.routing import Router
 
 
 @pytest.fixture

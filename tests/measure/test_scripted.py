@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.isolation import isolated
+from speedkit_jupyter.measure.undo.isolation import isolated
 
 X = torch.randn(4, 3)
 # torch.jit is deprecated, and traces warn.

@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.isolation import State
-from speedkit_jupyter.measure.kinds import locks
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.kinds import locks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from _kinds import KINDS, PRELUDE, Kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speedkit_jupyter.measure.statistics import (
+from speedkit_jupyter.measure.results.statistics import (
     ERROR,
     Ratio,
     change,

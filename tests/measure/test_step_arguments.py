@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedContext
-from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.subject.from_function import step_of
 
 
 def takes_nothing():

@@ -18,12 +18,12 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, benchmark, flags
 from speedkit_jupyter.context import in_force
-from speedkit_jupyter.measure import visit
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.turns import Run
-from speedkit_jupyter.measure.variants import parse
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import parse
+from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo.event_loop import Run
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -99,7 +99,7 @@ def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> Run:
 
     run = asyncio.run(main())
     assert turns, "no turn was given up"
-    assert visit.in_progress() is None
+    assert custody.in_progress() is None
     return run
 
 
@@ -334,5 +334,5 @@ def test_a_cancelled_task_leaves_everything_in_place():
     asyncio.run(main())
     assert notebook.state()["tensors"] == before
     assert context.active
-    assert visit.in_progress() is None
+    assert custody.in_progress() is None
     context.restore()

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.measure.observation import Observation
-from speedkit_jupyter.measure.ways import astray, moved, real
+from speedkit_jupyter.measure.checks.observation import Observation
+from speedkit_jupyter.measure.checks.ways import astray, moved, real
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.measure import yardstick
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.course import MOST_STRETCHES, observing
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.observation import MOST_CALLS, MOST_SAMPLED, Calls, Observation
-from speedkit_jupyter.measure.variants import variant
-from speedkit_jupyter.measure.wording import differ, misspelt, tokens
+from speedkit_jupyter.measure.checks import yardstick
+from speedkit_jupyter.measure.checks.course import MOST_STRETCHES, observing
+from speedkit_jupyter.measure.checks.observation import MOST_CALLS, MOST_SAMPLED, Calls, Observation
+from speedkit_jupyter.measure.checks.wording import differ, misspelt, tokens
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import variant
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -21,9 +21,9 @@ from speedkit_jupyter import (
     machines,
     plan,
 )
+from speedkit_jupyter.codegen.forms import FORMS
 from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.report.code import FORMS
 
 MACHINES = machines.names()
 PYTHON_FORMS = [form for form in FORMS if form != "yaml"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from speedkit_jupyter.measure.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.report import units
-from speedkit_jupyter.report.comparisons import comparison_report
+from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Row, Section, Table
 

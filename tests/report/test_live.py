@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from speedkit_jupyter.measure.accuracy import Accuracy
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.sampler import Progress
-from speedkit_jupyter.measure.standing import Standing, standings
-from speedkit_jupyter.measure.variants import parse
-from speedkit_jupyter.report.comparisons import comparison_report
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.standing import Standing, standings
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import parse
+from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Row, Section, Table
 from speedkit_jupyter.report.live import bar, live_line, live_report, waiting

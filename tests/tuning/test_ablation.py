@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from speedkit_jupyter.measure.statistics import Ratio
+from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.tuning.ablation import Part
 
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.context import prepare
-from speedkit_jupyter.measure.budget import Budget, advice, clear_answer_s
-from speedkit_jupyter.measure.comparison import Record
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.pace import Pace
-from speedkit_jupyter.measure.runner import Runner
+from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.rounds.budget import Budget, advice, clear_answer_s
+from speedkit_jupyter.measure.rounds.pace import Pace
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning.search import Search
 
 CASES = [
@@ -143,7 +143,7 @@ def test_no_absurd_budget_is_advised(seconds, text):
 
 
 def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
-    from speedkit_jupyter.measure import compilations
+    from speedkit_jupyter.measure.checks import compilations
 
     graphs = 0
     monkeypatch.setattr(compilations, "graphs", lambda: graphs)
@@ -203,6 +203,6 @@ def test_no_result_advises_the_budget_that_it_had(work, step_s, budget_s):
     ("seconds", "text"), [(3.69182, "3.69"), (0.25, "0.25"), (20.0, "20"), (1500.4, "1500")]
 )
 def test_a_budget_in_words_has_few_digits(seconds, text):
-    from speedkit_jupyter.measure.budget import few_digits
+    from speedkit_jupyter.measure.rounds.budget import few_digits
 
     assert few_digits(seconds) == text

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Hardware, apply_speedups, database, tune, tuned
-from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning import learning
 
 LATE = 0.008  # seconds of a slow step

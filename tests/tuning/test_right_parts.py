@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.right_parts import RightParts
-from speedkit_jupyter.measure.variants import parse
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.right_parts import RightParts
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.proof import Proof
 from speedkit_jupyter.tuning.search import Search

@@ -12,10 +12,10 @@ from torch import nn
 
 from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.measure.benchmark import Benchmark
-from speedkit_jupyter.measure.dropping import FAR_ROUNDS
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.variants import variant
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.early_stopping import FAR_ROUNDS
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combinations, strongest
 from speedkit_jupyter.tuning.search import Search
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, database, tune
 from speedkit_jupyter.context import in_force
-from speedkit_jupyter.measure.comparison import Comparison, Record
-from speedkit_jupyter.measure.functions import step_of
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.proof import Proof
 from speedkit_jupyter.tuning.search import Search

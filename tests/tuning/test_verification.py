@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
-from speedkit_jupyter.measure.step import Step
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.tuning.losses import Losses
 from speedkit_jupyter.tuning.other_baselines import ROUNDING, jitter
 from speedkit_jupyter.tuning.verification import Verifier

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from speedkit_jupyter import Panel, session
-from speedkit_jupyter.measure.kinds.names import Names
-from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.visit import in_progress
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.undo.custody import in_progress
+from speedkit_jupyter.measure.undo.kinds.names import Names
 
 WORK = "loss = model(x).sum(); loss.backward(); optimizer.zero_grad()"
 WAYS = {

@@ -17,8 +17,8 @@ from speedkit_jupyter.config import paths_of
 from speedkit_jupyter.context import in_force, observed
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.measure.statistics import INTERVAL
-from speedkit_jupyter.measure.variants import named
+from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Target
 from speedkit_jupyter.planning import plan

@@ -8,6 +8,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
+from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.config import SpeedConfig, choices, from_arguments, from_word, paths_of
 from speedkit_jupyter.context import SpeedContext, apply_speedups
 from speedkit_jupyter.magics import suggestions
@@ -22,8 +23,7 @@ from speedkit_jupyter.magics.namespace import (
 from speedkit_jupyter.magics.options import add_model, add_optimizer, offer, offer_words
 from speedkit_jupyter.magics.planned import or_learned
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.report.plans import applied_report
-from speedkit_jupyter.report.training_loop import Words
+from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import CTX, Session, is_free
 
 

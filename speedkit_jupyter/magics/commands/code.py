@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter import lookup
+from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
@@ -17,7 +18,6 @@ from speedkit_jupyter.magics.namespace import find_model, find_optimizers
 from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
 from speedkit_jupyter.magics.options import add_model, add_optimizer, offer_words
 from speedkit_jupyter.magics.planned import named, planned
-from speedkit_jupyter.report.code import FORMS, as_of_now, code_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.wrappers import unwrapped

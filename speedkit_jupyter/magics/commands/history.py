@@ -14,7 +14,7 @@ from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import offer
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.histories import history_list, history_report
+from speedkit_jupyter.report.history_report import history_list, history_report
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import Session
 

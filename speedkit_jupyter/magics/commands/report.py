@@ -11,7 +11,7 @@ from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import MODEL, add_model
 from speedkit_jupyter.magics.planned import named, planned
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.plans import context_report, plan_report
+from speedkit_jupyter.report.plan_report import context_report, plan_report
 from speedkit_jupyter.session import Session
 
 

@@ -10,7 +10,7 @@ from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.namespace import models
 from speedkit_jupyter.magics.planned import planned
-from speedkit_jupyter.report.plans import status_report
+from speedkit_jupyter.report.plan_report import status_report
 from speedkit_jupyter.session import Session
 
 # Of models without a plan, so many for a first look.

@@ -13,7 +13,7 @@ from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import offer
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.tunings import tuned_list
+from speedkit_jupyter.report.tuning_report import tuned_list
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import Session
 

@@ -16,9 +16,9 @@ from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.namespace import check_result_name, find_function, inside_others
 from speedkit_jupyter.magics.options import offer, whole_number
 from speedkit_jupyter.magics.progress import ProgressLine
-from speedkit_jupyter.measure.functions import step_of
-from speedkit_jupyter.measure.step import Step
-from speedkit_jupyter.measure.variants import AUTO, CURRENT
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.tracebacks import lets_go
 from speedkit_jupyter.tuning import learning

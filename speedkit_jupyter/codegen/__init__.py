@@ -1,0 +1,1 @@
+"""Plans as code that knows nothing of SpeedKit."""

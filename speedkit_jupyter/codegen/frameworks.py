@@ -1,0 +1,138 @@
+"""Generated code for Accelerate, Lightning Fabric and transformers' Trainer.
+
+What a framework has an argument for is its argument; the rest stays plain torch beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from speedkit_jupyter.codegen.given import new_state
+from speedkit_jupyter.codegen.optimizer_source import (
+    hyperparameters,
+    keywords_of,
+    makeable,
+    making,
+)
+from speedkit_jupyter.codegen.script import (
+    Block,
+    Script,
+    assembled,
+    comment,
+    header,
+    indented,
+    keywords,
+)
+from speedkit_jupyter.codegen.training_step import function
+from speedkit_jupyter.exceptions import SpeedKitError
+
+
+def accelerate(script: Script) -> str:
+    """With an `Accelerator`, which compiles and scales by itself."""
+    room, imports_too = new_state()
+    make = [*room, f"accelerator = Accelerator({_arguments(script.arguments)})"]
+    names = ", ".join(["model", *script.optimizers])
+    prepare = [f"{names} = accelerator.prepare({names})"]
+    imports = ["from accelerate import Accelerator", *imports_too]
+    return _with_loop(script, imports, make, prepare, "accelerator.backward({loss})")
+
+
+def fabric(script: Script) -> str:
+    """With a `Fabric`, which is handed the compiled model."""
+    make = [f"fabric = Fabric({_arguments(script.arguments)})"]
+    model = next((one.compiled for one in script.snippets if one.compiled), "model")
+    names = ", ".join(["model", *script.optimizers])
+    setup = f"{names} = fabric.setup({', '.join([model, *script.optimizers])})"
+    prepare = [*script.reasons("compiled"), setup]
+    imports = ["from lightning.fabric import Fabric"]
+    return _with_loop(script, imports, make, prepare, "fabric.backward({loss})")
+
+
+def transformers(script: Script) -> str:
+    """With `TrainingArguments`; an optimizer that these can't describe is given to the Trainer."""
+    if len(script.optimizers) > 1:
+        raise SpeedKitError("Trainer takes one optimizer and the plan has more: take --as torch")
+    described = _described_optimizer(script)
+    room, imports_too = new_state()
+    make = [
+        *script.reasons("arguments"),
+        *(script.reasons("optimizers") if described else []),
+        *room,
+        *comment("Add your own arguments to these."),
+        f"arguments = TrainingArguments({_arguments(script.arguments | described)})",
+    ]
+    given = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
+    if script.optimizers and not described:
+        given["optimizers"] = f"({next(iter(script.optimizers))}, None)"
+    body = [
+        f"trainer = Trainer({_arguments(given)}, **more)",
+        *script.surrounded(["trainer.train()"]),
+        "return trainer",
+    ]
+    blocks = [*script.setup(), make, *script.blocks("model")]
+    if not described:
+        blocks.append(making(script))
+    yours = ["model"] if described else _yours(script)
+    return assembled(
+        header(script, yours),
+        script,
+        blocks,
+        ["def train(train_dataset, **more):", *indented(body)],
+        "from transformers import Trainer, TrainingArguments",
+        *imports_too,
+    )
+
+
+def _with_loop(
+    script: Script, imports: Sequence[str], make: Block, prepare: Block, backward: str
+) -> str:
+    """What Accelerate and Fabric have in common: the loop stays the user's."""
+    blocks = [
+        *script.setup(),
+        [*script.reasons("arguments"), *make],
+        *script.blocks("model"),
+        making(script),
+        prepare,
+        *script.blocks("training"),
+    ]
+    body = function(script, "model", backward)
+    return assembled(header(script, _yours(script)), script, blocks, body, *imports)
+
+
+def _arguments(arguments: Mapping[str, str]) -> str:
+    return ", ".join(keywords(arguments))
+
+
+def _yours(script: Script) -> list[str]:
+    return ["model", *(name for name in script.optimizers if not makeable(script, name))]
+
+
+def _described_optimizer(script: Script) -> dict[str, str]:
+    """A fused AdamW in TrainingArguments' words, or nothing where they would not be the same.
+
+    Trainer lets biases and norms out of weight decay, so one with weight decay is none of these.
+    """
+    for name, optimizer in script.optimizers.items():
+        if "fused" not in keywords_of(script, name) or not makeable(script, name):
+            return {}
+        if script.plan.facts.optimizers[0].name != "AdamW":
+            return {}
+        described = {"optim": '"adamw_torch_fused"'}
+        if optimizer is None:
+            return described
+        group, own = optimizer.param_groups[0], hyperparameters(optimizer)
+        if group["weight_decay"] != 0 or own.keys() - {
+            "lr",
+            "betas",
+            "eps",
+            "weight_decay",
+            "fused",
+        }:
+            return {}
+        described["learning_rate"] = repr(own.get("lr", group["lr"]))
+        if "betas" in own:
+            described["adam_beta1"], described["adam_beta2"] = map(repr, own["betas"])
+        if "eps" in own:
+            described["adam_epsilon"] = repr(own["eps"])
+        return described
+    return {}

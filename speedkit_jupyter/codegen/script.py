@@ -1,0 +1,248 @@
+"""What the forms of generated code share: a plan's snippets, each in its place."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.codegen.given import UNPATCHING, Given
+from speedkit_jupyter.codegen.training_call import Call
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.planning import Plan, describe
+
+if TYPE_CHECKING:
+    import torch
+
+    Optimizers = Mapping[str, torch.optim.Optimizer | None]
+
+WIDTH = 88  # of black and ruff
+INDENT = "    "
+# As they follow one another in a script; a piece's reason stands at the first that it has.
+PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
+# Names that generated code gives to something else.
+TAKEN = {
+    "accelerator", "arguments", "attention", "batch", "closure", "compiled_model", "fabric",
+    "inputs", "loss", "loss_fn", "module", "more", "name", "one", "outputs", "scaler", "targets",
+    "torch", "train_dataset", "trainer",
+}  # fmt: skip
+Block = list[str]
+WRAPPED = "As they were before a framework wrapped them."
+# What snippets call the model; the user's own word takes its place.
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A decision's code under its reason; no reason where it is only said that all is as it was."""
+
+    reason: str
+    snippet: Snippet
+
+    @property
+    def place(self) -> str:
+        """Where the reason stands; what the framework does unasked is among its arguments."""
+        return next((one for one in PLACES if getattr(self.snippet, one)), "arguments")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A plan's pieces in the catalog's order.
+
+    `optimizers` are the user's by name; None stands for one that only the facts know. `call` is
+    how the model is called, `model` the user's word for it.
+    """
+
+    plan: Plan
+    pieces: tuple[Piece, ...]
+    optimizers: Optimizers
+    call: Call
+    model: str
+    given: Given = field(default_factory=Given)
+
+    @property
+    def own_name(self) -> bool:
+        """Whether the code can call the model as the user does; else it begins with `model = …`."""
+        return self.model.isidentifier() and self.model not in TAKEN
+
+    @property
+    def beginning(self) -> Block:
+        """The model and the optimizers as they were before a framework wrapped them."""
+        taken_off = self.given.suffix or self.given.patched
+        lines = comment(WRAPPED) if taken_off or self.given.wrapped else []
+        if self.given.suffix or not self.own_name:
+            lines.append(f"{MODEL} = {self.model}{self.given.suffix}")
+        if self.given.patched:
+            lines.append(f"{MODEL} = extract_model_from_parallel({MODEL}, keep_fp32_wrapper=False)")
+        for name in self.optimizers:
+            if name in self.given.wrapped:
+                lines.append(f'{name} = getattr({name}, "optimizer", {name})')
+        return lines
+
+    @property
+    def snippets(self) -> list[Snippet]:
+        """The code of all pieces."""
+        return [piece.snippet for piece in self.pieces]
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """The framework's arguments."""
+        return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
+
+    def reasons(self, place: str) -> Block:
+        """The comments that stand at this place."""
+        return [
+            line
+            for piece in self.pieces
+            if piece.place == place and piece.reason
+            for line in comment(piece.reason, depth=place == "forward")
+        ]
+
+    def blocks(self, place: str) -> list[Block]:
+        """A block for each piece with lines for this place."""
+        found = []
+        for piece in self.pieces:
+            lines = getattr(piece.snippet, place)
+            if lines:
+                reason = comment(piece.reason) if piece.place == place and piece.reason else []
+                found.append([*reason, *lines])
+        return found
+
+    def setup(self) -> list[Block]:
+        """Process-wide switches; those of torch.compile where the model is compiled."""
+        compiling = self.blocks("compiling") if self.plan["compile"].active else []
+        return [*self.blocks("setup"), *compiling]
+
+    def surrounded(self, lines: Sequence[str]) -> Block:
+        """The lines within everything that belongs around a forward pass."""
+        managers = [one for snippet in self.snippets for one in snippet.forward]
+        if not managers:
+            return [*lines]
+        inner = [f"{INDENT}{line}" for line in lines]
+        return [*self.reasons("forward"), f"with {', '.join(managers)}:", *inner]
+
+
+def gather(
+    plan: Plan,
+    form: Form,
+    optimizers: Optimizers,
+    call: Call,
+    model: str,
+    given: Given | None = None,
+) -> Script:
+    """The code of every decision that the form has to say; raises SpeedKitError."""
+    pieces, facts = [], plan.facts_after
+    for optimization, decision in zip(CATALOG, plan, strict=True):
+        told = optimization.frameworks_choose and form != "torch"
+        if not decision.active and not told:
+            continue
+        snippet = optimization.code(decision, facts, form)
+        if not decision.active:  # the batches lie where the model does already
+            snippet = replace(snippet, batch="")
+        if not optimizers and (snippet.optimizers or snippet.training):
+            snippet = Snippet(f"{decision.reason} (for training only, so not in here)")
+        reason = f"{decision.name}: {snippet.comment or decision.reason}"
+        reason = reason.replace(f"`{MODEL}`", f"`{model}`")
+        pieces.append(Piece(reason if decision.active else "", snippet))
+    return Script(plan, tuple(pieces), optimizers, call, model, given or Given())
+
+
+def header(script: Script, given: Sequence[str]) -> Block:
+    """What this was planned for, and the names that the code takes as given."""
+    hardware = script.plan.hardware
+    machine = describe(hardware, script.plan.facts_after.device)
+    lines = comment(f"Planned by SpeedKit for {machine}, torch {hardware.torch}.")
+    if not any(decision.active for decision in script.plan):
+        lines += comment("Nothing is to be changed here: this is the plain loop.")
+    words = [script.model if name == MODEL else name for name in given]
+    return [*lines, *comment(f"Yours: {', '.join(f'`{word}`' for word in words)}.")]
+
+
+def assembled(
+    head: Block, script: Script, blocks: Iterable[Block], function: Block, *imports_too: str
+) -> str:
+    """The whole text: header, the imports that it needs, the blocks, the function."""
+    own = [[part for line in script.beginning for part in _broken(line, script)]]
+    own = [block for block in own if block]
+    body = [[part for line in block for part in _broken(line, script)] for block in blocks if block]
+    body = own + body
+    function = [part for line in function for part in _broken(line, script)]
+    text = "\n".join(line for block in [*body, function] for line in block)
+    imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
+    imports |= {UNPATCHING} if script.given.patched else set()
+    for module in ("torch", "torch.compiler.config"):
+        if re.search(rf"^[^#\n]*\b{re.escape(module)}\.", text, re.MULTILINE):
+            imports.add(f"import {module}")
+    groups = [head, *_groups(imports), *body]
+    return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
+
+
+def _broken(line: str, script: Script) -> Block:
+    """With the user's name for the model, where that is a name and not, say, `models[0]`."""
+    if not script.own_name or line.lstrip().startswith("#"):
+        return broken(line)
+    return broken(re.sub(r"(?<![\w.\"])model\b(?!=[^=])", script.model, line))
+
+
+def broken(line: str) -> Block:
+    """A line of code, or one line for each of its arguments where it is too long."""
+    text = line.strip()
+    indent = line[: len(line) - len(text)]
+    if len(line) <= WIDTH or text.startswith("#"):
+        return [line]
+    head, arguments, tail = _parts(text)
+    inner = [one for part in arguments for one in broken(f"{indent}{INDENT}{part},")]
+    return [indent + head, *inner, indent + tail] if arguments else [line]
+
+
+def _parts(text: str) -> tuple[str, list[str], str]:
+    """What stands before, between and after the first brackets, or those that `with` may have."""
+    if text.startswith("with "):
+        return "with (", _arguments(text[len("with ") : -1])[0], "):"
+    opening = re.search(r"[(\[]", text)
+    if opening is None:
+        return text, [], ""
+    arguments, end = _arguments(text[opening.end() :])
+    return text[: opening.end()], arguments, text[opening.end() + end :]
+
+
+def _arguments(text: str) -> tuple[list[str], int]:
+    """What commas part, down to the closing bracket, and where that is."""
+    found, begin, depth = [], 0, 0
+    for place, character in enumerate(text):
+        depth += (character in "([") - (character in ")]")
+        if depth < 0 or (character == "," and depth == 0):
+            found.append(text[begin:place].strip())
+            begin = place + 1
+        if depth < 0:
+            return found, place
+    return [*found, text[begin:].strip()], len(text)
+
+
+def keywords(arguments: Mapping[str, str]) -> list[str]:
+    """Keyword arguments as they are written."""
+    return [f"{name}={value}" for name, value in arguments.items()]
+
+
+def comment(text: str, depth: int = 0) -> Block:
+    """Comment lines that will be indented `depth` times."""
+    columns = WIDTH - depth * len(INDENT) - len("# ")
+    lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
+    return [f"# {line}" for line in lines]
+
+
+def indented(lines: Iterable[str]) -> Block:
+    """The body of a function."""
+    return [f"{INDENT}{line}" if line else "" for line in lines]
+
+
+def _groups(imports: Iterable[str]) -> list[Block]:
+    """The standard library's imports, then the others; `import` before `from`."""
+    ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
+    standard = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
+    others = [line for line in ordered if line not in standard]
+    return [group for group in (standard, others) if group]

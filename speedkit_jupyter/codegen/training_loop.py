@@ -1,0 +1,70 @@
+"""The loop that a user pastes after `apply`: in the notebook's own words, right for the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.codegen.training_call import Call, call_of, needs_closure
+from speedkit_jupyter.context import SpeedContext
+
+if TYPE_CHECKING:
+    import torch
+
+INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Words:
+    """The user's words for a model, its optimizers and the context."""
+
+    model: str = "model"
+    optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
+    ctx: str = "ctx"
+
+
+def loop(context: SpeedContext, words: Words) -> str:
+    """A training step; an optimizer that does not exist yet is called `optimizer`."""
+    call, names = call_of(context.model), [*words.optimizers] or ["optimizer"]
+    lines = _moved(call, words.ctx) if context.plan["device"].active else []
+    inputs = ", ".join(call.parameters) if call.kind == "several" else "x"
+    forward = call.loss(words.model, inputs, "y")
+    forward = [f"with {words.ctx}.autocast():", *(INDENT + line for line in forward)]
+    closures = any(needs_closure(one, type(one).__name__) for one in words.optimizers.values())
+    if closures:
+        return "\n".join([*lines, *_with_closure(forward, names)])
+    steps = _scaled(words.ctx, names) if context.plan["grad_scaler"].active else _plain(names)
+    return "\n".join([*lines, *forward, *steps, *(f"{one}.zero_grad()" for one in names)])
+
+
+def _plain(names: list[str]) -> list[str]:
+    return ["loss.backward()", *(f"{one}.step()" for one in names)]
+
+
+def _scaled(ctx: str, names: list[str]) -> list[str]:
+    scaler = f"{ctx}.grad_scaler"
+    clip = [f"{scaler}.unscale_({one})" for one in names]
+    return [
+        f"{scaler}.scale(loss).backward()",
+        f"# to clip gradients, before you do: {'; '.join(clip)}",
+        *(f"{scaler}.step({one})" for one in names),
+        f"{scaler}.update()",
+    ]
+
+
+def _with_closure(forward: list[str], names: list[str]) -> list[str]:
+    """For optimizers that run the model themselves, and take no GradScaler."""
+    clear = [f"{one}.zero_grad()" for one in names]
+    inside = [*clear, *forward, "loss.backward()", "return loss"]
+    steps = [f"{one}.step(closure)" for one in names]
+    return ["def closure():", *(INDENT + line for line in inside), "", *steps]
+
+
+def _moved(call: Call, ctx: str) -> list[str]:
+    to = f".to({ctx}.device)"
+    if call.takes_batch:
+        own = [f"batch = {{name: one{to} for name, one in batch.items()}}"]
+        return own if call.kind != "batch" else [*own, f"y = y{to}"]
+    every = [*(call.parameters if call.kind == "several" else ("x",)), "y"]
+    return [f"{', '.join(every)} = {', '.join(one + to for one in every)}"]

@@ -1,0 +1,1 @@
+"""What is learned from single untimed steps: accuracy, memory, limits, compilations."""

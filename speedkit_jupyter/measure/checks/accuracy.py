@@ -1,0 +1,241 @@
+"""Whether a variant still computes the same: one isolated step each, against float64.
+
+What is compared: what the models gave, the tensors on which backward ran (or what the step
+returned), all gradients before the first optimizer step, and what that step did with them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from speedkit_jupyter.measure.checks.buffers import misled
+from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, errors
+from speedkit_jupyter.measure.checks.labels import Names
+from speedkit_jupyter.measure.checks.rounding import unit
+from speedkit_jupyter.measure.checks.tolerance import NARROW, UNDETERMINED, Tolerance, in_all
+from speedkit_jupyter.measure.checks.updates import misstep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from speedkit_jupyter.measure.checks.observation import Observation
+
+Verdict = Literal["exact", "rounding", "wrong", "not checked"]
+
+# From here on it is said that a net amplifies rounding: so many roundings of the baseline's own.
+AMPLIFIES = 64
+
+
+# What is off by so many times what controls are is wrong, whatever more of them would say.
+CLEARLY = 8.0
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Relative errors (norms) against the reference, and the baseline's own beside them.
+
+    `explained_output` and `explained_gradient` are what rounding to this precision alone does.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    output_error: float | None = None
+    gradient_error: float | None = None
+    gradient_cosine: float | None = None
+    baseline_output_error: float | None = None
+    baseline_gradient_error: float | None = None
+    explained_output: float | None = None
+    explained_gradient: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+NOTHING_TO_COMPARE = (
+    "no model was called, there was no backward pass and no result to compare: end the step with "
+    "its result, or name it with --check"
+)
+
+
+@dataclass
+class Yardstick:
+    """What variants are judged by: the step in float64 (or the baseline's own, where that is not
+    to be had), the baseline's, and the tolerance of each precision.
+
+    `void` says why nothing can be judged, `dropped` which outputs are other ones in every run;
+    `names` are the model's own; `surer` the precisions that have further controls.
+    """
+
+    reference: Observation
+    baseline: Observation
+    own: Errors
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    void: str = ""
+    dropped: frozenset[int] = frozenset()
+    names: Names = field(default_factory=Names)
+    surer: set[str] = field(default_factory=set)
+
+    def judge(
+        self,
+        seen: Observation,
+        precision: str,
+        more: Callable[[], Sequence[Errors]] | None = None,
+        before: Sequence[tuple[Observation, Observation]] = (),
+    ) -> Accuracy:
+        """Exact as the baseline, rounding as its dtype brings, wrong, or not checked and why.
+
+        `more` runs further controls before a variant is accused by a narrow margin: of a net that
+        amplifies rounding, one may have been lucky. `before` are earlier stretches of the variant
+        and of the baseline.
+        """
+        if self.void:
+            return Accuracy("not checked", self.void)
+        if not _finite(self.baseline):
+            return Accuracy("not checked", "the step itself gives numbers that are not finite")
+        found, tolerance = errors(seen, self.reference, self.dropped), self.tolerances[precision]
+        verdict, reason = self._verdict(seen, found, tolerance, before)
+        if verdict == "wrong" and (surer := self._surer(found, tolerance, more)):
+            tolerance = surer
+            verdict, reason = self._verdict(seen, found, tolerance, before)
+        if not found.fits:
+            return Accuracy(verdict, reason)
+        return Accuracy(
+            verdict,
+            reason,
+            *map(
+                _number,
+                (
+                    found.output.distance,
+                    found.gradient.distance,
+                    found.cosine,
+                    self.own.output.distance,
+                    self.own.gradient.distance,
+                    tolerance.output,
+                    tolerance.gradient,
+                ),
+            ),
+        )
+
+    def _verdict(
+        self,
+        seen: Observation,
+        found: Errors,
+        tolerance: Tolerance,
+        before: Sequence[tuple[Observation, Observation]],
+    ) -> tuple[Verdict, str]:
+        if not found.fits:
+            return "wrong", "output: others than the baseline's in number or shape"
+        if not found.finite or _has_nan(seen) > _has_nan(self.reference):
+            return "wrong", "output or gradients: not finite"
+        if what := tolerance.beyond(found, self.names):
+            return "wrong", what + self._amplified(tolerance)
+        if seen is not self.baseline and (what := self._left(seen, tolerance, before)):
+            return "wrong", what
+        if lack := self._evidence_lacks(found, tolerance):
+            return "not checked", lack
+        pairs = [(found.output, self.own.output), (found.gradient, self.own.gradient)]
+        pairs += zip(found.numbers, self.own.numbers, strict=False)
+        close = all(one.distance <= 2 * own.distance + 1e-6 for one, own in pairs)
+        if close and not any(count for count, _ in found.differing):
+            return "exact", ""
+        return "rounding", self._amplified(tolerance).removeprefix("; ")
+
+    def _surer(
+        self,
+        found: Errors,
+        tolerance: Tolerance,
+        more: Callable[[], Sequence[Errors]] | None,
+    ) -> Tolerance | None:
+        """With more controls, where these could acquit; None where they could not."""
+        precision = tolerance.precision
+        if more is None or precision in self.surer or not found.fits or not found.finite:
+            return None
+        if tolerance.wider(CLEARLY).beyond(found):
+            return None
+        self.surer.add(precision)
+        surer = Tolerance(precision, [*tolerance.controls, *more()], NARROW)
+        self.tolerances = {**self.tolerances, precision: surer}
+        return surer
+
+    def _left(
+        self,
+        seen: Observation,
+        tolerance: Tolerance,
+        before: Sequence[tuple[Observation, Observation]],
+    ) -> str:
+        """What is wrong with the parameters and buffers that the step leaves behind."""
+        lowered, noise = tolerance.precision != "fp32", tolerance.noise()
+        return misstep(seen, self.baseline, self.names, before) or misled(
+            seen, self.baseline, self.names.buffers, noise, lowered
+        )
+
+    def _evidence_lacks(self, found: Errors, tolerance: Tolerance) -> str:
+        """Why nothing of all that was compared could have failed; empty where something could."""
+        if not (found.numbers or found.gradients or found.differing):
+            return self._unknown() or NOTHING_TO_COMPARE
+        if found.vanishing:
+            return (
+                f"no gradient is larger than {LEAST_GRADIENT:g}, which is noise: nothing can be "
+                "told from it"
+            )
+        most = tolerance.undetermined()
+        if most >= UNDETERMINED and found.numbers:
+            return (
+                f"rounding to {tolerance.precision} alone moves an output by {most:.2g}, so that "
+                "nothing can be told from it"
+            )
+        enough = (
+            2 * tolerance.whole_numbers(index, size) < size
+            for index, (_, size) in enumerate(found.differing)
+        )
+        together = in_all(found)[1]
+        together_enough = 2 * tolerance.whole_numbers_in_all(together) < together
+        if not (found.numbers or found.gradients or any(enough) or together_enough):
+            return "the step gives too few whole numbers to tell rounding from errors"
+        return ""
+
+    def _unknown(self) -> str:
+        """What was there and can't be compared; empty where nothing was."""
+        results = [*(call.results for call in self.baseline.calls), self.baseline.outputs]
+        names = dict.fromkeys(name for one in results for name in one.unknown)
+        return f"it gives nothing that can be compared: {', '.join(names)}" if names else ""
+
+    def _amplified(self, tolerance: Tolerance) -> str:
+        """That it is the net, where it is."""
+        times = max(tolerance.output, tolerance.gradient) / unit(tolerance.precision)
+        if tolerance.precision == "fp32" or times <= AMPLIFIES:
+            return ""
+        return (
+            f"; this net amplifies rounding {times:.0f} times: {tolerance.precision} alone moves "
+            f"its output by {tolerance.output:.2g}, its gradients by {tolerance.gradient:.2g}"
+        )
+
+
+def is_finite(found: Accuracy) -> bool:
+    """Whether what was compared is numbers, of the shapes that were expected."""
+    values = (found.output_error, found.gradient_error)
+    return None not in values
+
+
+def _number(value: float | None) -> float | None:
+    """None where it is not finite, which JSON has no word for."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _finite(seen: Observation) -> bool:
+    """Gradients all, and some numbers of each result: others may be masks."""
+    made = (bool(one.isfinite().all()) for one in seen.gradients if one is not None)
+    return all(made) and all(bool(one.isfinite().any()) for one in _results(seen) if one.numel())
+
+
+def _has_nan(seen: Observation) -> bool:
+    return any(bool(one.isnan().any()) for one in _results(seen))
+
+
+def _results(seen: Observation) -> list[torch.Tensor]:
+    return [*(one for call in seen.calls for one in call.results.numbers), *seen.outputs.numbers]

@@ -1,0 +1,296 @@
+"""How far a step is off another one: in all, and in the ways in which rounding is not.
+
+Rounding scatters. What it does to a tensor has hardly a direction along it (`slope`) or a sign
+(`shift`), and no row or element is off much more than the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.measure.checks.buffers import off_from
+from speedkit_jupyter.measure.checks.gradient_parts import Parts, parts
+from speedkit_jupyter.measure.checks.magnitudes import LARGE, is_finite, of_finite, tamed
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.checks.leaves import Leaves
+    from speedkit_jupyter.measure.checks.observation import Observation
+
+# Near float32's smallest numbers kernels give zero or not.
+NOTHING = 1e-37
+# Rows of so many elements are compared each on its own scale.
+LEAST_IN_ROW = 8
+# What a tensor's gradient is off by counts relative to this share of the whole one's at least.
+LEFT_OF_ZERO = 1e-4
+# And to this much: Adam adds 1e-8 to what it divides by.
+LEAST_GRADIENT = 1e-12
+NAMES = ("off", "scaled", "shifted", "off in one row or column", "off in one element")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Of one tensor with `size` elements, each relative to the reference.
+
+    `distance`: norm of the difference over the norm of the reference. `slope`: the regression
+    coefficient of the difference on the reference. `shift`: the mean difference, `row` the root
+    mean square of the worst row (what lies at one index of any dimension), `element` the largest
+    difference, each over the root mean square of the reference. `rows` are the root mean squares
+    of difference and reference, (2, number of rows), for small rows beside large ones; `parts`
+    are those of a gradient.
+    """
+
+    size: int
+    distance: float = 0.0
+    slope: float = 0.0
+    shift: float = 0.0
+    row: float = 0.0
+    element: float = 0.0
+    rows: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    parts: Parts | None = field(default=None, compare=False, repr=False)
+
+    def values(self) -> tuple[float, ...]:
+        """What is off, in the order of NAMES."""
+        return self.distance, self.slope, self.shift, self.row, self.element
+
+
+@dataclass
+class Errors:
+    """Of one step against another one: tensor by tensor and, with `None`, what can't be compared.
+
+    `numbers` are those of the models' calls, then of the outputs; `differing` the shares of whole
+    numbers that differ, with how many there are. `output` and `gradient` are all of them together.
+    `names` say which `numbers` these are, `which` are the parameters that `gradients` belong to;
+    `buffers` are the norms (of whole numbers: how much they differ by in all) by which the models'
+    are off, None where the other step left them alone. `finite` is whether it is so wherever the
+    other one is, `vanishing` whether all gradients are too small to tell anything from.
+    """
+
+    numbers: list[Deviation] = field(default_factory=list)
+    gradients: list[Deviation] = field(default_factory=list)
+    differing: list[tuple[int, int]] = field(default_factory=list)
+    output: Deviation = field(default_factory=lambda: Deviation(0))
+    gradient: Deviation = field(default_factory=lambda: Deviation(0))
+    cosine: float | None = None
+    fits: bool = True
+    finite: bool = True
+    vanishing: bool = False
+    names: list[str] = field(default_factory=list)
+    which: list[int] = field(default_factory=list)
+    buffers: list[float | None] = field(default_factory=list)
+
+    def gradient_of(self, which: int) -> Deviation | None:
+        """Of this parameter; None where neither step made one."""
+        there = zip(self.which, self.gradients, strict=True)
+        return next((one for index, one in there if index == which), None)
+
+
+def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -> Errors:
+    """How far `seen` is off; `dropped` are outputs that don't count, by their index.
+
+    A step that feeds whole numbers back into its model (to generate text, say) is compared as long
+    as these are the same: a single one that rounding decided leads elsewhere.
+    """
+    calls = _calls_alike(seen, reference)
+    if calls is None:
+        return Errors(fits=False)
+    together = calls == len(reference.calls)
+    ones = [t for call in seen.calls[:calls] for t in call.results.numbers]
+    others = [t for call in reference.calls[:calls] for t in call.results.numbers]
+    exact = [t for call in seen.calls[:calls] for t in call.results.exact]
+    exacts = [t for call in reference.calls[:calls] for t in call.results.exact]
+    if together:
+        found, wanted = (
+            _kept(seen.outputs.numbers, dropped),
+            _kept(reference.outputs.numbers, dropped),
+        )
+        ones, others = ones + found, others + wanted
+        exact, exacts = exact + seen.outputs.exact, exacts + reference.outputs.exact
+    pairs_of_all = list(zip(seen.gradients, reference.gradients, strict=False))
+    which = [index for index, pair in enumerate(pairs_of_all) if _any(pair)]
+    gradients = [pairs_of_all[index] for index in which]
+    if not (_fit(ones, others) and _fit(exact, exacts)):
+        return Errors(fits=False)
+    if len(seen.gradients) != len(reference.gradients):
+        return Errors(fits=False)
+    made = [_both(*pair) for pair in gradients]
+    if any(one.shape != other.shape for one, other in made):
+        return Errors(fits=False)
+    pairs = tamed([of_finite(*pair) for pair in made])
+    results = [of_finite(*pair) for pair in zip(ones, others, strict=True)]
+    least = _least(pairs)
+    return Errors(
+        [deviation(one, other) for one, other in results],
+        [_of_gradient(one, other, least) for one, other in pairs],
+        [(int((a != b).sum()), b.numel()) for a, b in zip(exact, exacts, strict=True)],
+        pooled(results),
+        pooled(pairs, LEAST_GRADIENT),
+        _cosine(pairs),
+        finite=all(is_finite(one) for one, _ in (*results, *pairs)),
+        names=_names(seen, calls, dropped if together else None),
+        vanishing=bool(pairs) and _root_mean_square(pairs) < LEAST_GRADIENT,
+        which=which,
+        buffers=off_from(seen, reference),
+    )
+
+
+def vanish(seen: Observation) -> bool:
+    """Whether all gradients of a step are too small to tell anything from."""
+    made = [one for one in seen.gradients if one is not None]
+    return bool(made) and _root_mean_square([(one, one) for one in made]) < LEAST_GRADIENT
+
+
+def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHING) -> Deviation:
+    """Of float64 tensors of one shape; infinite where the reference is zero and this is not.
+
+    It is relative to a root mean square of `least` at least.
+    """
+    difference, count = seen - reference, reference.numel()
+    norm, off = float(reference.norm()), float(difference.norm())
+    if max(norm, off) > LARGE and (smaller := tamed([(seen, reference)])[0])[1] is not reference:
+        return deviation(*smaller, least)
+    if not off or max(norm, float(seen.norm())) < NOTHING * count**0.5:
+        return Deviation(count)
+    if least > NOTHING:
+        norm = max(norm, least * count**0.5)
+    if not norm:
+        infinite = float("inf")
+        return Deviation(count, infinite, infinite, infinite, infinite, infinite)
+    size = norm / count**0.5
+    return Deviation(
+        count,
+        off / norm,
+        abs(float((difference * reference).sum())) / norm**2,
+        abs(float(difference.mean())) / size,
+        _worst_row(difference) / size,
+        float(difference.abs().max()) / size,
+        _rows(difference, reference),
+    )
+
+
+def _of_gradient(seen: torch.Tensor, reference: torch.Tensor, least: float) -> Deviation:
+    """With its parts, where it is off at all."""
+    found = deviation(seen, reference, least)
+    return replace(found, parts=parts(seen - reference, reference)) if found.distance else found
+
+
+def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], least: float = NOTHING) -> Deviation:
+    """Distance and slope of all of them together, relative to a root mean square of `least` at
+    least: what is smaller may be the noise of a signal that died on its way through the net.
+    """
+    off = along = total = 0.0
+    for one, other in tamed(pairs):
+        difference = one - other
+        off += float(difference.norm()) ** 2
+        along += float((difference * other).sum())
+        total += float(other.norm()) ** 2
+    count = sum(other.numel() for _, other in pairs)
+    total = max(total, least**2 * count)
+    if total == 0:
+        return Deviation(count, 0.0 if off == 0 else float("inf"))
+    return Deviation(count, (off / total) ** 0.5, abs(along) / total)
+
+
+def _least(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Gradients so much smaller than the others may be what rounding left of a zero."""
+    return max(LEAST_GRADIENT, LEFT_OF_ZERO * _root_mean_square(pairs))
+
+
+def _root_mean_square(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Of all references."""
+    count = sum(other.numel() for _, other in pairs)
+    return math.sqrt(sum(float(other.norm()) ** 2 for _, other in pairs) / max(count, 1))
+
+
+def _calls_alike(seen: Observation, reference: Observation) -> int | None:
+    """How many calls were given the same whole numbers; None where their number differs at once."""
+    count = 0
+    for one, other in zip(seen.calls, reference.calls, strict=False):
+        if not _equal(one.given, other.given):
+            return count
+        count += 1
+    return count if len(seen.calls) == len(reference.calls) else None
+
+
+def _names(seen: Observation, calls: int, dropped: frozenset[int] | None) -> list[str]:
+    """What the models gave, by the call where there are several; then the step's own results."""
+    found = []
+    for number, call in enumerate(seen.calls[:calls], 1):
+        which = f" of call {number}" if len(seen.calls) > 1 else ""
+        found += [f"output{one}{which}" for one in _called(call.results)]
+    if dropped is not None:
+        kind = "loss" if seen.has_gradients() else "result"
+        named = enumerate(_called(seen.outputs))
+        found += [f"{kind}{name}" for index, name in named if index not in dropped]
+    return found
+
+
+def _called(results: Leaves) -> list[str]:
+    """The names of numbers, by which one it is where there is none and they are several."""
+    count = len(results.numbers)
+    names = [*results.names, *[""] * count][:count]
+    numbered = [f" {index + 1} of {count}" if count > 1 else "" for index in range(count)]
+    return [f" {one}" if one else other for one, other in zip(names, numbered, strict=True)]
+
+
+def _equal(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return len(ones) == len(others) and all(
+        one.shape == other.shape and bool((one == other).all())
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def _fit(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return [one.shape for one in ones] == [other.shape for other in others]
+
+
+def _kept(values: Sequence[torch.Tensor], dropped: frozenset[int]) -> list[torch.Tensor]:
+    return [one for index, one in enumerate(values) if index not in dropped]
+
+
+def _any(pair: tuple[torch.Tensor | None, torch.Tensor | None]) -> bool:
+    return any(one is not None for one in pair)
+
+
+def _both(
+    one: torch.Tensor | None, other: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """No gradient is a gradient of zeros: a step may or may not make one of those."""
+    there = one if one is not None else other
+    assert there is not None
+    zeros = there.new_zeros(()).expand(there.shape)
+    return (zeros if one is None else one), (zeros if other is None else other)
+
+
+def _worst_row(difference: torch.Tensor) -> float:
+    """The largest root mean square over what lies at one index of any dimension."""
+    if difference.dim() < 2 or not difference.numel():
+        return 0.0
+    return math.sqrt(max(float(one.max()) for one in _mean_squares(difference, 1)))
+
+
+def _rows(difference: torch.Tensor, reference: torch.Tensor) -> torch.Tensor | None:
+    """Root mean squares of both, for each index of each dimension that has elements enough."""
+    import torch
+
+    both = _mean_squares(difference, LEAST_IN_ROW), _mean_squares(reference, LEAST_IN_ROW)
+    return torch.stack([torch.cat(one).sqrt() for one in both]) if both[0] else None
+
+
+def _mean_squares(tensor: torch.Tensor, least: int) -> list[torch.Tensor]:
+    square, count = tensor**2, tensor.numel()
+    return [
+        square.mean([one for one in range(tensor.dim()) if one != dimension])
+        for dimension, size in enumerate(tensor.shape)
+        if tensor.dim() > 1 and size > 1 and count >= least * size
+    ] or ([square.flatten(1).mean(1)] if tensor.dim() > 1 and least == 1 else [])
+
+
+def _cosine(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
+    dot = sum(float((one * other).sum()) for one, other in pairs)
+    norms = [sum(float(pair[i].norm()) ** 2 for pair in pairs) ** 0.5 for i in (0, 1)]
+    return dot / (norms[0] * norms[1]) if all(norms) else None

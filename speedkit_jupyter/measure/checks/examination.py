@@ -1,0 +1,178 @@
+"""What is learned from single, untimed steps: accuracy, memory, operations, the machine's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from speedkit_jupyter.measure.checks import memory, roofline, yardstick
+from speedkit_jupyter.measure.checks.accuracy import Accuracy, is_finite
+from speedkit_jupyter.measure.checks.course import Course
+from speedkit_jupyter.measure.checks.trials import Steps, is_compiled
+from speedkit_jupyter.measure.checks.untouched import otherwise
+from speedkit_jupyter.measure.checks.verdicts import Judge
+from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.undo.isolation import State
+
+STEPS_LATER = "all its steps"
+# A GradScaler halves its factor each time, from 65536 on.
+MOST_SKIPPED = 16
+# The baseline gives the same bits so many times more, where a variant is to give them.
+AGAIN = 2
+
+
+class Examination:
+    """Steps of working variants, each from the user's own state (`start`) or its warm one.
+
+    One that raises is a row that says so; the others go on.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        start: State,
+        check: Sequence[str] = (),
+    ) -> None:
+        self._runners, self._steps = runners, Steps(start, check)
+        self._yardstick: Judge | None = None
+
+    @property
+    def dropout_off(self) -> bool:
+        """Whether dropout layers were off while accuracy was checked."""
+        return self._steps.dropout_off
+
+    def accuracy(self, to_check: Callable[[Record], bool]) -> Iterator[Progress]:
+        """A few steps against the same in float64, of each variant that is `to_check`: asked once
+        those before it are judged.
+        """
+        __tracebackhide__ = True
+        yield Progress(0.0, "checking what is computed")
+        known = self._known()
+        for runner in self._runners[1:]:
+            if to_check(runner.record):
+                self._judge(runner, known)
+                yield Progress(0.0, f"checked {runner.record.name}")
+
+    def now(self, runner: Runner) -> Iterator[Progress]:
+        """One that was not checked before its rounds."""
+        __tracebackhide__ = True
+        yield Progress(1.0, f"checking {runner.record.name}")
+        self._judge(runner, self._known())
+
+    def _known(self) -> Judge:
+        """What variants are judged by."""
+        __tracebackhide__ = True
+        if self._yardstick is None:
+            known = self._yardstick = yardstick.made(self._steps, self._runners)
+            first = self._runners[0]
+            first.record.accuracy = known.judge(known.baseline, first.precision)
+        return self._yardstick
+
+    def again(self, runners: Sequence[Runner]) -> Iterator[Progress]:
+        """The variants once more, after all their steps: what was right may be so no longer."""
+        known = self._yardstick
+        for runner in runners:
+            record = runner.record
+            if known is None or runner is self._runners[0] or record.failure:
+                continue
+            before = record.accuracy
+            if is_right(before):
+                self._judge(runner, known)
+                now: Accuracy | None = record.accuracy
+                if is_right(now):
+                    record.accuracy = before
+                elif now is not None and before is not None:
+                    record.accuracy = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
+                yield Progress(1.0, f"checked {record.name} again")
+
+    def _judge(self, runner: Runner, known: Judge) -> None:
+        try:
+            seen = self._settled(runner)
+        except Exception as error:
+            runner.fail(error)
+            return
+        more = partial(yardstick.more, known, self._steps, self._runners, runner.precision)
+        found = known.judge(seen, runner.precision, more)
+        if found.verdict == "wrong" and (why := self._why_random(runner)) and is_finite(found):
+            found = replace(found, verdict="not checked", reason=f"{why} ({found.reason})")
+        if found.verdict in ("exact", "rounding") and (what := self._otherwise(runner, seen)):
+            found = replace(found, verdict="wrong", reason=what)
+        runner.record.accuracy = found
+
+    def _otherwise(self, runner: Runner, seen: Course) -> str:
+        """What a plan does otherwise that has nothing to do with it; empty where nothing.
+
+        Not where the baseline itself does it otherwise each time.
+        """
+        known = self._yardstick
+        if known is None or not runner.steps_only or not (what := otherwise(seen, known)):
+            return ""
+        again = (self._steps.observed(self._runners[0]) for _ in range(AGAIN))
+        return "" if any(otherwise(one, known, exactly=True) for one in again) else what
+
+    def _settled(self, runner: Runner) -> Course:
+        """Once a GradScaler's factor is one at which it skips none of the steps."""
+        for _ in range(MOST_SKIPPED):
+            before = runner.scale()
+            seen = self._steps.observed(runner)
+            if not runner.scale() < before:
+                break
+        return seen
+
+    def _why_random(self, runner: Runner) -> str:
+        """Why this variant may differ by its random numbers alone; empty where it may not."""
+        if not self._steps.is_random:
+            return ""
+        if is_compiled(runner):
+            return "the step draws random numbers; compiled code draws others"
+        inside = "" if runner.steps_only else ", ".join(sorted(self._steps.drawn_inside))
+        return f"the step draws random numbers inside of {inside}; kernels differ" if inside else ""
+
+    def memory(self) -> Iterator[Progress]:
+        """The allocator's peak in one step of each variant."""
+        for runner in self._runners:
+            yield Progress(0.0, f"memory of {runner.record.name}")
+            assert runner.warm is not None
+            with runner.applied():
+                runner.warm.restore()
+                state = memory.state_tensors(runner.step.models, runner.step.optimizers)
+                try:
+                    runner.record.memory = memory.needed(runner.once, runner.device, state)
+                except Exception as error:
+                    runner.fail(error)
+
+    def limits(self, flops: int | None) -> Iterator[Progress]:
+        """What this machine could do at best, in each variant's precision."""
+        import torch
+
+        first = self._runners[0]
+        if flops is None or first.record.memory is None:
+            return
+        dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
+        for runner in self._runners:
+            yield Progress(0.0, f"the machine's own limit, as in {runner.record.name}")
+            lowered = runner.contexts[0].plan["precision"].active
+            dtype = dtypes.get(runner.precision, torch.float32) if lowered else torch.float32
+            with runner.applied():
+                peak = roofline.peak(runner.device, dtype, runner.precision)
+            runner.record.limit_s = peak.limit_s(flops, first.record.memory.state_bytes)
+
+    def flops(self) -> int | None:
+        """Operations of one step of the first variant; None where they can't be counted."""
+        first = self._runners[0]
+        assert first.warm is not None
+        try:
+            with first.applied():
+                first.warm.restore()
+                # 0: no operation that the counter knows
+                return roofline.flops(first.once, first.step.models) or None
+        except Exception:  # the counter is a dispatch mode, which some code does not allow
+            return None
+
+
+def is_right(found: Accuracy | None) -> bool:
+    """Whether it was checked, and computes the same."""
+    return found is not None and found.verdict in ("exact", "rounding")

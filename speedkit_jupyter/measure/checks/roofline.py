@@ -1,0 +1,129 @@
+"""What the machine could do at best: floating-point operations and bytes per second, measured.
+
+The limit of a step is the roofline of Williams, Waterman and Patterson (Communications of the
+ACM 52(4), 2009): the larger of its operations over the rate of a large matrix product, and of the
+bytes of its state, which must be read at least once, over the rate of a copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.measure.rounds import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+# The best of many products and sizes is the machine's rate: what disturbs only makes it lower.
+# Sizes grow until one product takes this long, each is repeated for at least so long.
+LONG_ENOUGH_S, SPENT_S = 0.02, 0.05
+SIZES = (512, 1024, 2048, 4096, 8192)
+COPIED_BYTES = 2**27
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Operations per second of a matrix product in one dtype; bytes per second of a copy."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    def limit_s(self, flops: int, moved_bytes: int) -> float:
+        """Seconds below which no such step can come."""
+        return max(flops / self.flops_per_s, moved_bytes / self.bytes_per_s)
+
+
+def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
+    """Measured once per session for each device, dtype and `setting` (tf32 and the like).
+
+    The flags and threads that are in force count; call it inside the plan.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    return Peak(_gemm_rate(str(device), dtype, setting, threads), _copy_rate(str(device), threads))
+
+
+def flops(step: Callable[[], object], models: Sequence[torch.nn.Module] = ()) -> int:
+    """Operations of one step by torch's counter: matrix products, convolutions, attention.
+
+    Without kernels that do many operations at once and that the counter does not know.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with eager(), _known_kernels(models), FlopCounterMode(display=False) as counter:
+        step()
+    return int(counter.get_total_flops())
+
+
+@contextmanager
+def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """No oneDNN LSTM, no fused encoder layer, on a CPU attention as its matrix products."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    modules = [part for model in models for part in model.modules()]
+    on_cpu = all(p.device.type == "cpu" for model in models for p in model.parameters())
+    found = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, found[0])
+        stack.callback(torch._C._set_mkldnn_enabled, found[1])
+        torch.backends.mha.set_fastpath_enabled(False)
+        if on_cpu and any(isinstance(one, torch.nn.RNNBase) for one in modules):
+            torch._C._set_mkldnn_enabled(False)
+        if on_cpu:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Compiled code runs as plain PyTorch, operation by operation."""
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@cache
+def _gemm_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> float:
+    import torch
+
+    where, best = torch.device(device), 0.0
+    for size in SIZES:
+        a = torch.ones(size, size, device=where, dtype=dtype)
+        product = torch.empty_like(a)
+
+        def multiply(a: torch.Tensor = a, product: torch.Tensor = product) -> None:
+            torch.mm(a, a, out=product)
+
+        multiply()
+        seconds = _best(multiply, where)
+        best = max(best, 2 * size**3 / seconds)
+        if seconds >= LONG_ENOUGH_S:
+            break
+    return best
+
+
+@cache
+def _copy_rate(device: str, threads: int) -> float:
+    import torch
+
+    where = torch.device(device)
+    source = torch.zeros(COPIED_BYTES, device=where, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * COPIED_BYTES / _best(lambda: target.copy_(source), where)
+
+
+def _best(call: Callable[[], object], device: torch.device) -> float:
+    best, end = float("inf"), time.perf_counter() + SPENT_S
+    while time.perf_counter() < end or best == float("inf"):
+        best = min(best, clock.timed(call, device))
+    return best

@@ -1,0 +1,349 @@
+"""A step in float64, the reference; and in float64 rounded after each operation, the control.
+
+The control says what the rounding of a dtype does to this very net: how far it is off, in each
+tensor, row and element. What a variant in that dtype is off by beyond this is no rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.rounds.confinement import patched
+
+if TYPE_CHECKING:
+    import torch
+
+# Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
+DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
+SMALLEST_FP16 = 2.0**-24
+# Models with more bytes in a lower dtype are not taken to float64: there they have four times as
+# many.
+MOST_BYTES = 2**32
+# What is multiplied in the lower precision, by the name of its operation.
+PRODUCTS = re.compile(
+    r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
+    r"|convolution|attention|transformer_encoder"
+)
+# A GradScaler's kernels take their scale in float32, and change it in place.
+IN_FLOAT32 = "_amp_"
+# Says of a tensor itself that gradients are to lead to it: so a penalty, or `vjp`, begins.
+OF_ITSELF = ("requires_grad_", "retain_grad", "register_hook")
+# The dtype of the first operand is that of the result; weights and statistics stay in float32.
+BY_FIRST_OPERAND = ("norm", "where", "prelu")
+
+
+def unit(precision: str) -> float:
+    """The largest relative error of one rounding."""
+    return 2.0 ** -DIGITS[precision]
+
+
+def lowest(*precisions: str) -> str:
+    """The one with the fewest digits; float32 where there is none."""
+    return max(("fp32", *precisions), key=unit)
+
+
+def of_parameters(models: Sequence[torch.nn.Module]) -> set[str]:
+    """The lower precisions in which parameters are."""
+    import torch
+
+    return {"fp16" if one.dtype is torch.float16 else "bf16" for one in _low(models)}
+
+
+def _low(models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    import torch
+
+    found = [one for model in models for one in model.parameters()]
+    return [one for one in found if one.dtype in (torch.bfloat16, torch.float16)]
+
+
+@contextmanager
+def noted_autocast() -> Iterator[set[str]]:
+    """The precisions of the autocast blocks that are entered in the block."""
+    import torch
+    from torch.amp.autocast_mode import autocast
+
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    found: set[str] = set()
+
+    def make(enter: Any) -> Any:
+        def entered(self: Any) -> Any:
+            if self._enabled and self.fast_dtype in names:
+                found.add(names[self.fast_dtype])
+            return enter(self)
+
+        return entered
+
+    with patched(autocast, "__enter__", make):
+        yield found
+
+
+@contextmanager
+def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Models in float64, and every float32 tensor (and of lower dtypes) that meets them promoted.
+
+    The caller puts parameters and buffers back (their dtype comes with their values).
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    small = sum(one.numel() * one.element_size() for one in _low(models)) <= MOST_BYTES
+    kinds = (torch.float32, torch.bfloat16, torch.float16)[: None if small else 1]
+
+    def promoted(one: Any) -> Any:
+        low = isinstance(one, torch.Tensor) and one.dtype in kinds
+        return one.double() if low else one
+
+    class Promoting(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, classes: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if getattr(function, "__name__", "").startswith(IN_FLOAT32):
+                return _with_scale_in_float32(function, args)
+            if getattr(function, "__name__", "") in OF_ITSELF:
+                return function(*args, **(kwargs or {}))
+            given = args, kwargs or {}
+            now = tree_map(promoted, given)
+            if _differentiates(function):  # by those tensors, not by copies of them
+                inputs = {name: one for name, one in given[1].items() if name == "inputs"}
+                return function(*now[0][:1], *args[1:2], *now[0][2:], **{**now[1], **inputs})
+            result = function(*now[0], **now[1])
+            if _writes(function) and _handed_back(tree_leaves(given), tree_leaves(now)):
+                return args[0] if args and result is now[0][0] else result
+            return result
+
+    for model in models:
+        for tensor in (*model.parameters(), *model.buffers()):
+            gradient = tensor.grad
+            tensor.grad = None
+            if tensor.dtype in kinds:
+                tensor.data = tensor.data.double()
+            if gradient is not None:  # a step may count on one: its values are of no concern
+                tensor.grad = torch.zeros_like(tensor)
+    with Promoting():
+        yield
+
+
+def _differentiates(function: Any) -> bool:
+    """Whether it is `torch.autograd.grad`, wrapped as it may be."""
+    return getattr(function, "__module__", "") == "torch.autograd" and function.__name__ == "grad"
+
+
+def _writes(function: Any) -> bool:
+    """Whether it changes what it is given: `add_`, `__iadd__`, `_foreach_add_`."""
+    name = getattr(function, "__name__", "")
+    return name.startswith("__i") if name.endswith("__") else name.endswith("_")
+
+
+def _handed_back(given: Sequence[Any], now: Sequence[Any]) -> bool:
+    """What was written into promoted copies: the number of an optimizer's steps, say.
+
+    But for what a gradient leads through, of which the copy goes on.
+    """
+    import torch
+
+    found = False
+    with torch.no_grad():
+        for one, other in zip(given, now, strict=True):
+            if one is other or not isinstance(one, torch.Tensor) or one.shape != other.shape:
+                continue
+            if not other.requires_grad:
+                value, found = other.to(one.dtype), True
+                if not torch.equal(one, value):
+                    one.copy_(value)
+    return found
+
+
+def _with_scale_in_float32(function: Any, args: Any) -> Any:
+    """A GradScaler's kernel: gradients stay as they are, what it marks is handed back."""
+    import torch
+
+    low = [
+        one.float() if isinstance(one, torch.Tensor) and one.dtype is torch.float64 else one
+        for one in args[1:]
+    ]
+    result = function(args[0], *low)
+    for one, other in zip(args[1:], low, strict=True):
+        if one is not other:
+            one.copy_(other)
+    return result
+
+
+@contextmanager
+def rounded(
+    precision: str, scale: float = 1.0, loss_scale: float = 1.0, suspends: bool = True
+) -> Iterator[None]:
+    """Products and what follows from them rounded to this precision, as autocast would.
+
+    In fp32 everything is. Another `scale` of the same precision rounds other values up and
+    others down: a second control. What fp16 has no smaller numbers for becomes coarse, in the
+    backward pass after the loss was scaled. `suspends` is whether the step's own
+    `autocast(enabled=False)` keeps that away, which it does not from a model in the lower dtype.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    everything, digits = precision == "fp32", DIGITS[precision]
+    lowered = _Lowered(everything)
+
+    def low_digits(value: Any) -> Any:
+        if precision != "fp16":
+            return to_digits(value, digits, scale)
+        in_backward = torch._C._current_graph_task_id() != -1
+        smallest = SMALLEST_FP16 / loss_scale if in_backward else SMALLEST_FP16
+        return to_digits(value, digits, scale, smallest)
+
+    class Rounding(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            lowered.arrived()
+            if not _computes(function):
+                result = function(*args, **(kwargs or {}))
+                if not function.is_view:  # memory of its own: a copy of its operand, or a draw
+                    lowered.note_all(result, lowered.all_of("copy", args[:1]))
+                return result
+            name = function._schema.name.partition("::")[2].rstrip("_")
+            product = bool(PRODUCTS.search(name)) and not (suspends and suspended)
+            if product and not everything:
+                args = [low_digits(one) for one in args]
+            result = function(*args, **(kwargs or {}))
+            low = product or lowered.all_of(name, args)
+            for one in _tensors([result]) if low else ():
+                if one.dim():  # the loss itself is taken in float32
+                    one.copy_(low_digits(one))
+            lowered.note_all(result, low)
+            return result
+
+    with _suspensions() as suspended, Rounding():
+        yield
+
+
+class _Lowered:
+    """Which memory holds numbers of the lower precision."""
+
+    def __init__(self, everything: bool) -> None:
+        self._everything = everything
+        self._held: set[int] = set()
+        self._in_backward: set[int] = set()
+
+    def arrived(self) -> None:
+        """After a backward pass its gradients have the dtype of their parameters."""
+        if self._in_backward and not _in_backward():
+            self._held -= self._in_backward
+            self._in_backward.clear()
+
+    def all_of(self, name: str, args: Any) -> bool:
+        """Whether the result of an operation on these would have the lower dtype."""
+        found = [one for one in _tensors(args) if one.dim() or one.numel() > 1]
+        if any(part in name for part in BY_FIRST_OPERAND):
+            found = found[:1]
+        return bool(found) and (self._everything or all(map(self._holds, found)))
+
+    def note_all(self, result: Any, low: bool) -> None:
+        """Remember results, under the address of their memory, which views share."""
+        inside = _in_backward()
+        for one in _tensors([result]):
+            address = one.untyped_storage()._cdata
+            (self._held.add if low else self._held.discard)(address)
+            (self._in_backward.add if low and inside else self._in_backward.discard)(address)
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._held
+
+
+def _in_backward() -> bool:
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _computes(function: Any) -> bool:
+    """Not a view, and not what only moves numbers or draws them."""
+    import torch
+
+    if function.is_view or torch.Tag.nondeterministic_seeded in function.tags:
+        return False
+    schema = function._schema
+    return schema.name not in ("aten::detach", "aten::_to_copy", "aten::lift_fresh", "aten::alias")
+
+
+def _tensors(values: Any) -> list[Any]:
+    """The floating-point tensors among operands, lists of them too; of sparse ones the values."""
+    import torch
+
+    found = []
+    for one in values:
+        if isinstance(one, (list, tuple)):
+            found += _tensors(one)
+        elif isinstance(one, torch.Tensor) and one.dtype in (torch.float32, torch.float64):
+            found += _values(one)
+    return found
+
+
+def _values(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """In memory that operations can write; none of a layout that gives none."""
+    import torch
+
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values()]
+    compressed = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    return [tensor.values()] if tensor.layout in compressed else []
+
+
+def to_digits(value: Any, digits: int, scale: float = 1.0, smallest: float = 0.0) -> Any:
+    """A float32 or float64 tensor with so many binary digits, rounded to nearest, and to multiples
+    of the `smallest` number.
+
+    Veltkamp's splitting (Dekker, Numerische Mathematik 18, 1971); what it would overflow on, a
+    mask of the lowest number say, stays. Anything else is given back.
+    """
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_digits(one, digits, scale, smallest) for one in value)
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
+        return value
+    if value.layout is not torch.strided:
+        return value
+    own = 24 if value.dtype is torch.float32 else 53
+    scaled = value if scale == 1.0 else value * scale
+    if digits >= own:
+        return scaled if scale == 1.0 else scaled / scale
+    large = scaled * (2.0 ** (own - digits) + 1)
+    found = large - (large - scaled)
+    found = found if scale == 1.0 else found / scale
+    if smallest:
+        coarse = found.abs() < smallest * 2.0**digits
+        found = torch.where(coarse, (found / smallest).round() * smallest, found)
+    return torch.where(found.isfinite(), found, value)
+
+
+@contextmanager
+def _suspensions() -> Iterator[list[Any]]:
+    """The blocks of `autocast(enabled=False)` that the step is in: what is there stays exact."""
+    from torch.amp.autocast_mode import autocast
+
+    enter, leave = autocast.__enter__, autocast.__exit__
+    inside: list[Any] = []
+
+    def entered(self: Any) -> Any:
+        if not self._enabled:
+            inside.append(self)
+        return enter(self)
+
+    def left(self: Any, *exception: Any) -> Any:
+        if inside and inside[-1] is self:
+            inside.pop()
+        return leave(self, *exception)
+
+    autocast.__enter__, autocast.__exit__ = entered, left  # type: ignore[method-assign]
+    try:
+        yield inside
+    finally:
+        autocast.__enter__, autocast.__exit__ = enter, leave  # type: ignore[method-assign]

@@ -1,0 +1,228 @@
+"""What rounding explains, by the controls: and what is beyond it, in words.
+
+A control is the same step rounded to the variant's precision after each operation. Of 30 nets
+(MLPs, CNNs, recurrent, transformers, from the library `transformers` too), in training and in
+evaluation, real autocast was off by 0.5 to 1.5 times as much as its control in every output, by
+up to 1.6 times in its worst row, 2.2 in its worst element; of the gradients by up to 6 times, in
+tensors of 8 elements. Slopes and shifts are single numbers, and chance may leave a control without
+any: there its distance counts too, spread over as many elements as there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from speedkit_jupyter.measure.checks import gradient_parts
+from speedkit_jupyter.measure.checks.deviation import NAMES, Deviation, Errors
+from speedkit_jupyter.measure.checks.labels import Names
+from speedkit_jupyter.measure.checks.rounding import unit
+
+# Times what the controls are off, in the order of deviation.NAMES; None is not tested.
+OUTPUT_FACTORS = (3.0, 4.0, 4.0, 3.0, 4.0)
+# A ReLU or a maximum that falls the other way by rounding moves single elements by much.
+GRADIENT_FACTORS = (8.0, 8.0, None, 4.0, None)
+# Within float32 that is hardly ever in the baseline itself: its error says less of a kernel's.
+GRADIENT_FACTORS_FLOAT32 = (32.0, 32.0, None, 16.0, None)
+POOLED_FACTORS = (4.0, 4.0, None, None, None)
+# Of a row on its own scale; and to so much of the whole tensor's rounding.
+ROW_FACTOR, ROW_ROUNDINGS, ROW_OF_ALL = 8.0, 8.0, 1e-5
+# And so many roundings more, for what kernels do besides. In float32 kernels add up in another
+# order, which brings as many as there are terms. (Of 30 nets' outputs no kernel was off by more
+# than 42 beyond what controls explain; then came a small convolutional net with 120.)
+OUTPUT_ROUNDINGS = (2.0, 2.0, 2.0, 4.0, 16.0)
+GRADIENT_ROUNDINGS = (16.0, 16.0, 16.0, 16.0, 16.0)
+TERMS = 512.0
+# A ReLU that fell the other way by float32's rounding moved a whole gradient by up to 7e-4.
+FLIPS = (1e-2, 1e-2, 1e-2, 5e-2, 0.0)
+# Where all gradients are smaller than deviation.LEAST_GRADIENT, float32 leaves noise of any size in
+# their place, ten times as large in one layout as in another: what is off by so many times that,
+# the 1e-8 that Adam adds to what it divides by, is noise too.
+VANISHING = (1e4, 1e4, 1e4, 1e4, 1e4)
+# So many elements err as one: those of a row or a channel have their rounding in common.
+ERR_AS_ONE = 64
+# Scatter within a net that normalizes shortens what is left of the signal: of 1 + scatter**2.
+SHORTENED = 0.5
+# Controls are few: what is beyond their limits by no more than this is no accusation.
+NARROW = 1.1
+# What a net is taken to be off by in roundings where no control could be run.
+TYPICAL = 8.0
+# What rounding alone moves by as much as there is can't be told from anything.
+UNDETERMINED = 1.0
+# Of so many whole numbers a few may be decided by float32's rounding, by this share.
+MANY, OF_MANY = 512, 1e-4
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The limits of one precision, from one or more controls."""
+
+    precision: str
+    controls: Sequence[Errors]
+    width: float = 1.0
+
+    def wider(self, times: float) -> Tolerance:
+        """All limits of results and gradients so many times as large."""
+        return replace(self, width=times)
+
+    @property
+    def output(self) -> float:
+        """How far rounding alone moves the outputs."""
+        return max((one.output.distance for one in self.controls), default=self._typical)
+
+    @property
+    def gradient(self) -> float:
+        """How far rounding alone moves the gradients."""
+        return max((one.gradient.distance for one in self.controls), default=self._typical)
+
+    @property
+    def _typical(self) -> float:
+        return TYPICAL * unit(self.precision)
+
+    def undetermined(self) -> float:
+        """How far rounding alone moves that output which it moves most."""
+        controls = [one for each in self.controls for one in each.numbers]
+        return max((one.distance for one in controls), default=0.0)
+
+    def noise(self) -> list[float | None]:
+        """How far rounding alone moves each of the models' buffers, where a control reached it."""
+        kept = [one.buffers for one in self.controls if one.buffers]
+        known = [[value for value in each if value is not None] for each in zip(*kept, strict=True)]
+        return [max(each) if each else None for each in known]
+
+    def beyond(self, seen: Errors, names: Names | None = None) -> str:
+        """The first thing that rounding does not explain; empty where it explains all."""
+        names = names or Names()
+        for index, one in enumerate(seen.numbers):
+            known = [each.numbers[index] for each in self.controls if index < len(each.numbers)]
+            what = self._beyond(one, known, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5)
+            if what := what or self._beyond_in_rows(one, known):
+                return f"{seen.names[index]} {what}"
+        factors = GRADIENT_FACTORS_FLOAT32 if self.precision == "fp32" else GRADIENT_FACTORS
+        besides = VANISHING if seen.vanishing else FLIPS
+        for index, one in enumerate(seen.gradients):
+            which = seen.which[index]
+            known = [found for each in self.controls if (found := each.gradient_of(which))]
+            if what := self._beyond(one, known, factors, GRADIENT_ROUNDINGS, besides):
+                return f"gradient of {names.parameter(which)} {what}"
+            if not seen.vanishing and (what := self._beyond_in_parts(one, known)):
+                return f"gradient of {names.parameter(which)} {what}"
+        known = [each.gradient for each in self.controls]
+        together = self._beyond(
+            seen.gradient, known, POOLED_FACTORS, GRADIENT_ROUNDINGS, besides, True
+        )
+        return f"gradients {together}" if together else self._beyond_in_whole_numbers(seen)
+
+    def _beyond_in_rows(self, one: Deviation, controls: Sequence[Deviation]) -> str:
+        """A column of small numbers beside large ones, each on its own scale."""
+        import torch
+
+        controls = [each for each in controls if each.rows is not None]
+        if one.rows is None or not controls or max(c.distance for c in controls) >= UNDETERMINED:
+            return ""
+        more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
+        off, size = one.rows
+        known = torch.stack([each.rows[0] for each in controls if each.rows is not None])
+        whole = float(size.square().mean().sqrt())
+        limit = ROW_FACTOR * known.amax(0) + more * (ROW_ROUNDINGS * size + ROW_OF_ALL * whole)
+        limit = limit * self.width
+        if not bool((off > limit).any()):
+            return ""
+        worst = int((off / limit.clamp_min(1e-300)).argmax())
+        own = max(float(size[worst]), 1e-300)
+        by, most = told_apart(float(off[worst]) / own, float(limit[worst]) / own)
+        return (
+            f"off in a small row or column by {by} of its size, more than {self.precision} "
+            f"explains ({most})"
+        )
+
+    def _beyond_in_parts(self, one: Deviation, controls: Sequence[Deviation]) -> str:
+        """One of several things in a gradient, which is small beside the others."""
+        known = [each.parts for each in controls if each.parts is not None]
+        distance = max((each.distance for each in controls), default=UNDETERMINED)
+        if one.parts is None or not known or distance >= UNDETERMINED:
+            return ""
+        more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
+        return gradient_parts.beyond(one.parts, known, distance, more, self.width)
+
+    def _beyond(
+        self,
+        one: Deviation,
+        controls: Sequence[Deviation],
+        factors: Sequence[float | None],
+        roundings: Sequence[float],
+        besides: Sequence[float],
+        whole: bool = False,
+    ) -> str:
+        distance = max((each.distance for each in controls), default=self._typical)
+        if distance >= UNDETERMINED and not whole:
+            return ""
+        spread = distance * min(1.0, (ERR_AS_ONE / max(one.size, 1)) ** 0.5)
+        spread += SHORTENED * distance**2
+        more = TERMS if self.precision == "fp32" else 1.0
+        for index, value in enumerate(one.values()):
+            factor = factors[index]
+            if factor is None:
+                continue
+            known = max((each.values()[index] for each in controls), default=self._typical)
+            limit = factor * known + roundings[index] * more * unit(self.precision)
+            limit += besides[index]
+            if NAMES[index] not in ("scaled", "shifted"):
+                limit *= self.width
+            else:  # with a margin of their own, which chance needs
+                limit = (limit + spread) * (self.width if self.width > NARROW else 1.0)
+            if not value <= limit:
+                off, most = told_apart(value, limit)
+                return f"{NAMES[index]} by {off}, more than {self.precision} explains ({most})"
+        return ""
+
+    def _beyond_in_whole_numbers(self, seen: Errors) -> str:
+        """Rounding decides a few of them, where two candidates are as good."""
+        strict = self.width <= NARROW and not any(in_all(each)[0] for each in self.controls)
+        for index, (count, size) in enumerate(seen.differing):
+            limit = self._strictly(size) if strict else self.whole_numbers(index, size)
+            if count > limit:
+                return self._differ(count, size, limit)
+        # Together too: of a list of single ones each might differ.
+        count, size = in_all(seen)
+        limit = self.whole_numbers_in_all(size)
+        return self._differ(count, size, limit) if count > limit else ""
+
+    def _differ(self, count: int, size: int, limit: int) -> str:
+        return (
+            f"{count} of {size} whole numbers differ, more than {self.precision} explains ({limit})"
+        )
+
+    def _strictly(self, size: int) -> int:
+        """How many of these may differ where rounding changes none of all in any control.
+
+        A single one is hardly ever what the largest of some numbers is; of many of those some may
+        lie closer together than the controls happen to show.
+        """
+        if self.precision == "fp32":
+            return 0 if size < MANY else int(1 + OF_MANY * size)
+        return 0 if size == 1 else _may_differ(0, size)
+
+    def whole_numbers_in_all(self, size: int) -> int:
+        """How many of all whole numbers of a step may differ."""
+        return _may_differ(max((in_all(each)[0] for each in self.controls), default=0), size)
+
+    def whole_numbers(self, index: int, size: int) -> int:
+        """How many of these may differ: the controls' with the scatter of a count, and 1 %."""
+        known = [each.differing[index][0] for each in self.controls if index < len(each.differing)]
+        return _may_differ(max(known, default=0), size)
+
+
+def told_apart(value: float, limit: float) -> tuple[str, str]:
+    """Both in as many digits as they differ in."""
+    pairs = [(f"{value:.{digits}g}", f"{limit:.{digits}g}") for digits in (2, 3, 4, 6, 17)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
+
+
+def in_all(seen: Errors) -> tuple[int, int]:
+    """How many whole numbers differ, of how many."""
+    return sum(count for count, _ in seen.differing), sum(size for _, size in seen.differing)
+
+
+def _may_differ(count: int, size: int) -> int:
+    return int(2 * count + 3 * count**0.5 + 1 + 0.01 * size)

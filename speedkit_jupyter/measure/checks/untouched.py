@@ -1,0 +1,44 @@
+"""What a plan that changes the optimizer's step alone leaves as it is: all that comes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from speedkit_jupyter.measure.checks.accuracy import Yardstick
+from speedkit_jupyter.measure.checks.course import Course
+from speedkit_jupyter.measure.checks.deviation import Deviation, Errors, errors
+from speedkit_jupyter.measure.checks.verdicts import Judge
+
+# The same kernels on the same numbers give the same bits, unless memory lies elsewhere.
+SAME, OF_OWN = 1e-6, 4.0
+
+
+def otherwise(seen: Course, known: Judge, exactly: bool = False) -> str:
+    """What it computes otherwise than the baseline, before the optimizer; empty where nothing.
+
+    With `exactly` a single bit counts.
+    """
+    for number, one in known.stretches.items():
+        if number not in seen.stretches or one.void:
+            continue
+        found = errors(seen.stretches[number], known.baseline.stretches[number], one.dropped)
+        for name, value, own in _pairs(found, one) if found.fits else ():
+            limit = 0.0 if exactly else SAME + OF_OWN * own
+            if not value.distance <= limit:
+                return (
+                    f"{name} off from the baseline's by {value.distance:.2g}, where the plan "
+                    f"changes nothing but the optimizer ({limit:.2g})"
+                )
+    return ""
+
+
+def _pairs(found: Errors, known: Yardstick) -> Iterator[tuple[str, Deviation, float]]:
+    """Each tensor, by its name, and what the baseline itself is off by there."""
+    own = known.own
+    for index, one in enumerate(found.numbers):
+        theirs = own.numbers[index].distance if index < len(own.numbers) else 0.0
+        yield found.names[index], one, theirs
+    for which, one in zip(found.which, found.gradients, strict=True):
+        mine = own.gradient_of(which)
+        name = f"gradient of {known.names.parameter(which)}"
+        yield name, one, 0.0 if mine is None else mine.distance

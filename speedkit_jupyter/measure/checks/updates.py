@@ -1,0 +1,206 @@
+"""Whether the optimizer did with its gradients what it does in the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.measure.checks.labels import Names
+from speedkit_jupyter.measure.checks.leaves import FEW_ELEMENTS, sampled
+from speedkit_jupyter.measure.checks.magnitudes import norm
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.checks.observation import Observation
+
+# Parameters that move less or more than this share of the baseline's step did other work.
+LEAST_MOVE, MOST_MOVE = 0.2, 5.0
+# An element counts where its gradient is this many times as large as what it is off by: Adam
+# divides by it, so that the others go anywhere.
+DETERMINED = 10.0
+ROW_DETERMINED = 0.3
+# All of them together, and those of one parameter, follow the baseline's within these shares.
+OFF, OFF_EXACTLY, PARAMETER_OFF = 0.1, 0.01, 0.5
+# The difference of both ways, over the baseline's: what stays is as far off as what goes astray.
+ASTRAY, ASTRAY_EXACTLY = 0.35, 0.05
+# One element, over its way or the usual one.
+ELEMENT_OFF, FEW_OFF = 0.8, 0.03
+# With so many elements at least, or half of a small parameter, and so large a share of the way.
+LEAST_ELEMENTS, LEAST_SHARE = 16, 0.1
+LEAST_SHARE_OF_ONE = 0.25
+# Updates that differ by no more of the parameters' neighbouring numbers are the same.
+NEIGHBOURS = 2.0
+# Gradients that are off by less than this are the same.
+SAME_GRADIENTS = 1e-5
+# An element whose gradients are moves by the same but for this share of its way or the usual one,
+# and for so many roundings of the parameter's dtype.
+EXACTLY, ROUNDINGS = 1e-4, 16.0
+# A few may be off by so many times what moves most.
+MOST_OF_WAY = 3.0
+# And off by more than this may lead anywhere.
+OTHER_GRADIENTS = 0.5
+
+
+def misstep(
+    seen: Observation,
+    baseline: Observation,
+    names: Names | None = None,
+    before: Sequence[tuple[Observation, Observation]] = (),
+) -> str:
+    """What is wrong with how the parameters moved; empty where nothing is.
+
+    `before` are earlier stretches of both: an optimizer goes by their gradients too.
+    """
+    names = names or Names()
+    if baseline.updates and len(seen.updates) != len(baseline.updates):
+        return "the optimizer made no step"
+    if len(seen.updates) != len(baseline.updates):
+        return "" if baseline.moved else "the parameters moved, where they stay"
+    times = seen.moved / baseline.moved if baseline.moved > 0 else 1.0
+    gradients = [_apart(*pair) for pair in ((seen, baseline), *before)]
+    # Whether they are so close that they lead as far; a momentum keeps earlier ones too.
+    led = all(off <= OTHER_GRADIENTS * size for off, size in gradients)
+    if led and not LEAST_MOVE < times < MOST_MOVE:
+        return f"the parameters moved {times:.2g} times as far"
+    same = all(off <= SAME_GRADIENTS * size for off, size in gradients)
+    along = total = way = 0.0
+    for index, (one, other) in enumerate(zip(seen.updates, baseline.updates, strict=True)):
+        mine, theirs = seen.gradients[index], baseline.gradients[index]
+        whole = _square(other)
+        way += whole
+        if mine is None or theirs is None or not one.shape == mine.shape == theirs.shape:
+            continue
+        one = _stored(one, other, names.spacings[index] if index < len(names.spacings) else 0.0)
+        here = _determined(mine, theirs) & _were_determined(index, other, before)
+        if not (same or names.by_element) or (
+            _square(other[here]) < LEAST_SHARE_OF_ONE * whole
+        ):  # what it moves by is led by elements that rounding leads
+            stays = bool(other.any()) and not bool(one.any())
+            if stays and norm(mine) > LEAST_MOVE * norm(theirs):
+                return f"parameter {names.parameter(index)} stays where it was"
+            continue
+        if what := _misled(one[here], other[here], one.numel(), same):
+            return f"parameter {names.parameter(index)} {what}"
+        if same and names.by_element:
+            exactly = _alike(mine, theirs) & _were_determined(index, other, before, _alike)
+            if what := _off_exactly(one, other, exactly, index, names):
+                return f"parameter {names.parameter(index)} {what}"
+        along += float((one * other)[here].sum())
+        total += _square(other[here])
+    if total > LEAST_SHARE * way and _differs(along, total, OFF_EXACTLY if same else OFF):
+        return f"the optimizer's step is {along / total:.3g} times the baseline's"
+    return ""
+
+
+def _stored(one: torch.Tensor, other: torch.Tensor, spacing: float) -> torch.Tensor:
+    """The same where both differ by no more than what adding it to the parameter rounds."""
+    import torch
+
+    return torch.where((one - other).abs() <= NEIGHBOURS * spacing, other, one)
+
+
+def _off_exactly(
+    one: torch.Tensor, other: torch.Tensor, alike: torch.Tensor, index: int, names: Names
+) -> str:
+    """What is wrong where the gradients agree to rounding: there the optimizer's step does too."""
+    if index >= len(names.precisions) or not bool(alike.any()):
+        return ""
+    share = max(EXACTLY, ROUNDINGS * names.precisions[index])
+    usual = norm(other) / other.numel() ** 0.5
+    limit = share * other.abs().clamp_min(usual) + NEIGHBOURS * names.spacings[index]
+    off = (one - other).abs()[alike]
+    count = int((~(off <= limit[alike])).sum())
+    # Where a decay that is added to a gradient makes it vanish, its sign is rounding's.
+    most = MOST_OF_WAY * float(other.abs().max()) + NEIGHBOURS * names.spacings[index]
+    if count <= 1 + FEW_OFF * off.numel() and bool((off <= most).all()):
+        return ""
+    return f"is updated otherwise by the same gradients in {count} of {one.numel()} elements"
+
+
+def _misled(one: torch.Tensor, other: torch.Tensor, size: int, same: bool) -> str:
+    """What is wrong with how the determined elements of one parameter moved."""
+    count, norms = one.numel(), (norm(one), norm(other))
+    if count < min(LEAST_ELEMENTS, size / 2) or not any(norms):
+        return ""
+    if not norms[1]:
+        return "moved, where it stays"
+    dot, square = float((one * other).sum()), _square(other)
+    if _differs(dot, square, PARAMETER_OFF):
+        return f"moved {dot / square:.2g} times as far"
+    astray = norm(one - other) / norms[1]
+    if not astray <= (ASTRAY_EXACTLY if same else ASTRAY):
+        return f"moved elsewhere, by {astray:.2g} of its way"
+    usual = norms[1] / count**0.5
+    elsewhere = int(((one - other).abs() > ELEMENT_OFF * other.abs().clamp_min(usual)).sum())
+    few = elsewhere <= FEW_OFF * count
+    return "" if few else f"moved elsewhere in {elsewhere} of {count} elements"
+
+
+def _were_determined(
+    index: int,
+    here: torch.Tensor,
+    before: Sequence[tuple[Observation, Observation]],
+    determined: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """The elements that had no undetermined gradient earlier, which the optimizer's averages hold.
+
+    What an optimizer's first steps kept of one is as large as what they keep of the others.
+    """
+    import torch
+
+    found = torch.ones_like(here, dtype=torch.bool)
+    for seen, baseline in before:
+        if not index < min(len(seen.gradients), len(baseline.gradients)):
+            continue
+        mine, theirs = seen.gradients[index], baseline.gradients[index]
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            continue
+        one = (determined or _determined)(mine, theirs)
+        if one.shape != here.shape:  # of a later one fewer elements are kept
+            one = sampled(one, FEW_ELEMENTS).bool()
+        if one.shape == here.shape:
+            found &= one
+    return found
+
+
+def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Where gradients agree to rounding."""
+    return (mine - theirs).abs() <= SAME_GRADIENTS * theirs.abs()
+
+
+def _apart(seen: Observation, baseline: Observation) -> tuple[float, float]:
+    """How far the gradients differ, and how large they are."""
+    pairs = [
+        (one, other)
+        for one, other in zip(seen.gradients, baseline.gradients, strict=False)
+        if one is not None and other is not None and one.shape == other.shape
+    ]
+    return (
+        math.hypot(*(norm(one - other) for one, other in pairs)),
+        math.hypot(*(norm(other) for _, other in pairs)),
+    )
+
+
+def _square(tensor: torch.Tensor) -> float:
+    """Of the norm; infinite where no float is as large, which `**` would raise on."""
+    size = norm(tensor)
+    return size * size
+
+
+def _differs(dot: float, square: float, limit: float) -> bool:
+    return square > 0 and not abs(dot / square - 1) <= limit
+
+
+def _determined(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """No gradient is one too: of a word that did not occur, say.
+
+    A row or column counts as a whole, since Adafactor divides by its mean.
+    """
+    off = mine - theirs
+    here = (theirs.abs() > DETERMINED * off.abs()) | ((theirs == 0) & (mine == 0))
+    for dimension in (-1, -2) if theirs.dim() > 1 else ():
+        size = theirs.norm(dim=dimension, keepdim=True)
+        here = here & (off.norm(dim=dimension, keepdim=True) <= ROW_DETERMINED * size)
+    return here

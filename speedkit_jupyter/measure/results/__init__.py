@@ -1,0 +1,1 @@
+"""What was found, and how sure it is."""

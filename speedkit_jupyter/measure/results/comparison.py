@@ -1,0 +1,281 @@
+"""What a benchmark found: one record per variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.compilations import Compilations
+from speedkit_jupyter.measure.checks.memory import Memory
+from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.statistics import (
+    ERROR,
+    Ratio,
+    Word,
+    least_rounds,
+    paired_ratio,
+    pairs_needed,
+    shared,
+    spread,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class Record:
+    """One variant. Times are seconds of one step, in the order of the rounds.
+
+    `applied` is what its plan changes, `plan` the same in the config's words. `first_call_s` holds
+    compilation; `settling_s` is what all warm-up steps together took beyond ordinary ones.
+    `limit_s` is the machine's own limit for this step in this precision. `declined` says that
+    `failure` is a reason not to run it, and nothing that went wrong.
+    """
+
+    name: str
+    times_s: list[float] = field(default_factory=list)
+    first_call_s: float | None = None
+    settling_s: float = 0.0
+    failure: str | None = None
+    declined: bool = False
+    accuracy: Accuracy | None = None
+    same_as_baseline: bool = False
+    applied: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    memory: Memory | None = None
+    compilations: Compilations = field(default_factory=Compilations)
+    limit_s: float | None = None
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether nothing speaks against that it computes the same as the baseline."""
+        return self.accuracy is None or self.accuracy.verdict != "not checked"
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """The result of a benchmark. The first record is what the others are compared with.
+
+    `error` is the probability of a false verdict that this look at the times may have; the
+    variants share it, so that their intervals hold together. `flops` are the floating-point
+    operations of one step, by torch's counter. `command` repeats the benchmark;
+    `dropout_off` says that dropout layers were off while accuracy was checked (each kernel draws
+    other masks). `beyond` names what the step uses and nobody can put back; `repeats` says what is
+    measured where a call after another does less than the first.
+    """
+
+    records: tuple[Record, ...]
+    environment: dict[str, Any]
+    budget_s: float
+    error: float = ERROR
+    round_s: float | None = None
+    flops: int | None = None
+    command: str = ""
+    skipped_rounds: int = 0
+    dropout_off: bool = False
+    beyond: tuple[str, ...] = ()
+    repeats: str = ""
+
+    @property
+    def baseline(self) -> Record:
+        """The variant that the ratios refer to."""
+        return self.records[0]
+
+    @property
+    def best(self) -> Record | None:
+        """The fastest variant that is proven faster and was found right; None where none is."""
+        ahead = [one for one in self.records if self.verdict(one) == "faster"]
+        return max(ahead, key=self._median, default=None)
+
+    def runner_up(self) -> tuple[Record, Ratio] | None:
+        """The next best after `best`, and how much faster `best` is: a comparison of its own.
+
+        Both were chosen by their times, so the interval allows for every pair of candidates.
+        """
+        best = self.best
+        others = [
+            one
+            for one in self.records
+            if one is not best and self.verdict(one) in ("faster", "same", "too noisy")
+        ]
+        if best is None or not others:
+            return None
+        second = max(others, key=self._median)
+        pairs = min(len(best.times_s), len(self.times_s(second)))
+        candidates = len(self.records) - 1
+        found = paired_ratio(
+            self.times_s(second)[:pairs],
+            best.times_s[:pairs],
+            shared(self.error, candidates * (candidates - 1) // 2),
+        )
+        return second, found
+
+    def ratio(self, record: Record) -> Ratio | None:
+        """Baseline time over this variant's, round by round; None where one has no times."""
+        if record.same_as_baseline:
+            return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
+        pairs = min(len(self.baseline.times_s), len(record.times_s))
+        if record is self.baseline or record.failure or not pairs:
+            return None
+        return paired_ratio(
+            self.baseline.times_s[:pairs],
+            record.times_s[:pairs],
+            shared(self.error, sum(bool(one.times_s) for one in self.records[1:])),
+        )
+
+    def verdict(self, record: Record) -> Word:
+        """One word for the variant."""
+        if record.failure:
+            return "declined" if record.declined else "failed"
+        if record.accuracy is not None and record.accuracy.verdict == "wrong":
+            return "wrong"
+        if record is self.baseline:
+            return "baseline"
+        ratio = self.ratio(record)
+        word = "too noisy" if ratio is None else ratio.verdict
+        may_win = word in ("faster", "too noisy")
+        return "not checked" if may_win and not record.is_checked else word
+
+    def times_s(self, record: Record) -> list[float]:
+        """Its own times, or the baseline's where its plan is the baseline's."""
+        return self.baseline.times_s if record.same_as_baseline else record.times_s
+
+    def break_even_steps(self, record: Record) -> int | None:
+        """After how many steps the time to compile is paid back; None where there is none."""
+        ratio = self.ratio(record)
+        if not record.applied.get("compile") or ratio is None or ratio.median <= 1:
+            return None
+        saved_s = spread(self.baseline.times_s).median_s * (1 - 1 / ratio.median)
+        return math.ceil(record.settling_s / saved_s)
+
+    def share_of_limit(self, record: Record) -> float | None:
+        """The limit of this machine over the median time: 1 is as fast as it can get.
+
+        A step that was seen to be faster than the measured limit is the limit itself: a loaded
+        machine was measured, or the step's state lies in a cache.
+        """
+        times = self.times_s(record)
+        if record.limit_s is None or not times or record.failure:
+            return None
+        return min(record.limit_s, *times) / spread(times).median_s
+
+    def seconds_needed(self, record: Record) -> float | None:
+        """About how long a run would have to be for a verdict on this variant."""
+        ratio = self.ratio(record)
+        pairs = None if ratio is None else pairs_needed(ratio)
+        return None if pairs is None or self.round_s is None else pairs * self.round_s
+
+    def seconds_for_an_interval(self) -> float | None:
+        """About how long a run would have to be for any interval at all; None once there is one."""
+        ratios = [self.ratio(one) for one in self.records]
+        if self.round_s is None or not any(r is not None and math.isinf(r.high) for r in ratios):
+            return None
+        return self.round_s * least_rounds(len(self.records) - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `variants` is a list of records."""
+        return {
+            "variants": [self._row(record) for record in self.records],
+            "environment": self.environment,
+            "command": self.command,
+            "budget_s": self.budget_s,
+            "error": self.error,
+            "round_s": self.round_s,
+            "skipped_rounds": self.skipped_rounds,
+            "dropout_off": self.dropout_off,
+            "beyond": list(self.beyond),
+            "repeats": self.repeats,
+            "flops": self.flops,
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per variant, as a pandas table. Raises SpeedKitError where pandas is missing."""
+        try:
+            import pandas as pd
+        except ImportError:
+            hint = "pip install pandas; to_dict() has the same"
+            raise SpeedKitError(f"to_frame() needs pandas: {hint}") from None
+
+        hidden = ("times_s", "applied", "notes", "plan", "accuracy", "memory", "compilations")
+        rows = []
+        for row in self.to_dict()["variants"]:
+            flat = {name: value for name, value in row.items() if name not in hidden}
+            flat["accuracy"] = (row["accuracy"] or {}).get("verdict")
+            flat["peak_bytes"] = (row["memory"] or {}).get("peak_bytes")
+            rows.append(flat)
+        return pd.DataFrame(rows).set_index("name")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Comparison:
+        """The comparison that `to_dict` described."""
+        return cls(
+            tuple(_record(row) for row in values["variants"]),
+            dict(values["environment"]),
+            values["budget_s"],
+            values["error"],
+            values["round_s"],
+            values.get("flops"),
+            values.get("command", ""),
+            values.get("skipped_rounds", 0),
+            values.get("dropout_off", False),
+            tuple(values.get("beyond", ())),
+            values.get("repeats", ""),
+        )
+
+    def _median(self, record: Record) -> float:
+        found = self.ratio(record)
+        return 0.0 if found is None else found.median
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        ratio = self.ratio(record)
+        seconds = self.times_s(record)
+        times = spread(seconds) if seconds else None
+        return {
+            "name": record.name,
+            "verdict": self.verdict(record),
+            "speedup": None if ratio is None else ratio.median,
+            "low": None if ratio is None else ratio.low,
+            "high": None if ratio is None or ratio.high == float("inf") else ratio.high,
+            "median_s": None if times is None else times.median_s,
+            "quartiles_s": None if times is None else [times.low_s, times.high_s],
+            "first_call_s": record.first_call_s,
+            "settling_s": record.settling_s,
+            "break_even_steps": self.break_even_steps(record),
+            "limit_s": record.limit_s,
+            "share_of_limit": self.share_of_limit(record),
+            "failure": record.failure,
+            "declined": record.declined,
+            "same_as_baseline": record.same_as_baseline,
+            "accuracy": None if record.accuracy is None else asdict(record.accuracy),
+            "memory": None if record.memory is None else asdict(record.memory),
+            "compilations": asdict(record.compilations),
+            "applied": record.applied,
+            "notes": record.notes,
+            "plan": record.plan,
+            "times_s": list(seconds),
+        }
+
+
+def _record(row: Mapping[str, Any]) -> Record:
+    return Record(
+        name=row["name"],
+        times_s=[] if row["same_as_baseline"] else list(row["times_s"]),
+        first_call_s=row["first_call_s"],
+        settling_s=row["settling_s"],
+        failure=row["failure"],
+        declined=bool(row.get("declined", False)),
+        accuracy=None if row["accuracy"] is None else Accuracy(**row["accuracy"]),
+        same_as_baseline=row["same_as_baseline"],
+        applied=dict(row["applied"]),
+        notes=dict(row["notes"]),
+        plan=dict(row["plan"]),
+        memory=None if row["memory"] is None else Memory(**row["memory"]),
+        compilations=Compilations(**row["compilations"]),
+        limit_s=row["limit_s"],
+    )

@@ -1,0 +1,55 @@
+"""Results that show and save themselves, in every front end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import singledispatch
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from speedkit_jupyter.measure.results import export
+
+# What registers a report for each kind of result, once it is loaded.
+REPORTS = f"{__package__.partition('.')[0]}.report.results"
+
+
+@singledispatch
+def report_of(result: Any) -> Any:
+    """The report of a result, a `Document`, registered by its class."""
+    raise TypeError(f"there is no report of {type(result).__name__}")
+
+
+class Shown:
+    """A result with a report, which is made above by what `report_of` has been told."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """The plain values as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def report(self) -> Any:
+        """What a notebook shows of it, and what it leaves folded there."""
+        import_module(REPORTS)
+        return report_of(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write `path`: a page that needs nothing else (.html) or the plain values (.json).
+
+        Both hold raw samples, environment and the command to repeat it. Raises SpeedKitError for
+        another ending, or where nothing can be written.
+        """
+        return export.save(self, path)
+
+    def __repr__(self) -> str:
+        return str(self.report().brief().to_text())
+
+    def _repr_mimebundle_(
+        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        bundle: dict[str, Any] = self.report().brief()._repr_mimebundle_(include, exclude)
+        return bundle

@@ -1,0 +1,1 @@
+"""How times are taken: variants in interleaved rounds, within a budget."""

@@ -1,0 +1,452 @@
+"""The benchmark: variants of one step, interleaved in shuffled rounds, then everything put back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+from speedkit_jupyter.context import hidden, prepare
+from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.facts import has_lazy_parameters
+from speedkit_jupyter.measure.checks import memory
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.examination import Examination, is_right
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.statistics import ERROR
+from speedkit_jupyter.measure.rounds import clock, early_stopping, warm_up
+from speedkit_jupyter.measure.rounds.budget import OVERHEAD_S, Budget
+from speedkit_jupyter.measure.rounds.culprits import Culprits
+from speedkit_jupyter.measure.rounds.early_stopping import Drop
+from speedkit_jupyter.measure.rounds.pace import Pace
+from speedkit_jupyter.measure.rounds.right_parts import RightParts
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
+from speedkit_jupyter.measure.rounds.standing import Standing, standings
+from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.subject.made_inside import made_inside
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import Variant, config_of
+from speedkit_jupyter.measure.undo.isolation import State
+
+# A search goes on once its intervals are as narrow as this share of the median.
+ENOUGH_TO_CHOOSE = 0.08
+# Without a budget of the user's it takes so long, or more where a step is long.
+DEFAULT_S = 10.0
+# Warming up takes at most this part of the budget.
+WARM_UP_SHARE = 10
+
+
+class Benchmark:
+    """Measures a step under several variants. Drain `run()`, then read `result()`.
+
+    `budget_s` are the seconds for all of it, without what compiling takes: where they are short,
+    fewer variants are measured, and less is examined. None is enough for a clear answer. The
+    device is synchronized around each step, or with `throughput` only around blocks of steps.
+    `check` names what the step leaves in its namespace for the accuracy check, in place of what
+    backward ran on; `drop` takes variants out of the rounds: `far` those that are far slower in
+    each of the first ones, `slower` also those that are known to gain nothing worth it, `beaten`
+    also those that another one is known to beat, `race` those that fall behind; with the last
+    three, which choose and prove nothing, less precision is enough, and limits are not measured.
+    The rounds end when all verdicts are clear, or where `settled` says so. In a race, variants with
+    a part that `culprits` knows as far slower are not run. With `right` those whose parts were each
+    found right run unchecked, but for what is `chosen`: the names that it gives before the rounds
+    and after them; without it what leads a race. It ends `within` another budget, too; its own
+    begins when it runs, or began at `begun_s` on the clock, where that is set. Whatever happens,
+    models, optimizers, random generators and names end as they began. Raises StepError.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        variants: Sequence[Variant],
+        budget_s: float | None = None,
+        *,
+        throughput: bool = False,
+        check: Sequence[str] = (),
+        command: str = "",
+        drop: Drop = "",
+        settled: Callable[[Comparison], bool] | None = None,
+        culprits: Culprits | None = None,
+        right: RightParts | None = None,
+        chosen: Callable[[Comparison], Sequence[str]] | None = None,
+        within: Budget | None = None,
+    ) -> None:
+        if not step.models:
+            raise StepError(step.why_no_model("vary"))
+        if any(map(has_lazy_parameters, (*step.models, *step.bystanders))):
+            raise StepError("lazy layers have no shape yet: run one forward pass before")
+        self._grows = budget_s is None
+        budget_s = DEFAULT_S if budget_s is None else budget_s
+        if not budget_s > 0 or math.isinf(budget_s):
+            raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
+        self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
+        self.command = command
+        self._throughput, self._check = throughput, tuple(check)
+        self._drop = drop
+        self._is_settled, self._culprits = settled, culprits or Culprits()
+        self._right, self._chosen, self._firm = right, chosen, list[str]()
+        self._chooses = drop in ("slower", "beaten", "race")
+        self._records = [Record(one.name) for one in self.variants]
+        self._sampler: Sampler | None = None
+        self._flops: int | None = None
+        self._dropout_off = False
+        self._environment: dict[str, Any] = {}
+        self._standings: tuple[Standing, ...] = ()
+        self._fallen: tuple[int, list[Record]] = (0, [])
+        self._within = within
+        self.begun_s: float | None = None
+        self._pace = self._new_pace()
+
+    def _new_pace(self, now: Callable[[], float] | None = None) -> Pace:
+        return Pace(
+            self.budget_s,
+            now,
+            self._drop,
+            self._grows,
+            self._within,
+            self.begun_s,
+            partial(_to_check, self._right, self._firm),  # no method, which would hold this object
+        )
+
+    @property
+    def budget(self) -> Budget:
+        """What it goes by; a default one grows with the step."""
+        return self._pace.budget
+
+    def result(self) -> Comparison:
+        """What is known so far."""
+        sampler = self._sampler
+        return Comparison(
+            tuple(self._records),
+            self._environment,
+            self.budget.seconds,
+            error=ERROR if sampler is None else sampler.error,
+            round_s=None if sampler is None else sampler.round_s,
+            flops=self._flops,
+            command=self.command,
+            dropout_off=self._dropout_off,
+            beyond=tuple(self.step.said),
+            repeats="" if self.step.repeats is None else self.step.repeats.line,
+            skipped_rounds=0 if sampler is None else sampler.skipped_rounds,
+        )
+
+    def has_results(self) -> bool:
+        """Whether there is anything to show already."""
+        return any(one.times_s for one in self._records)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measure; yields after every block. Closing the generator ends it and puts all back."""
+        __tracebackhide__ = True
+        step = self.step
+        pauses: list[Callable[[], float]] = []
+
+        def now() -> float:
+            """Seconds of its own: those of turns that it gave up don't count.
+
+            (No method of this object, which would hold itself, and with it the user's model.)
+            """
+            return clock.now() - sum(one() for one in pauses)
+
+        self._pace = self._new_pace(now)
+        self._firm[:] = [] if self._chosen is None else self._chosen(self.result())
+        configs = [config_of(one, step.models) for one in self.variants]
+        with ExitStack() as stack:
+            # Hidden first: settings of a plan in force are no part of what to come back to.
+            for model in step.models:
+                stack.enter_context(hidden(model))
+            _keep_copies_where_they_fit(step, len(self.variants) + 1)
+            visit = stack.enter_context(step.isolated())
+            start, self.budget.reserved_s = visit.state, visit.taking_s
+            pauses.append(lambda: visit.paused_s)
+            runners = [self._runner(0, configs[0])]
+            self._environment = environment(runners[0].device)
+            yield from self._warm_up_first(runners[0], start, len(configs))
+            if step.made and configs[0] is not None:  # planned without knowing of them
+                runners = [self._runner(0, configs[0])]
+                yield from self._warm_up_first(runners[0], start, len(configs))
+            # Planned once it is known which optimizers the step makes itself.
+            runners += [self._runner(i, one) for i, one in enumerate(configs) if i]
+            yield from self._warm_up(_working(runners), start)
+            runners = self._pace.within(_warm(runners))
+            check = yield from self._examine(runners, start)
+            yield from self._sample(_warm(runners), now)
+            if check is not None:
+                yield from self._check_afterwards(check, _warm(runners))
+            if not self._chooses:
+                step.kept.clear()  # as large as the model: only the stages of a search share it
+
+    def _runner(self, index: int, config: Any) -> Runner:
+        record = self._records[index]
+        step = self.step
+        contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
+        plan = contexts[0].plan
+        record.plan = plan.active_values()
+        record.applied = {d.name: d.value for d in plan if d.active}
+        record.notes = {d.name: f"declined: {d.reason}" for d in plan if d.declined}
+        if config is not None and not record.applied and index > 0:
+            _nothing_to_measure(record)
+        return Runner(self.step, contexts, record, is_guarded=index > 0)
+
+    def _warm_up_first(self, runner: Runner, start: State, number: int) -> Iterator[Progress]:
+        """The one that the others are compared with; what it raises is the user's error, as it is.
+
+        With it is seen which optimizers the step makes, and whether it does its work again.
+        """
+        __tracebackhide__ = True
+        step = self.step
+        yield Progress(0.0, f"warming up {runner.record.name} (1 of {number})")
+        with runner.applied():
+            with made_inside(step.models) as made:
+                warm_up.warm_up(runner, self._most_warm_s(), self.budget)
+            step.made = step.made or made
+        first_s = runner.record.first_call_s or 0.0
+        looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
+        if looks and repeats.is_suspicious(first_s, runner.fastest_s):
+            step.repeats = repeats.of_runner(runner, start)
+        if step.afresh:
+            runner.restarted(start)
+        # Back to the user's values, so that every variant warms up from the same ones.
+        start.restore()
+
+    def _most_warm_s(self) -> float:
+        """No longer than its share of the budget."""
+        return self.budget.seconds / (WARM_UP_SHARE * len(self._records))
+
+    def _warm_up(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+        """The others, one after another."""
+        __tracebackhide__ = True
+        first, budget, pace = runners[0], self.budget, self._pace
+        usual_s = first.worst_s
+        pace.grow(usual_s, len(runners))
+        ahead = pace.ahead(runners)
+        for number, runner in enumerate(runners[1:], 2):
+            name = runner.record.name
+            if not budget.allows(2 * usual_s):
+                pace.leave_out(runner)
+                continue
+            if self._is_blamed(runner.record):
+                runner.warm = None
+                continue
+            yield Progress(0.0, f"{ahead}warming up {name} ({number} of {len(runners)})")
+            begun_s = clock.now()
+            try:
+                with runner.applied():
+                    if self.step.afresh:
+                        runner.warm = runner.state()
+                    hasty = self._drop == "race"
+                    warm_up.warm_up(runner, self._most_warm_s(), budget, usual_s, hasty)
+            except Exception as error:
+                runner.fail(error)  # a row; the others go on
+                if runner.record.applied.get("compile"):  # what it took was no step
+                    budget.exclude(clock.now() - begun_s)
+            start.restore()
+            if self._drop == "race" and runner.warm is not None:
+                slow = early_stopping.is_too_slow(runner, first)
+                self._culprits.note(name, slow)
+                if slow:  # not even checked, which takes one more step
+                    runner.warm = None
+
+    def _is_blamed(self, record: Record) -> bool:
+        """In a race, where a part of it was far slower before; it is not run then."""
+        culprit = self._culprits.of(record.name) if self._drop == "race" else ""
+        if culprit:
+            record.notes["dropped"] = f"left out: {culprit} was far slower"
+        return bool(culprit)
+
+    def _examine(
+        self, runners: Sequence[Runner], start: State
+    ) -> Generator[Progress, None, Examination | None]:
+        """Accuracy, memory and limits, each from untimed steps; what there is no time for is left.
+
+        Where rounds are too few for any verdict, there is nothing to check either.
+        """
+        __tracebackhide__ = True
+        pace, check = self._pace, None
+        if pace.has_time_to_check(runners):
+            check = Examination(runners, start, self._check)
+            with (
+                pace.keeping_rounds(runners),
+                pace.examining(runners, lambda: _not_checked(runners)),
+            ):
+                yield from check.accuracy(self._is_to_check)
+            self._dropout_off = check.dropout_off
+        else:
+            _not_checked(runners)
+        working = _warm(runners)
+        if self._drop == "race" or not pace.has_time_for_limits(working):
+            return check
+        about = Examination(working, start)
+        with (
+            pace.keeping_rounds(working),
+            pace.examining(working, lambda: pace.note_limits(working)),
+        ):
+            yield from about.memory()
+            if not self._chooses:
+                self._flops = about.flops()
+                yield from about.limits(self._flops)
+        return check
+
+    def _is_to_check(self, record: Record) -> bool:
+        """Whether nothing is known of one of its parts by now, or it is what all is about."""
+        if self._right is None:
+            return True
+        for one in self._records:
+            if is_right(one.accuracy):
+                self._right.note(one.name)
+        return record.name in self._firm or not self._right.are_all_of(record.name)
+
+    def _check_afterwards(
+        self, check: Examination, runners: Sequence[Runner]
+    ) -> Iterator[Progress]:
+        """What was proven and not checked yet; what is right at first may be so no longer."""
+        __tracebackhide__ = True
+        if self._drop == "race":
+            if self._right is not None:
+                yield from self._check_the_leader(check, self._right)
+            return
+        if self._chooses:
+            return
+        self._pace.take_what_was_kept()
+
+        def note() -> None:
+            runners[0].record.notes["again"] = (
+                "accuracy was checked in the first step only, since the budget is short"
+            )
+
+        names = None if self._chosen is None else self._chosen(self.result())
+        late = [one for one in runners[1:] if names is None or one.record.name in names]
+        with self._pace.examining(late, note):
+            yield from check.again([runners[0], *late])
+            for one in late:
+                if one.record.accuracy is None:
+                    yield from check.now(one)
+
+    def _check_the_leader(self, check: Examination, right: RightParts) -> Iterator[Progress]:
+        """Of a race; where it is wrong, what leads without it."""
+        __tracebackhide__ = True
+        assert self._sampler is not None
+        racing = [one for one in self._sampler.runners if one.record.times_s]
+        with self._pace.examining(racing, lambda: None):
+            for one in sorted(racing, key=lambda one: median(one.record.times_s)):
+                record = one.record
+                if one is racing[0] or record.accuracy or right.is_known(record.name):
+                    break
+                yield from check.now(one)
+                if is_right(record.accuracy):
+                    right.note(record.name)
+                    break
+
+    def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
+        __tracebackhide__ = True
+        if self._chooses:
+            result, first = self.result(), runners[0]
+            right = [one for one in runners if result.verdict(one.record) != "wrong"]
+            fast = [one for one in right if not early_stopping.is_too_slow(one, first)]
+            runners = [first, *(one for one in fast if one is not first)]
+        budget = self.budget
+        if not self._chooses:
+            last = _to_check(self._right, self._firm, runners)[1:]
+            self._pace.keep_for([one for one in last if one.record.is_checked])
+        least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
+        left_s = max(budget.left_s, least_s)
+        self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
+        if self._drop != "race" and (warning := self._sampler.too_few(self.budget.seconds)):
+            yield Progress(0.0, warning)
+        for one in self._sampler.run(self._settled, self._known, self._is_hopeless, self._decided):
+            yield replace(one, known=self._standings)
+
+    def _settled(self) -> bool:
+        """Every verdict is clear, and precise; to choose by, not to print, less is enough."""
+        assert self._sampler is not None
+        result = self.result()
+        if self._is_settled is not None:
+            return self._is_settled(result)
+        records = [one.record for one in self._sampler.runners]
+        ratios = [result.ratio(one) for one in records]
+        if not self._chooses:
+            return all(r.settled for r in ratios if r)
+        # With two of them there is nobody to choose between.
+        enough = ENOUGH_TO_CHOOSE if len(records) > 2 else math.inf
+        return all(r.verdict != "too noisy" and r.is_precise(enough) for r in ratios if r)
+
+    def _is_hopeless(self, record: Record, is_look: bool) -> bool:
+        if not self._drop:
+            return False
+        if self._drop == "race":
+            return any(one is record for one in self._behind())
+        if not (is_look and self._chooses):
+            return early_stopping.is_far_behind(self._records[0].times_s, record.times_s)
+        return early_stopping.cannot_win(self.result(), record, self._drop)
+
+    def _behind(self) -> list[Record]:
+        """Asked about each variant after each round: the same answer for all of them."""
+        assert self._sampler is not None
+        racing = [one.record for one in self._sampler.runners]
+        rounds = len(racing[0].times_s)
+        if self._fallen[0] != rounds:
+            self._fallen = rounds, early_stopping.fallen_behind(racing)
+        return self._fallen[1]
+
+    def _decided(self) -> bool:
+        """Whether a race is over: one left beside the first, or nothing left to tell."""
+        if self._drop != "race" or self._sampler is None:
+            return False
+        rounds = len(self._records[0].times_s)
+        return len(self._sampler.runners) <= 2 < rounds or rounds >= early_stopping.MOST_RACE_ROUNDS
+
+    def _known(self) -> str:
+        """Notes the intervals at a look, which progress shows row by row and not in its text."""
+        self._standings = standings(self.result())
+        return ""
+
+
+def _to_check(
+    right: RightParts | None, firm: Sequence[str], runners: Sequence[Runner]
+) -> Sequence[Runner]:
+    """With the baseline in front: what is checked before the rounds, where all is right."""
+    if right is None:
+        return runners
+    names = {*firm, *right.to_check(one.record.name for one in runners[1:])}
+    return [one for one in runners if one is runners[0] or one.record.name in names]
+
+
+def _not_checked(runners: Sequence[Runner]) -> None:
+    """Those that no check has come to."""
+    for one in runners:
+        if one.record.accuracy is None:
+            one.record.accuracy = Accuracy("not checked", "the budget was too short to check")
+
+
+def _working(runners: Sequence[Runner]) -> list[Runner]:
+    return [one for one in runners if not one.record.failure and not one.record.same_as_baseline]
+
+
+def _warm(runners: Sequence[Runner]) -> list[Runner]:
+    """Those that work, and were run already."""
+    return [one for one in _working(runners) if one.warm is not None]
+
+
+def _nothing_to_measure(record: Record) -> None:
+    """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
+    if record.notes:
+        record.failure = "; ".join(f"{name} {note}" for name, note in record.notes.items())
+        record.declined = all(one.startswith("declined") for one in record.notes.values())
+        record.notes = {}
+    else:
+        record.same_as_baseline = True
+
+
+def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
+    """Optimizer state that does not exist yet counts as the two tensors that Adam keeps."""
+    model = step.models[0]
+    device = next(model.parameters()).device if any(True for _ in model.parameters()) else None
+    state = memory.size(memory.state_tensors(step.models, step.optimizers))
+    parameters = memory.size([p for one in step.models for p in one.parameters()])
+    size = max(state, 4 * parameters if step.optimizers else 0)
+    step.off_device = device is not None and not memory.fits(copies * size, device)

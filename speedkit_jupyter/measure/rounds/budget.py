@@ -1,0 +1,105 @@
+"""A budget is a promise about the clock: everything counts, but compiling, which is told apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from speedkit_jupyter.measure.rounds import clock
+
+# Nothing is begun that would end later than this many times the budget.
+LATEST = 1.1
+# What a measurement of the shortest step takes anyway: imports, copies, checks. A budget below that
+# is for a look: steps shorter than SHORT_S are warmed up and checked then, whatever the clock says.
+OVERHEAD_S, SHORT_S = 1.0, 0.05
+# For a clear answer each variant runs about so often: warm-up and check, rounds. Besides them the
+# baseline is checked twice and in float64, and rounded to each other precision among the variants,
+# operation by operation: about so many of the step's times.
+APART, ROUNDS, REFERENCE, ROUNDED = 4, 12, 8, 8
+# Budgets are advised up to this many seconds; what takes longer is said in words.
+MOST_ADVISED_S = 900.0
+
+
+class OutOfTime(BaseException):
+    """The next step would end too late. Not an error of the step, so that nothing takes it for one.
+
+    Raised between steps, never in one.
+    """
+
+
+class Budget:
+    """Seconds for all of a measurement. `excluded_s` don't count: compiling, turns given up.
+
+    `reserved_s` are kept for what comes at the end anyway. One that lies `within` another ends
+    with it at the latest. `begun_s` is when it began on the clock; now, without.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        now: Callable[[], float] | None = None,
+        within: Budget | None = None,
+        begun_s: float | None = None,
+    ) -> None:
+        self.seconds, self.excluded_s, self.reserved_s = seconds, 0.0, 0.0
+        self._now, self._within = now or clock.now, within
+        self._start = self._now() if begun_s is None else begun_s
+
+    @property
+    def spent_s(self) -> float:
+        """What counts, until now."""
+        return self._now() - self._start - self.excluded_s
+
+    @property
+    def left_s(self) -> float:
+        """What remains; negative once it is overdrawn."""
+        return self.seconds - self.spent_s - self.reserved_s
+
+    @property
+    def share(self) -> float:
+        """How much of it is spent, 0 to 1."""
+        return min(max(self.spent_s / self.seconds, 0.0), 1.0)
+
+    @property
+    def is_a_look(self) -> bool:
+        """Whether it is shorter than what a measurement takes anyway."""
+        return self.seconds < OVERHEAD_S if self._within is None else self._within.is_a_look
+
+    def allows(self, seconds: float) -> bool:
+        """Whether what takes so long may still be begun."""
+        if self._within is not None and not self._within.allows(seconds + self.reserved_s):
+            return False
+        if self.is_a_look and seconds <= SHORT_S:
+            return True
+        latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_a_look else 0.0)
+        return self.spent_s + self.reserved_s + seconds <= latest_s
+
+    def exclude(self, seconds: float) -> None:
+        """These did not count, here and in what it lies within."""
+        self.excluded_s += max(seconds, 0.0)
+        if self._within is not None:
+            self._within.exclude(seconds)
+
+
+def clear_answer_s(step_s: float, variants: int) -> float:
+    """About how many seconds a clear answer about so many variants of a step takes."""
+    return step_s * (REFERENCE + ROUNDED + variants * (APART + ROUNDS))
+
+
+def few_digits(seconds: float) -> str:
+    """`3.69`, `15`, `1500`: a budget in words, without unit."""
+    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
+
+
+def advice(seconds: float, does: str, doing: str, given_s: float = 0.0) -> str:
+    """`--budget 120 may settle it`, or `settling it would take hours`; never an absurd number.
+
+    `given_s` is the budget that was not enough: twice as much is the least that is advised.
+    """
+    seconds = max(seconds, 2 * given_s)
+    if seconds <= MOST_ADVISED_S:
+        step = 5 if seconds <= 60 else 30
+        return f"--budget {max(math.ceil(seconds / step), 1) * step} {does}"
+    if seconds <= 3600:
+        return f"{doing} would take about {math.ceil(seconds / 300) * 5} minutes"
+    return f"{doing} would take hours"

@@ -1,0 +1,84 @@
+"""When a search gives a variant up: what can't win any more need not be measured more exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.rounds.runner import Runner
+
+# Nothing; what is far slower; also what gains nothing worth it; also what another one beats; what
+# falls behind the fastest, by rounds too few to prove it: that chooses, and proves nothing.
+Drop = Literal["", "far", "slower", "beaten", "race"]
+
+# A gain below this is not worth a change, and not the time to prove it; compiling has to bring
+# more, since it takes seconds at every start.
+WORTH_IT, WORTH_COMPILING = 1.02, 1.03
+# So many rounds in a row this many times slower, and a variant is given up.
+FAR_ROUNDS, FAR = 3, 2.0
+# By so much while warming up, and it is not even taken into the rounds.
+TOO_SLOW = 3.0
+
+
+def is_too_slow(runner: Runner, baseline: Runner) -> bool:
+    """By the fastest of some warm-up steps, which no disturbance makes faster than it is.
+
+    Not so where the baseline itself has taken as long: what disturbs it may disturb both.
+    """
+    times = runner.fastest_s / max(baseline.fastest_s, 1e-9)
+    if times <= TOO_SLOW or runner.fastest_s <= baseline.worst_s:
+        return False
+    slower = f"far slower than {baseline.record.name}"
+    runner.record.notes["dropped"] = f"{slower}: {times:.1f} times in its fastest step"
+    return True
+
+
+# In a race: from so many rounds on, by so many standard errors of the median, and by at least
+# this share; it ends after so many rounds, since what is left by then is as fast.
+RACE_ROUNDS, RACE_ERRORS, RACE_SHARE, MOST_RACE_ROUNDS = 3, 3.0, 0.01, 40
+# A standard error is never taken to be smaller: three rounds may agree by chance.
+LEAST_SCATTER = 0.005
+
+
+def fallen_behind(records: Sequence[Record]) -> list[Record]:
+    """Of those still in a race, with as many times each, the ones that the fastest leaves behind.
+
+    Paired within the rounds; the scatter of one round is taken from all of them together.
+    """
+    import numpy as np
+
+    rounds = len(records[0].times_s)
+    if rounds < RACE_ROUNDS or len(records) < 2:
+        return []
+    logs = np.log(np.array([one.times_s for one in records]))
+    behind = logs - logs[np.argmin(np.median(logs, axis=1))]
+    medians = np.median(behind, axis=1)
+    deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
+    scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, LEAST_SCATTER)
+    margin = max(RACE_ERRORS * 1.25 * scatter / rounds**0.5, RACE_SHARE)
+    return [one for one, median in zip(records, medians, strict=True) if median > margin]
+
+
+def is_far_behind(baseline_s: Sequence[float], times_s: Sequence[float]) -> bool:
+    """Whether every one of some rounds was far slower: no verdict, but not worth waiting for one,
+    since such rounds are long.
+    """
+    pairs = list(zip(baseline_s, times_s, strict=False))
+    return len(pairs) >= FAR_ROUNDS and all(slow > FAR * base for base, slow in pairs)
+
+
+def worth_it(record: Record) -> float:
+    """The speed-up that this variant has to bring."""
+    return WORTH_COMPILING if record.applied.get("compile") else WORTH_IT
+
+
+def cannot_win(comparison: Comparison, record: Record, drop: Drop) -> bool:
+    """Whether its interval, at a planned look, leaves nothing to hope for."""
+    ratio = comparison.ratio(record)
+    if ratio is None:
+        return False
+    ahead = [one for one in comparison.records if comparison.verdict(one) == "faster"]
+    leads = [found.low for one in ahead if (found := comparison.ratio(one)) is not None]
+    least = max([worth_it(record), *(leads if drop == "beaten" else [])])
+    return comparison.verdict(record) in ("slower", "wrong", "not checked") or ratio.high < least

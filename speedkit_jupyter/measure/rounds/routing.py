@@ -1,0 +1,165 @@
+"""A plain step under a plan: autocast and the GradScaler reach it at run time.
+
+`loss_fn(model(x), y).backward()` is one statement, so what must surround the forward pass
+surrounds the whole step, and is suspended inside the backward pass and the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
+from speedkit_jupyter.measure.rounds.loss_scaling import ScaledSteps
+from speedkit_jupyter.tracebacks import door
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Router:
+    """Runs plain steps under the plan that `contexts` (one per model) share.
+
+    What the step has `asked` its context for, `autocast` or `grad_scaler`, reaches it that way and
+    is not routed. `installed()` surrounds a block of steps, `run(step)` each of them, so that a
+    step costs what it costs in the user's own loop. A plan that changes no precision costs nothing.
+    """
+
+    def __init__(
+        self,
+        contexts: Sequence[SpeedContext],
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        asked: Collection[str] = (),
+    ) -> None:
+        lowered = [one for one in contexts if one.plan["precision"].active]
+        scaled = [one for one in contexts if one.plan["grad_scaler"].active]
+        self._context = lowered[0] if lowered and "autocast" not in asked else None
+        self._scaler = scaled[0].grad_scaler if scaled and "grad_scaler" not in asked else None
+        self._optimizers, scaler = list(optimizers), self._scaler
+        models = [one.model for one in contexts]
+        self._steps = None if scaler is None else ScaledSteps(scaler, optimizers, models)
+
+    @property
+    def lowers(self) -> bool:
+        """Whether autocast surrounds the step."""
+        return self._context is not None
+
+    @door
+    def run(self, step: Callable[[], Any]) -> Any:
+        """One step; the scaler is updated once at its end, if any optimizer stepped in it."""
+        __tracebackhide__ = True
+        with nullcontext() if self._context is None else self._context.autocast():
+            result = step()
+        if self._steps is not None:
+            self._steps.finish()
+        return result
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Everything that must be patched for a block of steps, and is put back after it."""
+        with ExitStack() as stack:
+            if self._context is not None:
+                stack.enter_context(_suspended_in_steps(self._device_type(), self._optimizers))
+            if self._context is not None or self._scaler is not None:
+                stack.enter_context(self._routed_backward())
+            if self._steps is not None:
+                stack.enter_context(self._steps.installed())
+            yield
+
+    def _device_type(self) -> str:
+        assert self._context is not None
+        return self._context.device.type
+
+    def _outside_autocast(self) -> AbstractContextManager[Any]:
+        import torch
+
+        if self._context is None:  # the step surrounds its forward pass itself
+            return nullcontext()
+        return torch.autocast(self._device_type(), enabled=False)
+
+    @contextmanager
+    def _routed_backward(self) -> Iterator[None]:
+        """Outside autocast; and of the scaled loss, where the plan has a scaler."""
+        import torch
+
+        inside = False
+
+        def routed(backward: Any) -> Callable[..., Any]:
+            def call(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+                nonlocal inside
+                if inside:  # reentrant checkpoints run a backward pass inside the backward pass
+                    return backward(tensors, grad_tensors, *args, **kwargs)
+                inside = True
+                # As where autocast ends before the backward pass: weights that were cast while
+                # nothing was recorded, as in checkpoints, have no gradient (torch before 2.11).
+                torch.clear_autocast_cache()
+                try:
+                    with self._outside_autocast():
+                        scaled = self._scaled(tensors, grad_tensors)
+                        return backward(scaled, grad_tensors, *args, **kwargs)
+                finally:
+                    inside = False
+
+            return call
+
+        def plain(grad: Any) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with self._outside_autocast():
+                    return grad(*args, **kwargs)
+
+            return call
+
+        with (
+            patched(torch.autograd, "backward", routed),
+            patched(torch.autograd, "grad", plain),
+        ):
+            yield
+
+    def _scaled(self, tensors: Any, grad_tensors: Any) -> Any:
+        if self._scaler is None or self._steps is None:
+            return tensors
+        self._steps.before_backward()
+        if grad_tensors is not None:
+            raise StepError("fp16: backward() with a gradient of its own can't be scaled")
+        return self._scaler.scale(tensors)
+
+
+@contextmanager
+def _suspended_in_steps(
+    device_type: str, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[None]:
+    import torch
+
+    enabled: list[bool] = []
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        enabled.append(torch.is_autocast_enabled(device_type))
+        torch.set_autocast_enabled(device_type, False)
+        around = {name: as_outside(one) for name, one in kwargs.items()}
+        return tuple(map(as_outside, args)), around
+
+    def as_outside(value: Any) -> Any:
+        """A closure's forward pass, which runs inside the step, is no part of the suspension."""
+        if not callable(value):
+            return value
+        outside = enabled[-1]
+
+        @wraps(value)
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            torch.set_autocast_enabled(device_type, outside)
+            try:
+                return value(*args, **kwargs)
+            finally:
+                torch.set_autocast_enabled(device_type, False)
+
+        return closure
+
+    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        torch.set_autocast_enabled(device_type, enabled.pop())
+
+    with optimizer_hooks(before, after, optimizers):
+        yield

@@ -1,0 +1,246 @@
+"""One variant at work."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Thread
+from threading import enumerate as running_threads
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from speedkit_jupyter import devices, interrupts
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.measure.checks.course import Course, goes_on, observing, parameters_of
+from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.rounds import clock, other_threads
+from speedkit_jupyter.measure.rounds.routing import Router
+from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.tracebacks import door
+
+if TYPE_CHECKING:
+    import torch
+
+# What a plan changes in a step beside flags, model and optimizers.
+ROUTED = ("precision", "grad_scaler")
+# What a plan changes in the optimizer's step alone.
+STEPS = {"fused_optimizer"}
+# A step is expected to take as long as the slowest of so many before it.
+RECENT = 8
+
+
+@dataclass
+class Runner:
+    """One variant at work: a context for each model, and the state that its rounds start from.
+
+    `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then,
+    `recent_s` the latest ones. `around_step`, where there is one, surrounds each step: an untimed
+    one that the budget has no time for is not begun. What the threads of a step raise is the
+    user's own, and printed, unless it `is_guarded`: then the step raises it.
+    """
+
+    step: Step
+    contexts: list[SpeedContext]
+    record: Record
+    warm: State | None = field(default=None, repr=False)
+    step_s: float = 0.0
+    fastest_s: float = 0.0
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
+    around_step: Callable[[Runner], AbstractContextManager[None]] | None = field(
+        default=None, repr=False
+    )
+    skipped_in_a_row: int = 0
+    is_guarded: bool = False
+    _router: Router | None = None
+    _threads: WeakSet[Thread] = field(default_factory=WeakSet, repr=False)
+
+    @property
+    def worst_s(self) -> float:
+        """How long a step may take, by the slowest of the latest ones."""
+        return max(self.recent_s, default=self.step_s)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first model lies under this plan."""
+        return self.contexts[0].device
+
+    def applied(self) -> ExitStack:
+        """The variant in force; what the step does not ask its context for is routed."""
+        __tracebackhide__ = True
+        self._threads = WeakSet(running_threads())
+        with ExitStack() as stack:
+            stack.enter_context(self.step.around_blocks())
+            for context in self.contexts:
+                stack.enter_context(context.in_force())
+            if self.step.asked is None and self._has_to_be_routed():
+                self.once()
+            self._router = Router(self.contexts, self.step.optimizers, self.step.asked or ())
+            stack.enter_context(self._router.installed())
+            return stack.pop_all()
+
+    def once(self, rewind: bool = True) -> object:
+        """One step, on the same data as every other unless it shall not `rewind`."""
+        __tracebackhide__ = True
+        if self.around_step is not None:
+            with self.around_step(self):
+                return self._once(rewind)
+        return self._once(rewind)
+
+    def _once(self, rewind: bool) -> object:
+        __tracebackhide__ = True
+        window = interrupts.window()
+        if window is None:
+            return self._run(rewind)
+        window.open()
+        try:
+            return self._run(rewind)
+        finally:
+            window.close()
+
+    def _run(self, rewind: bool) -> object:
+        __tracebackhide__ = True
+        if rewind:
+            self.step.rewind()
+        users_own = not self.is_guarded or self.step.fails_in_threads
+        try:
+            with other_threads.errors_kept(self._threads, pass_on=users_own) as raised:
+                result = self._routed()
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError(OUT_OF_DATA) from None
+        if raised and not users_own:
+            raise StepError(raised[0])
+        self.step.fails_in_threads = self.step.fails_in_threads or bool(raised)
+        return result
+
+    def _routed(self) -> object:
+        __tracebackhide__ = True
+        if self.step.asked is None or self._router is None:
+            return self._first()
+        return self._router.run(partial(self.step.run, self.contexts[0]))
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """In the block something other than the user's code may make its threads raise."""
+        before, self.is_guarded = self.is_guarded, True
+        try:
+            yield
+        finally:
+            self.is_guarded = before
+
+    def timed(self) -> float:
+        """Seconds of one step; from the state of its own, where one after another does less."""
+        __tracebackhide__ = True
+        if self.step.afresh and self.warm is not None:
+            self.warm.restore()
+        return clock.timed(self.once, self.device)
+
+    @door
+    def _first(self) -> object:
+        """The first step of all shows what its code asks a context for.
+
+        Seen at run time, since code can get hold of one in any way: as an argument, by its name in
+        the notebook, through another function.
+        """
+        __tracebackhide__ = True
+        for context in self.contexts:
+            context.asked.clear()
+        result = self.step.run(self.contexts[0])
+        self.step.asked = frozenset().union(*(one.asked for one in self.contexts))
+        return result
+
+    def _has_to_be_routed(self) -> bool:
+        return any(one.plan[name].active for one in self.contexts for name in ROUTED)
+
+    @property
+    def scales_itself(self) -> bool:
+        """Whether the loss that backward runs on is scaled by the step's own code."""
+        return "grad_scaler" in (self.step.asked or ())
+
+    def scale(self) -> float:
+        """The GradScaler's factor, which falls where a step was skipped; 1 without one."""
+        scalers = self._scalers()
+        return float(scalers[0].get_scale()) if scalers else 1.0
+
+    def observed(
+        self,
+        left: Callable[[], list[object]],
+        check: Sequence[str] = (),
+        lead: Course | None = None,
+        limit: int | None = None,
+    ) -> Course:
+        """What a few steps compute, each followed by what it `left` behind.
+
+        The values of the names `check` are compared in place of all outputs. With a `lead` they
+        follow its parameters; `limit` is in its stretches.
+        """
+        step, routed = self.step, self._router is not None and self._router.lowers
+        held = [*step.optimizers, *step.bystanders]
+        with (
+            other_threads.refused(step.models) if routed else nullcontext(),
+            observing(
+                step.models, parameters_of(held), self.scale, self.scales_itself, lead,
+                None if check else limit,
+            ) as observer,
+        ):  # fmt: skip
+            course, begun_s = observer.course, clock.now()
+            while goes_on(course, lead, max(self.step_s, course.step_s)):
+                result = self.once()
+                observer.step_ended(result, left, step.values(check))
+                course.step_s = (clock.now() - begun_s) / len(course.ends)
+        return course
+
+    @property
+    def precision(self) -> str:
+        """The lowest precision that the variant multiplies in."""
+        plan = self.contexts[0].plan
+        if plan["precision"].active:
+            return str(plan["precision"].value)
+        if plan["tf32"].active and plan["tf32"].value != "highest":
+            return "bf16" if self.contexts[0].device.type == "cpu" else "tf32"
+        return "fp32"
+
+    @property
+    def steps_only(self) -> bool:
+        """Whether the variant changes the optimizer's step, and nothing of what comes before."""
+        active = {d.name for one in self.contexts for d in one.plan if d.active}
+        return bool(active) and active <= STEPS
+
+    def fail(self, error: Exception) -> None:
+        """Note it, in one line; nothing of the failed step is kept alive by its traceback."""
+        record = self.record
+        first = (str(error).strip().splitlines() or [""])[0]
+        ours = isinstance(error, SpeedKitError)
+        record.failure = first if ours else f"{type(error).__name__}: {first}"
+        record.times_s = []
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        gc.collect()
+        devices.release_cached()
+
+    def restarted(self, start: State) -> float:
+        """From now on each call begins in the state `start`, under this plan; seconds of one."""
+        __tracebackhide__ = True
+        start.restore()  # before the plan is applied: settings are part of the state
+        with self.applied():
+            self.warm = self.state()
+            self.step_s = self.fastest_s = self.timed()
+        self.recent_s.clear()
+        self.recent_s.append(self.step_s)
+        return self.step_s
+
+    def state(self) -> State:
+        """A copy of what the step changes, as it is now, the variant's own scalers with it.
+
+        Not so where every call begins in it: a scaler that was set back would skip each step.
+        """
+        return self.step.state(() if self.step.afresh else self._scalers())
+
+    def _scalers(self) -> list[torch.amp.GradScaler]:
+        return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]

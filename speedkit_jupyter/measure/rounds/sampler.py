@@ -1,0 +1,235 @@
+"""Interleaved rounds: every variant once a round, in shuffled order, until it is enough."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.budget import Budget, advice
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.standing import Standing
+
+# A block of steps lasts at least this long, so that the clock's resolution is no part of it;
+# longer where the device is awaited only at the block's end, so that its queue can fill.
+BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
+# After each switch of variants this long is not timed: caches and clocks settle. For a step of
+# so many seconds that is no matter, and another one would be dear.
+LEAD_IN_S, LONG_S = 0.0005, 0.05
+MOST_ROUNDS = 20_000
+# In a look one round is taken anyway where it is as short as this.
+SHORT_ROUND_S = 0.5
+# A block is expected to take as long as the slowest of so many of the variant's before it.
+RECENT = 8
+# So many rounds in a row without an optimizer step, and the variant does not work.
+MOST_SKIPPED = 10
+OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a benchmark is: `done` of the budget (0 to 1, less while anything is left), in words,
+    and where each variant stands.
+    """
+
+    done: float
+    text: str
+    known: tuple[Standing, ...] = ()
+
+
+class Sampler:
+    """Takes the times, in rounds that end within about `budget_s`, and as the `budget` of the whole
+    measurement allows.
+
+    `looks` are the rounds after which it may end before the budget does.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        budget_s: float,
+        throughput: bool,
+        now: Callable[[], float] = time.perf_counter,
+        budget: Budget | None = None,
+    ) -> None:
+        self._now = now
+        self._budget = Budget(max(budget_s, 1e-9), now) if budget is None else budget
+        self._blocks_s: dict[int, deque[float]] = {}
+        self._comparisons = len(runners) - 1
+        self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
+        self.looks: tuple[int, ...] = ()
+        self.ended = False
+        self.round_s: float | None = None
+        self.skipped_rounds = 0
+        shortest_s = max(min((one.step_s for one in runners), default=1.0), 1e-7)
+        block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
+        self._length = max(1, math.ceil(block_s / shortest_s))
+        self._lead_in = 0 if shortest_s > LONG_S else max(1, math.ceil(LEAD_IN_S / shortest_s))
+
+    @property
+    def error(self) -> float:
+        """The probability of a false verdict that the present look may have."""
+        return error_of_a_look(len(self.looks), self.ended)
+
+    def expected_round_s(self) -> float:
+        """About how long a round takes, by the steps seen so far."""
+        return sum(map(self._block_s, self.runners))
+
+    def _block_s(self, runner: Runner) -> float:
+        return (self._lead_in + self._length) * runner.step_s
+
+    def _worst_s(self, runner: Runner) -> float:
+        """How long its next block may take."""
+        seen = self._blocks_s.get(id(runner))
+        return max(seen) if seen else (self._lead_in + self._length) * runner.worst_s
+
+    def too_few(self, given_s: float = 0.0) -> str:
+        """Why the budget (`given_s` in all) gives no interval, with one that does; or empty."""
+        rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
+        least = self._least()
+        if rounds >= least or len(self.runners) < 2:
+            return ""
+        enough = advice(2 * least * self.expected_round_s(), f"gives {2 * least}", "one", given_s)
+        few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
+        return f"the budget leaves {few}; {enough}"
+
+    def run(
+        self,
+        settled: Callable[[], bool],
+        found: Callable[[], str],
+        hopeless: Callable[[Record, bool], bool] = lambda record, is_look: False,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Progress]:
+        """Rounds until the budget is spent or, at a planned look, all is `settled`.
+
+        `found` gives in words what is known so far. `hopeless` is asked after every round, and
+        told whether it may look at the intervals; what it names leaves the rounds. So is `enough`,
+        which ends them.
+        """
+        if not self.runners:  # the baseline itself has failed since it was warmed up
+            return
+        order = random.Random(0)  # not the user's generator, which is being kept
+        start, known, number = self._now(), "", 0
+        last_s = elapsed = 0.0
+        for _ in range(MOST_ROUNDS):
+            begun = elapsed
+            if number and begun + last_s > self.budget_s:
+                break
+            times: dict[int, float] | None = {}
+            for runner in order.sample(self.runners, len(self.runners)):
+                if not self._fits(runner, number):
+                    self.ended = True
+                    return
+                seconds = self._tried(runner)
+                if seconds is None:  # pairs stay pairs: the whole round is left out
+                    times = None
+                elif times is not None:
+                    times[id(runner)] = seconds
+                elapsed = self._now() - start
+                text = f"round {number + 1}, {runner.record.name}, {self._left(elapsed)}{known}"
+                yield Progress(min(elapsed / max(self.budget_s, 1e-9), 1.0), text)
+            last_s = elapsed - begun
+            if times is None:
+                self._leave_out()
+            else:
+                number += 1
+                for runner in self.runners:
+                    runner.record.times_s.append(times[id(runner)])
+                self.round_s = elapsed / (number + self.skipped_rounds)
+                if number == 1:  # planned before anything is seen, so that looking costs its due
+                    rounds = int(self.budget_s / max(self.round_s, 1e-9))
+                    self.looks = planned_looks(rounds)
+            is_look = number in self.looks and times is not None
+            if is_look:
+                if settled():
+                    return
+                known = found()
+            if self._drop(hopeless, is_look):
+                if len(self.runners) == 1 or (is_look and settled()):
+                    return
+                if number < min(self.looks, default=math.inf):
+                    # Nothing was looked at yet, and the rounds will be shorter than they were.
+                    left_s = self.budget_s - elapsed
+                    self.looks = planned_looks(number + int(left_s / self._round_s()))
+                last_s = min(last_s, self._round_s())
+            if not self.runners or (times is not None and enough()):
+                break
+        self.ended = True
+
+    def _fits(self, runner: Runner, rounds: int) -> bool:
+        """Whether its block ends within the budget; else the round is left out."""
+        if rounds == 0 and self._budget.is_a_look and self.expected_round_s() <= SHORT_ROUND_S:
+            return True
+        return self._budget.allows(self._worst_s(runner))
+
+    def _least(self) -> int:
+        return least_rounds(self._comparisons)
+
+    def _drop(self, hopeless: Callable[[Record, bool], bool], is_look: bool) -> bool:
+        """Take out what has no hope; says whether anything was."""
+        kept = [one for one in self.runners[1:] if not hopeless(one.record, is_look)]
+        dropped = len(kept) < len(self.runners) - 1
+        self.runners[1:] = kept
+        return dropped
+
+    def _round_s(self) -> float:
+        """About how long the last round would have taken with the variants that are left."""
+        last = sum(one.record.times_s[-1] for one in self.runners if one.record.times_s)
+        return max((self._lead_in + self._length) * last, 1e-6)
+
+    def _left(self, elapsed: float) -> str:
+        return f"at most {max(self.budget_s - elapsed, 0):.0f} s left"
+
+    def _tried(self, runner: Runner) -> float | None:
+        """A block; a variant that fails now is a row too, and the others go on."""
+        begun = self._now()
+        try:
+            return self._block(runner)
+        except Exception as error:
+            if runner is self.runners[0]:  # the step itself: the user's error, as it is
+                raise
+            runner.fail(error)
+            return None
+        finally:
+            seen = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
+            seen.append(self._now() - begun)
+
+    def _leave_out(self) -> None:
+        """A round in which a GradScaler skipped the optimizer's step did other work."""
+        for runner in list(self.runners):
+            if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
+                runner.record.failure = OVERFLOW
+        self.skipped_rounds += not any(one.record.failure for one in self.runners)
+        self.runners = [one for one in self.runners if not one.record.failure]
+
+    def _block(self, runner: Runner) -> float | None:
+        """Seconds of one step, over a block that starts from the variant's warm state.
+
+        None where an optimizer step was skipped.
+        """
+        assert runner.warm is not None
+        with runner.applied(), runner.record.compilations.counted():
+            device = runner.device  # a plan may have moved the model
+            if not runner.step.afresh:
+                runner.warm.restore()
+            for _ in range(self._lead_in):
+                runner.timed()
+            scale = runner.scale()
+            if self.throughput and not runner.step.afresh:
+
+                def block() -> None:
+                    for _ in range(self._length):
+                        runner.once()
+
+                seconds = clock.timed(block, device)
+            else:
+                seconds = sum(runner.timed() for _ in range(self._length))
+            skipped = runner.scale() < scale
+        runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
+        return None if skipped else seconds / self._length

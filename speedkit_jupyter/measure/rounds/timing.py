@@ -1,0 +1,298 @@
+"""A step as it stands, timed as `%timeit` does: runs of so many loops."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter import interrupts
+from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.measure.checks import compilations
+from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.statistics import least_values, median_interval
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.clock import Stopwatch
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.undo.isolation import State
+
+if TYPE_CHECKING:
+    import torch
+
+# Fewer runs can't bound a median.
+LEAST_RUNS = least_values()
+# As in `timeit`: loops until one run takes this long, and so many runs.
+RUN_S, RUNS = 0.2, max(7, LEAST_RUNS + 1)
+MOST_LOOPS = 10**9
+
+# Runs a loop of so many steps between the stopwatch's `begin` and `end`.
+Loop = Callable[[int, Stopwatch], object]
+
+
+@dataclass(repr=False)
+class Timing(Shown):
+    """The result: what `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
+
+    `cpu_runs` are CPU seconds of each run over all cores, `device_runs` seconds between two CUDA
+    events (empty elsewhere). `repeats` says what is measured where a later call does less than the
+    first. `first_call_s` is None where every call belongs to a run.
+    """
+
+    loops: int = 1
+    all_runs: list[float] = field(default_factory=list)
+    cpu_runs: list[float] = field(default_factory=list)
+    device_runs: list[float] = field(default_factory=list)
+    first_call_s: float | None = None
+    compile_time: float = 0.0
+    precision: int = 3
+    repeats: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def repeat(self) -> int:
+        """How many runs there were."""
+        return len(self.all_runs)
+
+    @property
+    def timings(self) -> list[float]:
+        """Seconds of one loop, run by run."""
+        return [run / self.loops for run in self.all_runs]
+
+    @property
+    def best(self) -> float:
+        """The fastest run, per loop."""
+        return min(self.timings)
+
+    @property
+    def worst(self) -> float:
+        """The slowest run, per loop."""
+        return max(self.timings)
+
+    @property
+    def average(self) -> float:
+        """The mean over the runs, per loop."""
+        return math.fsum(self.timings) / self.repeat
+
+    @property
+    def stdev(self) -> float:
+        """The standard deviation over the runs, per loop."""
+        mean = self.average
+        return math.sqrt(math.fsum((one - mean) ** 2 for one in self.timings) / self.repeat)
+
+    @property
+    def median_s(self) -> float:
+        """The median over the runs, per loop."""
+        return median_interval(self.timings)[0]
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """The distribution-free interval of the median; None below LEAST_RUNS runs."""
+        return median_interval(self.timings)[1:] if self.repeat >= LEAST_RUNS else None
+
+    @property
+    def cpu_s(self) -> float:
+        """Median CPU seconds per loop, over all cores."""
+        return median_interval(self.cpu_runs)[0] / self.loops
+
+    @property
+    def device_s(self) -> float | None:
+        """Median seconds on the device per loop; None without CUDA events."""
+        return median_interval(self.device_runs)[0] / self.loops if self.device_runs else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `variants` has one record, so that a history can compare it."""
+        low, high = self.interval_s or (None, None)
+        row = {
+            "name": "cell",
+            "median_s": self.median_s,
+            "low_s": low,
+            "high_s": high,
+            "average_s": self.average,
+            "stdev_s": self.stdev,
+            "best_s": self.best,
+            "worst_s": self.worst,
+            "cpu_s": self.cpu_s,
+            "device_s": self.device_s,
+            "first_call_s": self.first_call_s,
+            "loops": self.loops,
+            "times_s": self.timings,
+        }
+        return {
+            "variants": [row],
+            "environment": dict(self.environment),
+            "command": self.command,
+            "all_runs_s": self.all_runs,
+            "cpu_runs_s": self.cpu_runs,
+            "device_runs_s": self.device_runs,
+            "compile_time_s": self.compile_time,
+            "repeats": self.repeats,
+        }
+
+
+@dataclass
+class Timer:
+    """Drain `run()`, then read `timing`.
+
+    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then 7 runs.
+    With `budget_s` it takes so many seconds: as many runs as fit, and loops so that 7 do. Where
+    both are given, the step runs exactly so often. They are counted from when it runs, or from
+    `begun_s` on the clock.
+    """
+
+    step: Step
+    loop: Loop
+    device: torch.device
+    timing: Timing
+    loops: int | None = None
+    runs: int | None = None
+    budget_s: float | None = None
+    timer: Callable[[], float] = time.perf_counter
+    begun_s: float | None = None
+    _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.loops is not None and self.loops < 1:
+            raise StepError(f"-n {self.loops} is no number of loops: 1 or more, or 0 to choose it")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise StepError(
+                f"the budget must be a positive number of seconds, not {self.budget_s:g}"
+            )
+
+    def result(self) -> Timing:
+        """What is known so far."""
+        return self.timing
+
+    def has_results(self) -> bool:
+        """Whether there is anything to show already."""
+        return bool(self.timing.all_runs)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measure; yields after every run. What the step changed is put back at the end."""
+        __tracebackhide__ = True
+        exact = self.loops is not None and self.runs is not None
+        self._budget = Budget(
+            math.inf if exact or not self.budget_s else self.budget_s, begun_s=self.begun_s
+        )
+        with self.step.isolated() as visit:
+            state = visit.state
+            self._budget.reserved_s = visit.taking_s  # to put it back takes as long
+            if not exact:
+                yield Progress(0.0, "first call")
+                first = self._first()
+                if not self._budget.allows(0.0):  # it has to do
+                    self._note(first)
+                    yield Progress(1.0, "the budget was short: one run")
+                    return
+                self.timing.first_call_s = first.wall_s
+                state = self.step.state()  # optimizer state and compiled code are there now
+                if self.loops is None and self._begins_afresh(visit.state):
+                    state, self.loops = visit.state, 1
+            self.timing.loops = self.loops or (yield from self._autorange(state.restore))
+            number, slowest_s = 0, 0.0
+            while not self._enough(number) and (not number or self._budget.allows(slowest_s)):
+                begun_s = clock.now()
+                state.restore()
+                if not exact and not self.step.afresh and self._is_short:
+                    self._once(1)  # untimed: caches and clocks settle after the reset
+                watch = self._once(self.timing.loops)
+                number += 1
+                self._note(watch)
+                slowest_s = max(slowest_s, clock.now() - begun_s)
+                yield Progress(self._done(number), f"run {number}")
+
+    def _first(self) -> Stopwatch:
+        """The first call; where it compiles, its time is no part of the budget."""
+        __tracebackhide__ = True
+        graphs, watch = compilations.graphs(), self._once(1)
+        if compilations.graphs() > graphs:
+            self._budget.exclude(watch.wall_s)
+        return watch
+
+    def _note(self, run: Stopwatch) -> None:
+        self.timing.all_runs.append(run.wall_s)
+        self.timing.cpu_runs.append(run.cpu_s)
+        if run.device_s is not None:
+            self.timing.device_runs.append(run.device_s)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether an untimed call is no matter for the budget."""
+        first_s = self.timing.first_call_s or 0.0
+        return self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
+
+    def _begins_afresh(self, start: State) -> bool:
+        """Whether a call after the first does less, so that each run begins in the user's state."""
+        later_s, first_s = self._once(1).wall_s, self.timing.first_call_s or 0.0
+        if self.step.models and repeats.is_suspicious(first_s, later_s):
+            found = self.step.repeats = repeats.of_loop(self.step, start, lambda: self._once(1))
+            self.timing.repeats = found.line
+        return self.step.afresh
+
+    def _autorange(self, reset: Callable[[], None]) -> Generator[Progress, None, int]:
+        """1, 10, 100 … loops until a run takes long enough, as `timeit` does.
+
+        No longer than that as many runs as there shall be fit into the budget.
+        """
+        loops, first_s = 1, self.timing.first_call_s or 0.0
+        if self.budget_s is not None and first_s * (RUNS + 1) > self._budget.left_s:
+            return loops
+        while loops < MOST_LOOPS:
+            reset()
+            run_s = self._once(loops).wall_s
+            if run_s >= RUN_S or 10 * run_s * (RUNS + 1) > self._budget.left_s:
+                break
+            loops *= 10
+            yield Progress(0.0, f"{loops} loops a run")
+        return loops
+
+    def _once(self, loops: int) -> Stopwatch:
+        __tracebackhide__ = True
+        watch, window = Stopwatch(self.device, self.timer), interrupts.window()
+        with _without_garbage_collection():
+            try:
+                if window is not None:
+                    window.open()
+                self.step.rewind()
+                self.loop(loops, watch)
+            except StopIteration:  # would look like the end of a generator of ours
+                raise StepError(OUT_OF_DATA) from None
+            finally:
+                if window is not None:
+                    window.close()
+        return watch
+
+    def _enough(self, number: int) -> bool:
+        if self.runs is not None:
+            return number >= self.runs
+        return number >= RUNS and (self.budget_s is None or self._budget.left_s <= 0)
+
+    def _done(self, number: int) -> float:
+        return self._budget.share if self.budget_s else min(number / (self.runs or RUNS), 1.0)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """As `timeit` does: a collection in one of the runs is no part of the step."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def device_of(step: Step) -> torch.device:
+    """Where the step's first model lies, else the accelerator, else the CPU."""
+    for model in step.models:
+        for parameter in model.parameters():
+            return parameter.device
+    return clock.device_in_use()

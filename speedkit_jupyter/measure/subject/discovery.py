@@ -1,0 +1,90 @@
+"""What a step's code can reach: models, optimizers, and what else may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.wrappers import each_once, is_wrapper, unwrapped
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reached(values: Iterable[Any]) -> list[Any]:
+    """The values and what lies behind them: a function's globals and closure, an object's parts.
+
+    Without what only the methods of a class name, unless there is no model otherwise. Nothing is
+    run and no attribute is computed: only dictionaries, slots and cells are read.
+    """
+    walk = Walk(values)
+    return walk.near if outermost(walk.near) else list(walk.found.values())
+
+
+def outermost(found: Sequence[Any]) -> list[torch.nn.Module]:
+    """The models among objects that have parameters and are not part of another."""
+    import torch
+
+    modules = [one for one in found if issubclass(type(one), torch.nn.Module)]
+    inside = {id(part) for one in modules for part in list(one.modules())[1:]}
+    return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
+
+
+NO_PARAMETERS = (
+    "the model in this step has no parameters, since its weights are quantized: no plan changes it"
+)
+
+
+def is_quantized(found: Iterable[Any]) -> bool:
+    """Whether a module is among objects whose weights are packed, and are no parameters."""
+    import torch
+
+    modules = [one for one in found if issubclass(type(one), torch.nn.Module)]
+    return any(".quantized." in type(part).__module__ for one in modules for part in one.modules())
+
+
+def bystanders_among(found: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+    """The modules and optimizers among objects that are none of the known, nor part of them, nor
+    wrappers of them.
+    """
+    import torch
+
+    inside = {id(one) for one in (*known, *map(unwrapped, known))}
+    for one in (*known, *found):
+        if issubclass(type(one), torch.nn.Module):
+            inside.update(id(part) for part in list(one.modules())[1:])
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    others = [one for one in found if issubclass(type(one), kinds) and id(one) not in inside]
+    return [one for one in others if id(unwrapped(one)) not in inside and not _is_shell(one)]
+
+
+def _is_shell(found: Any) -> bool:
+    """Whether it is an optimizer that only passes on to another: that one is reached as well."""
+    import torch
+
+    return issubclass(type(found), torch.optim.Optimizer) and is_wrapper(found)
+
+
+def optimizers_among(found: Sequence[Any]) -> list[torch.optim.Optimizer]:
+    """The optimizers among objects, those behind wrappers."""
+    import torch
+
+    return each_once(one for one in found if issubclass(type(one), torch.optim.Optimizer))
+
+
+def holding(
+    optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that hold a parameter of the model, each once and without its wrapper."""
+    parameters = {id(p) for p in model.parameters()}
+    return [
+        one
+        for one in each_once(optimizers)
+        if any(id(p) in parameters for group in one.param_groups for p in group["params"])
+    ]
+
+
+def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -> bool:
+    """Whether it holds a parameter of one of the models."""
+    return any(holding([optimizer], model) for model in models)

@@ -1,0 +1,38 @@
+"""Optimizers that a step makes itself, as transformers' Trainer and Lightning's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.subject.discovery import holds
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def made_inside(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
+    """The facts of each kind of optimizer that this thread makes for one of the models.
+
+    Seen where torch's own class begins it, so that nothing is hooked to its steps.
+    """
+    import torch
+
+    found: list[OptimizerFacts] = []
+
+    def make(begin: Any) -> Callable[..., None]:
+        def noted(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            begin(optimizer, *args, **kwargs)
+            if holds(optimizer, models):
+                facts = OptimizerFacts.read(optimizer, models)
+                if facts not in found:
+                    found.append(facts)
+
+        return noted
+
+    with patched(torch.optim.Optimizer, "__init__", make):
+        yield found

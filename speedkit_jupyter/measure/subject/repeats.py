@@ -1,0 +1,136 @@
+"""Whether a step does its work again: a fit that is done, used-up data or a memo does less.
+
+Rounds begin in a warm state, in which such a step has nothing left to do. What tells is what it
+does (model calls, backward passes), not how long it takes: a first call is slow for many reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.checks.watching import watching
+from speedkit_jupyter.measure.undo.isolation import State
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.rounds.runner import Runner
+    from speedkit_jupyter.measure.subject.step import Step
+
+# Two more steps are looked at only where the first call took so many times as long as a later one:
+# a step that does less is faster.
+SUSPICIOUS = 1.5
+# A call that does less than this share of the first one's work is not the user's step.
+PART = 0.5
+
+
+@dataclass
+class Work:
+    """What a step did: calls of the models (or their parts) from outside, backward passes."""
+
+    calls: int = 0
+    passes: int = 0
+
+    def called(self, args: Any, kwargs: Any, result: Any) -> None:
+        self.calls += 1
+
+    def before_backward(self, tensors: Any) -> None:
+        self.passes += 1
+
+    def after_backward(self) -> None:
+        pass
+
+    def differentiated(self, gradients: Any) -> None:
+        self.passes += 1
+
+    def before_step(self, optimizer: Any, with_closure: bool) -> None:
+        pass
+
+    def after_step(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What a call from the user's own state does, and one after it (`later`).
+
+    `afresh` says that each measured call has to begin in the user's own state; `line` what is to
+    be known about it, empty where both do the same.
+    """
+
+    first: Work
+    later: Work
+    afresh: bool = False
+    line: str = ""
+
+
+def is_suspicious(first_s: float, later_s: float) -> bool:
+    """Whether a later call was so much faster that it may have done less."""
+    return first_s > SUSPICIOUS * later_s
+
+
+@contextmanager
+def counted(models: Sequence[torch.nn.Module]) -> Iterator[Work]:
+    """The work of one step in this thread."""
+    work = Work()
+    with watching([part for model in models for part in model.modules()], work):
+        yield work
+
+
+def of_runner(runner: Runner, start: State) -> Repeats:
+    """Of a variant whose warm state is known; leaves the models as they come out."""
+    __tracebackhide__ = True
+    step = runner.step
+    with runner.applied():
+        assert runner.warm is not None
+        runner.warm.restore()
+        later = _work(step, start, runner.once)
+    start.restore()
+    with runner.applied():
+        first = _work(step, start, runner.once)
+    return judged(first, later, bool(step.said))
+
+
+def of_loop(step: Step, start: State, run: Callable[[], object]) -> Repeats:
+    """Of a step as it stands, which ran before."""
+    __tracebackhide__ = True
+    later = _work(step, start, run)
+    start.restore()
+    return judged(_work(step, start, run), later, bool(step.said))
+
+
+def _work(step: Step, start: State, run: Callable[[], object]) -> Work:
+    """With the user's random numbers: a step whose length is drawn does no less for that."""
+    __tracebackhide__ = True
+    start.restore_randomness()
+    with counted(step.models) as work:
+        run()
+    return work
+
+
+def judged(first: Work, later: Work, beyond: bool) -> Repeats:
+    """`beyond` says that the step reaches what can't be put back."""
+    what, most, least = "backward pass", first.passes, later.passes
+    if not most:
+        what, most, least = "model call", first.calls, later.calls
+    if not first.passes and not first.calls and beyond:
+        return Repeats(first, later, line=USED_UP)
+    if least >= most:
+        return Repeats(first, later)
+    does = f"a call that follows another does less ({least} instead of {_count(most, what)})"
+    if least < PART * most:
+        return Repeats(first, later, True, f"{does}: each measured one begins as your first does")
+    return Repeats(first, later, False, f"{does}: measured are such later calls")
+
+
+USED_UP = (
+    "after its first call the step neither calls the model nor runs a backward pass: what it uses "
+    "up or keeps can't be put back, so that measured is a step without them"
+)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'es' if what.endswith('s') else 's'}" if number != 1 else f"1 {what}"

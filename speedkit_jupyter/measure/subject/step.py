@@ -1,0 +1,158 @@
+"""A step: what is measured, and everything that it may change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter.measure.subject.discovery import NO_PARAMETERS, holding, is_quantized
+from speedkit_jupyter.measure.subject.repeats import Repeats
+from speedkit_jupyter.measure.undo.custody import Visit
+from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.wrappers import unwrapped
+
+if TYPE_CHECKING:
+    import torch
+
+
+OUT_OF_DATA = (
+    "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
+    "the cell names begins anew by itself"
+)
+
+
+class StateWarning(UserWarning):
+    """What a step changes can't be put back."""
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, StateWarning, stacklevel=2)
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass
+class Step:
+    """What is measured, and what it may change.
+
+    `models` and `optimizers` get the variants' plans; `bystanders` are the others of their kind
+    that the step reaches. `others` are what else its code begins from: itself, say.
+
+    `run` takes the context of the variant at hand. What a step has `asked` a context for when it
+    first ran, however it got hold of one, reaches it that way, the rest of a plan by routing.
+    `names` is the namespace in which it assigns the names `assigned`.
+    `around_blocks` makes what surrounds each block of steps. Copies of the state are kept in main
+    memory where `off_device` is set. `reached` gives every object that the code reaches now.
+    """
+
+    run: Callable[[SpeedContext], object]
+    models: Sequence[torch.nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    bystanders: Sequence[torch.nn.Module | torch.optim.Optimizer] = ()
+    asked: frozenset[str] | None = None
+    names: MutableMapping[str, Any] | None = None
+    assigned: Sequence[str] = ()
+    others: Sequence[Any] = ()
+    iterators: Sequence[str] = ()
+    rewind: Callable[[], None] = _nothing
+    around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
+    off_device: bool = False
+    say: Callable[[str], object] = _warn
+    _begun: State | None = field(default=None, repr=False)
+    said: list[str] = field(default_factory=list, repr=False)
+    # Optimizers that it was seen to make itself, and whether it does its work again: known once it
+    # ran, and for as long as it is measured.
+    made: list[OptimizerFacts] = field(default_factory=list, init=False, repr=False)
+    repeats: Repeats | None = field(default=None, init=False, repr=False)
+    # Whether its own threads raise without any plan, which is the user's concern.
+    fails_in_threads: bool = field(default=False, init=False, repr=False)
+    # What the accuracy check of one benchmark leaves to the next one of the same search.
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def afresh(self) -> bool:
+        """Whether each measured call has to begin in the user's own state."""
+        return self.repeats is not None and self.repeats.afresh
+
+    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
+        """A copy of what the step changes, as it is now."""
+        return State(
+            self.models,
+            self.optimizers,
+            scalers,
+            self.names,
+            self.assigned,
+            [*self._variables(), *self.others, *self.bystanders],
+            self.off_device,
+            self._begun,
+        )
+
+    def walk(self) -> Walk:
+        """Over all that it can change."""
+        return Walk([*self._variables(), *self.others, *self.models, *self.optimizers])
+
+    def begin(self, state: State, rewind: Callable[[], None]) -> None:
+        """A visit has taken the user's state, with which later ones are compared."""
+        self._begun, self.rewind = state, rewind
+
+    def end(self) -> None:
+        """Nothing of the visit is kept alive."""
+        self._begun, self.rewind = None, _nothing
+
+    def tell(self, lines: Sequence[str]) -> None:
+        """Each only once."""
+        for line in lines:
+            if line not in self.said:
+                self.said.append(line)
+                self.say(line)
+
+    def _variables(self) -> list[Names]:
+        return [Names(self.names, self.iterators)] if self.names is not None else []
+
+    def values(self, names: Sequence[str]) -> list[Any]:
+        """What the step left in these names; raises StepError where there is no such name."""
+        space = self.names or {}
+        for name in names:
+            if name not in space:
+                raise StepError(f"--check {name}: the step leaves no such name")
+        return [space[name] for name in names]
+
+    def results(self) -> list[Any]:
+        """What the step left in the names that it assigns."""
+        space = self.names or {}
+        return [space[name] for name in self.assigned if name in space and name != "ctx"]
+
+    def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """The optimizers that hold a parameter of the model."""
+        return holding(self.optimizers, model)
+
+    def why_no_model(self, aim: str) -> str:
+        """Why there is nothing to do here, where `models` is empty."""
+        if is_quantized(self.bystanders):
+            return NO_PARAMETERS
+        return f"no model is used in this step, so there is nothing to {aim}"
+
+    def isolated(self) -> Visit:
+        """Whatever the block does is undone at its end; iterators replay their first draws.
+
+        Raises StepError while another step is isolated.
+        """
+        return Visit(self)
+
+    def on(self, model: torch.nn.Module) -> Step:
+        """The same step with plans for this model only; raises StepError where it uses it not."""
+        same = [one for one in self.models if unwrapped(one) is unwrapped(model)]
+        if not same:
+            raise StepError("the step does not use this model")
+        others = [one for one in self.models if one is not same[0]]
+        return replace(self, models=[same[0]], bystanders=[*others, *self.bystanders])

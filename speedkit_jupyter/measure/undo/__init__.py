@@ -1,0 +1,1 @@
+"""What a step may change, and how all of it is put back."""

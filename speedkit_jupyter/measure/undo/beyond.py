@@ -1,0 +1,87 @@
+"""What can't be put back, in words: said before a step runs, and after it where it shows then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.kinds.functions import Caches
+from speedkit_jupyter.measure.undo.kinds.mirrors import Loggers
+from speedkit_jupyter.measure.undo.kinds.opaque import Unknown
+from speedkit_jupyter.measure.undo.kinds.streams import Files
+from speedkit_jupyter.measure.undo.replays import Replays
+
+# So many names in a line.
+MOST_NAMES = 5
+
+
+def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[str]:
+    """A line for each reason why something that the step reaches can't be put back.
+
+    `calls` are functions that it names and whose effect nobody can put back.
+    """
+    walk = state.walk
+    named: dict[type, list[str]] = {Files: [], Unknown: [], Caches: [], Loggers: []}
+    for one in walk.found.values():
+        for kind in walk.kinds(one):
+            if type(kind) in named and kind.beyond(one):
+                name = walk.name(one)
+                is_file = type(kind) in {Files, Loggers}
+                named[type(kind)].append(name if is_file else f"{name} ({type(one).__name__})")
+    lines = [
+        _line(
+            replays.given_again,
+            "drawn from, and can't be put back as it was: an object in its place gives the same "
+            "again to whom draws with next()",
+        ),
+        _line(
+            replays.not_begun,
+            "yet to draw the order of its epoch: the next epoch's may be another than without the "
+            "measurement; draw one batch before it",
+        ),
+        _line(
+            [*named[Files], *walk.mirrors, *named[Loggers]],
+            "written to for real: that can't be put back",
+        ),
+        _line(
+            replays.drawn,
+            "drawn from for real: that can't be put back; in a variable of its own it would be",
+        ),
+        _line(
+            named[Caches], "used for real: what a cache keeps can't be put back", verb=("is", "are")
+        ),
+        _line([*named[Unknown], *walk.running], "not looked into, and can't be put back"),
+        _line(
+            state.too_large(),
+            "too large to copy, and can't be put back: watched, and named again if written to",
+        ),
+        _line(calls, "called in the step's code: what that writes or registers can't be put back"),
+        *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
+    ]
+    if walk.cut:
+        lines.append(
+            f"more than {len(walk.found):,} objects are reached: what lies behind "
+            f"{walk.name(walk.cut[0])} can't be put back"
+        )
+    return [line for line in lines if line]
+
+
+def after(state: State, replays: Replays) -> list[str]:
+    """What was changed all the same, and what putting back failed for."""
+    written = state.written()
+    lines = [_line(written, "changed by the step, and could not be put back", verb=("was", "were"))]
+    driven = "driven by send(), throw() or close(): that can't be put back"
+    lines.append(_line(replays.driven(), driven, verb=("was", "were")))
+    lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]
+    return [line for line in lines if line]
+
+
+def _line(names: Iterable[str], what: str, verb: Sequence[Any] = ("is", "are")) -> str:
+    found = list(dict.fromkeys(names))
+    if not found:
+        return ""
+    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    if len(found) > 1:
+        what = what.replace("as it was", "as they were").replace("in its place", "in each place")
+    return f"{', '.join(found[:MOST_NAMES])}{more} {verb[len(found) > 1]} {what}"

@@ -1,0 +1,137 @@
+"""A measurement between the turns of the kernel's event loop, so that the notebook stays alive."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from typing import Any, Literal, Protocol
+
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.undo import custody
+
+# A turn is given up at most this often, and handing everything over and back takes at most one
+# part in so many of the time.
+TURN_S, PART = 0.05, 5
+# A message from a button passes through some callbacks of the loop before it arrives.
+PASSES = 10
+
+State = Literal["running", "done", "stopped", "failed"]
+
+
+class Engine(Protocol):
+    """What yields after each block: a Benchmark or a Search."""
+
+    def run(self) -> Iterator[Progress]:
+        """Measure."""
+
+    def result(self) -> Any:
+        """What is known so far."""
+
+    def has_results(self) -> bool:
+        """Whether there is anything to show already."""
+
+
+class Run:
+    """An engine at work. `told` is called with it at each turn and once at the end.
+
+    `state` is done, stopped or failed at the end; `message` then says why it failed, and `result`
+    is what was measured (None for nothing), also by a run that was stopped. Whatever happens, the
+    user's state is in place whenever another callback runs.
+    """
+
+    def __init__(self, engine: Engine, told: Callable[[Run], None]) -> None:
+        self._engine: Engine | None = engine
+        self._told = told
+        self.result: Any = None
+        self.state: State = "running"
+        self.progress = Progress(0.0, "")
+        self.message = ""
+        self._stopped = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with the next turn of the loop; where none runs, measure here and now."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            for _ in self._blocks():
+                pass
+        else:
+            self._task = asyncio.ensure_future(self._in_turns())
+
+    def stop(self) -> None:
+        """End after the present block, with the results so far."""
+        self._stopped = True
+
+    async def _in_turns(self) -> None:
+        blocks = self._blocks()
+        try:
+            interval_s, last = 0.0, time.perf_counter()
+            for _ in blocks:
+                if time.perf_counter() - last < interval_s:
+                    continue
+                handing_s = await self._give_up_turn(blocks)
+                last = time.perf_counter()
+                interval_s = max(TURN_S, PART * handing_s)
+        finally:
+            blocks.close()
+
+    async def _give_up_turn(self, blocks: Generator[None, None, None]) -> float:
+        """Returns the seconds that handing over and back took."""
+        start = time.perf_counter()
+        given_s = 0.0
+
+        async def others() -> None:
+            nonlocal given_s
+            begin = time.perf_counter()
+            self._told(self)
+            for _ in range(PASSES):
+                await asyncio.sleep(0)
+            given_s = time.perf_counter() - begin
+
+        here = custody.in_progress()
+        if here is None:
+            await others()
+        else:
+            try:
+                with here.paused():
+                    await others()
+            except SpeedKitError as error:
+                with suppress(StopIteration):  # it has noted the error and ended
+                    blocks.throw(error)
+        return time.perf_counter() - start - given_s
+
+    def _blocks(self) -> Generator[None, None, None]:
+        """Block after block; notes how it ends. A KeyboardInterrupt would end the loop itself."""
+        engine, self._engine = self._engine, None  # it holds models: let go at the end
+        assert engine is not None
+        steps: Any = engine.run()
+        try:
+            for progress in steps:
+                self.progress = progress
+                yield
+                if self._stopped:
+                    break
+            self.state = "stopped" if self._stopped else "done"
+        except SpeedKitError as error:
+            self._fail(error, str(error))
+        except KeyboardInterrupt:
+            self.state = "stopped"
+        except Exception as error:
+            self._fail(error, f"the step raised {type(error).__name__}: {error}")
+        finally:
+            steps.close()
+            self.result = engine.result() if engine.has_results() else None
+            if self.state == "running":  # the loop is going away
+                self.state = "stopped"
+            self._told(self)
+
+    def _fail(self, error: BaseException, message: str) -> None:
+        """Nothing of the failed step is kept alive by its traceback."""
+        self.state, self.message = "failed", message
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None

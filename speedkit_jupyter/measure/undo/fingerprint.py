@@ -1,0 +1,84 @@
+"""What a step works on, by identity: which objects there are, and in what order and setting.
+
+Values of tensors are compared elsewhere (`State.holds`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter import flags
+from speedkit_jupyter.context import in_force
+from speedkit_jupyter.measure.undo.isolation import State
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.measure.subject.step import Step
+
+
+class Fingerprint:
+    """Taken now; `difference()` says in words what is otherwise by then, or nothing."""
+
+    def __init__(self, step: Step, state: State) -> None:
+        self._step, self._walk = step, state.walk
+        self._plans, self._settings = self._plans_now(), self._settings_now()
+        self._of_models = {
+            id(tensor)
+            for model in step.models
+            for tensor in (*model.parameters(), *model.buffers())
+        }
+        self._seen = state.glances()  # holds the objects, so that no address is used again
+
+    def difference(self) -> str:
+        """The first thing that differs: `a cell changed the model`."""
+        import torch
+
+        plans = self._plans_now()
+        if len(plans) != len(self._plans) or any(
+            one is not other for one, other in zip(plans, self._plans, strict=True)
+        ):
+            return "a plan was applied or restored"
+        if self._settings_now() != self._settings:
+            return "a cell changed torch's settings"
+        with torch._C.DisableTorchFunctionSubclass():
+            changed = [one for kind, one, seen in self._seen if not kind.same(one, seen)]
+            changed += [
+                one
+                for kind, one, seen in self._seen
+                if getattr(seen, "version", None) is not None and one._version != seen.version
+            ]
+        words = [self._words(one) for one in changed]
+        return min(words, key=ORDER.index) if words else ""
+
+    def _plans_now(self) -> list[Any]:
+        plans = [in_force(model) for model in self._step.models]
+        return [*plans, *(one.active for one in plans if one)]
+
+    def _settings_now(self) -> list[Any]:
+        import torch
+
+        return [
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), dict(flags.snapshot())
+        ]  # fmt: skip
+
+    def _words(self, one: Any) -> str:
+        """Whose part it is."""
+        import torch
+
+        holder, is_tensor = one, issubclass(type(one), torch.Tensor)
+        if id(one) in self._of_models:
+            return MODEL
+        for _ in range(24):
+            if issubclass(type(holder), torch.nn.Module):
+                return MODEL
+            if issubclass(type(holder), torch.optim.Optimizer):
+                return OPTIMIZER
+            if (holder := self._walk.before(holder)) is None:
+                break
+        return IN_PLACE if is_tensor else USED
+
+
+USED = "a cell changed what the step uses"
+MODEL = "a cell changed the model"
+OPTIMIZER = "a cell changed the optimizer"
+IN_PLACE = "a cell changed what the step uses, in place"
+ORDER = (USED, MODEL, OPTIMIZER, IN_PLACE)

@@ -1,0 +1,247 @@
+"""The state that a step changes, copied and put back byte for byte."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.undo.kinds import process
+from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.kinds.randomness import Generators
+from speedkit_jupyter.measure.undo.kinds.registry import KINDS
+from speedkit_jupyter.measure.undo.kinds.settings import Settings, failure
+from speedkit_jupyter.measure.undo.walk import Walk
+
+if TYPE_CHECKING:
+    import torch
+
+# Of a variant's warm state only what steps were seen to change is put back, but every so often all.
+ALL_EVERY = 16
+
+Memory = tuple[Kind, Any, Any]
+
+
+class State:
+    """A copy of all that models, optimizers, scalers, names and others reach, at one moment.
+
+    `restore` writes the copied values into the objects that were found then: parameters,
+    gradients and optimizer states stay the same objects. The copies lie beside the originals, or
+    in main memory where `off_device` is set. With the state `base`, taken earlier, copies of what
+    did not change since are shared, and what no step was seen to change is put back only now and
+    then. What can't be copied or put back is in `failed`: why, by its name.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[torch.nn.Module] = (),
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        scalers: Sequence[torch.amp.GradScaler] = (),
+        names: MutableMapping[str, Any] | None = None,
+        assigned: Sequence[str] = (),
+        others: Sequence[Any] = (),
+        off_device: bool = False,
+        base: State | None = None,
+    ) -> None:
+        bound = [] if names is None else [Names(names, (), assigned)]
+        with _without_collecting():
+            self._begin([*bound, *others, *models, *optimizers, *scalers], base, off_device)
+
+    def _begin(self, roots: Sequence[Any], base: State | None, off_device: bool) -> None:
+        self.walk = Walk(roots)
+        self.failed: dict[str, str] = {}
+        self.changing: set[tuple[int, Kind]] = set() if base is None else base.changing
+        self._base = base
+        self._restored = 0
+        self._memories: list[Memory] = []
+        self._by_object: dict[tuple[int, Kind], Any] = {}
+        self._settings = Settings(process.switches())
+        self._random = Settings(process.generators())
+        self._take(Copies(off_device))
+
+    def _take(self, copies: Copies) -> None:
+        import torch
+
+        self._own = frozenset(_owned(self.walk))
+        copies.required.update(self._own)
+        by_kind: dict[Kind, list[Memory]] = {kind: [] for kind in KINDS}
+        with torch._C.DisableTorchFunctionSubclass():
+            for one in self.walk.found.values():
+                for kind in self.walk.kinds(one):
+                    if kind.has_state and kind in by_kind:
+                        self._remember(kind, one, copies, by_kind[kind])
+        self._memories = [memory for kind in KINDS for memory in by_kind[kind]]
+
+    def _remember(self, kind: Kind, one: Any, copies: Copies, to: list[Memory]) -> None:
+        key = (id(one), kind)
+        try:
+            memory = None if self._base is None else self._base.shared(kind, one)
+            if memory is None:
+                memory = kind.copy(one, copies)
+        except Exception as error:
+            self.failed[self.walk.name(one)] = f"can't be copied ({_line(error)})"
+            return
+        self._by_object[key] = memory
+        to.append((kind, one, memory))
+
+    def shared(self, kind: Kind, one: Any) -> Any:
+        """The copy of bulky values that are still the same; None without."""
+        key = (id(one), kind)
+        if not kind.bulky or key in self.changing or key not in self._by_object:
+            return None
+        memory = self._by_object[key]
+        return memory if kind.same(one, memory) else None
+
+    def restore(self) -> None:
+        """Put everything back; what fails is noted, and keeps nothing else from being put back."""
+        import torch
+
+        self._restored += 1
+        # Switches first: under a mode that the step left entered nothing else could be put back.
+        self.failed.update(self._settings.restore())
+        stopped: BaseException | None = None
+        with (
+            torch._C.DisableTorchFunctionSubclass(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
+            for kind, one, memory in self._due():
+                try:
+                    self._put_back(kind, one, memory)
+                except Exception as error:
+                    self.fail(self.walk.name(one), error)
+                except BaseException as error:  # Ctrl-C: all else first
+                    stopped = stopped or error
+        self.failed.update(self._random.restore())
+        if stopped is not None:
+            raise stopped
+
+    def restore_randomness(self) -> None:
+        """Only what random numbers are drawn from."""
+        self._random.restore()
+        for kind, one, memory in self._memories:
+            if isinstance(kind, Generators):
+                kind.put_back(one, memory)
+
+    def _due(self) -> Iterator[Memory]:
+        """All; or what is known to change and what is new since the state before."""
+        base = self._base
+        if base is None or self._restored % ALL_EVERY == 0:
+            yield from self._memories
+            return
+        for kind, one, memory in self._memories:
+            key = (id(one), kind)
+            if key in self.changing or key not in base._by_object:
+                yield kind, one, memory
+
+    def _put_back(self, kind: Kind, one: Any, memory: Any) -> None:
+        key = (id(one), kind)
+        if kind.bulky and key in self.changing:  # to compare costs as much as to copy
+            kind.put_back(one, memory)
+        elif not kind.same(one, memory):
+            self.changing.add(key)
+            kind.put_back(one, memory)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Note what could not be put back."""
+        self.failed[name] = failure(error)
+
+    def holds(self) -> bool:
+        """Whether the values of tensors, arrays and frames are the copied ones."""
+        import torch
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return all(
+                kind.same_values(one, memory) for kind, one, memory in self._memories if kind.bulky
+            )
+
+    def changed(self) -> Iterator[Memory]:
+        """What does not hold what was copied; parameters, buffers and optimizers' own left out."""
+        # Those of before too: a layout gives parameters other gradients.
+        own = self._own.union(_owned(self.walk))
+        for kind, one, memory in self._memories:
+            with suppress(Exception):
+                same = kind.same_values if kind.bulky else kind.same
+                if id(one) not in own and not same(one, memory):
+                    yield kind, one, memory
+
+    def too_large(self) -> list[str]:
+        """The names of what only a checksum was taken of."""
+        return [
+            f"{self.walk.name(one)} ({type(one).__name__})"
+            for kind, one, memory in self._memories
+            if kind.is_too_large(memory)
+        ]
+
+    def written(self) -> list[str]:
+        """The names of what was too large to copy, and is not what it was."""
+        return [
+            self.walk.name(one)
+            for kind, one, memory in self._memories
+            if kind.is_too_large(memory) and not kind.same_checksum(one, memory)
+        ]
+
+    def glances(self) -> list[Memory]:
+        """What all objects hold now, without values of many bytes."""
+        found = []
+        for kind, one, _ in self._memories:
+            with suppress(Exception):
+                found.append((kind, one, kind.glance(one)))
+        return found
+
+    def adopt_random_state(self) -> None:
+        """The random generators are to come back to what they are now."""
+        self._random = Settings(process.generators())
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """So many small copies at once would start the garbage collector again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
+    """Whatever the block does to the state (arguments as for State) is undone at its end."""
+    from speedkit_jupyter import interrupts
+
+    state = State(*arguments, **more)
+    try:
+        yield state
+    finally:
+        with interrupts.held_back():
+            state.restore()
+
+
+def _owned(walk: Walk) -> Iterator[int]:
+    """The ids of tensors that are copied whatever their size: a step's own, not its data."""
+    import torch
+
+    for one in walk.found.values():
+        cls = type(one)
+        if issubclass(cls, torch.nn.Module):
+            tensors: list[Any] = [*one._parameters.values(), *one._buffers.values()]
+        elif issubclass(cls, torch.optim.Optimizer):
+            tensors = [p for group in one.param_groups for p in group["params"]]
+            states = [list(s.values()) for s in one.state.values() if isinstance(s, dict)]
+            tensors += [value for values in states for value in values]
+        else:
+            continue
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                yield id(tensor)
+                if tensor.is_leaf and tensor.grad is not None:
+                    yield id(tensor.grad)
+
+
+def _line(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first:.100}".rstrip(": ")

@@ -1,0 +1,87 @@
+"""File descriptors that code uses as numbers: where each stands, and what waits in a pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from speedkit_jupyter.measure.undo.kinds.settings import CHANGED
+from speedkit_jupyter.measure.undo.kinds.words import Words
+
+# What code names that works on them; all in `os`.
+CALLS = frozenset(
+    [
+        "open", "close", "read", "write", "pread", "pwrite", "lseek", "pipe", "dup", "dup2",
+        "ftruncate", "sendfile", "readv", "writev", "openpty", "memfd_create",
+    ]
+)  # fmt: skip
+MOST = 4096
+
+
+class Descriptors:
+    """Those of files and pipes, where the user's code works on some.
+
+    Python's own file objects that are reached are another kind, and move theirs in their own way.
+    """
+
+    def __init__(self, found: Collection[Any], words: Words) -> None:
+        self._watched = "os" in words.named and not CALLS.isdisjoint(words.named)
+        self._others = (
+            {1, 2, *(n for one in found for n in _number(one))} if self._watched else set()
+        )
+        self._saved = self._read() if self._watched else {}
+
+    def changed(self) -> Iterator[tuple[str, str]]:
+        """Their numbers, and that it can't be put back."""
+        now = self._read() if self._watched else {}
+        for number in sorted(now.keys() | self._saved.keys()):
+            if now.get(number) != self._saved.get(number):
+                yield f"file descriptor {number}", CHANGED
+
+    def _read(self) -> dict[int, Any]:
+        taken = {_file(number) for number in self._others}
+        values = {number: _value(number) for number in range(MOST) if number not in self._others}
+        return {n: one for n, one in values.items() if one is not None and one[0] not in taken}
+
+
+def _number(found: Any) -> Iterator[int]:
+    if isinstance(found, io.IOBase):
+        try:
+            yield found.fileno()
+        except (OSError, ValueError):  # in memory, or closed
+            return
+
+
+def _file(number: int) -> Any:
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _value(number: int) -> Any:
+    """Which file and where in it, or how many bytes wait; nothing for sockets and the like."""
+    try:
+        found = os.fstat(number)
+        if stat.S_ISREG(found.st_mode):
+            position = os.lseek(number, 0, os.SEEK_CUR)
+            return (found.st_dev, found.st_ino), position, found.st_size, found.st_mtime_ns
+        if stat.S_ISFIFO(found.st_mode):
+            return (found.st_dev, found.st_ino), _waiting(number)
+    except OSError:
+        pass
+    return None
+
+
+def _waiting(number: int) -> int:
+    import array
+    import fcntl
+    import termios
+
+    count = array.array("i", [0])
+    fcntl.ioctl(number, termios.FIONREAD, count)
+    return count[0]

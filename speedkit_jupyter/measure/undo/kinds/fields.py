@@ -1,0 +1,115 @@
+"""What objects hold beside attributes, in fields of C that can be assigned."""
+
+from __future__ import annotations
+
+import abc
+import sys
+from collections.abc import Iterable
+from types import FunctionType, MemberDescriptorType
+from typing import Any
+
+from speedkit_jupyter.measure.undo.kinds.base import MISSING, Copies, Kind
+from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class, is_the_users_function
+
+EXCEPTIONS = ("args", "__cause__", "__context__", "__suppress_context__", "__traceback__")
+NAMES = ("__name__", "__qualname__", "__doc__", "__module__")
+OF_CLASSES = ("__name__", "__qualname__", "__bases__", "__class__")
+Memory = list[tuple[str, Any]]
+
+
+class Fields(Kind):
+    """What an exception says, what a function, a class or a property is called."""
+
+    def recognizes(self, cls: type) -> bool:
+        """Of the user's own functions and classes only, which is known of each."""
+        return issubclass(cls, BaseException | type | property) or cls is FunctionType
+
+    def children(self, found: Any) -> Iterable[Any]:
+        """Their values: an exception's arguments, annotations."""
+        return [one for _, one in self.copy(found, Copies()) if one is not MISSING]
+
+    def copy(self, found: Any, copies: Copies) -> Memory:
+        """Read as they are, around what the class may do."""
+        return [(name, _read(found, name)) for name in _names(found)]
+
+    def same(self, found: Any, memory: Memory) -> bool:
+        """By identity; names that are made when they are read by value."""
+        for name, value in memory:
+            now = _read(found, name)
+            if now is not value and not (type(now) in {str, tuple} and now == value):
+                return False
+        return True
+
+    def put_back(self, found: Any, memory: Memory) -> None:
+        """Those that are otherwise."""
+        write = type.__setattr__ if isinstance(found, type) else object.__setattr__
+        for name, value in memory:
+            if value is not MISSING and _read(found, name) is not value:
+                write(found, name, value)
+
+
+class Registered(Kind):
+    """The classes that an abstract one of the user's was told are its own."""
+
+    def recognizes(self, cls: type) -> bool:
+        """Of Python's metaclass."""
+        return issubclass(cls, abc.ABCMeta)
+
+    def copy(self, found: Any, copies: Copies) -> list[type]:
+        """In no order."""
+        return _registered(found) if is_the_users_class(found) else []
+
+    def same(self, found: Any, memory: list[type]) -> bool:
+        """By identity."""
+        now = self.copy(found, Copies())
+        return len(now) == len(memory) and all(one in memory for one in now)
+
+    def put_back(self, found: Any, memory: list[type]) -> None:
+        """What `isinstance` has found meanwhile is asked anew."""
+        _abc: Any = sys.modules["_abc"]
+        _abc._reset_registry(found)
+        _abc._reset_caches(found)
+        for one in memory:
+            _abc._abc_register(found, one)
+
+
+def _registered(cls: type) -> list[type]:
+    dump = getattr(sys.modules.get("_abc"), "_get_dump", None)
+    found = [] if dump is None else [one() for one in dump(cls)[0]]
+    return [one for one in found if one is not None]
+
+
+def _names(found: Any) -> Iterable[str]:
+    if isinstance(found, BaseException):
+        return (*EXCEPTIONS, *_members(type(found)))
+    if isinstance(found, property):
+        return ("__doc__",)
+    if isinstance(found, type):
+        return OF_CLASSES if is_the_users_class(found) else ()
+    if not is_the_users_function(found):
+        return ()
+    return NAMES if _is_evaluated_late(found) else (*NAMES, "__annotations__")
+
+
+def _is_evaluated_late(function: Any) -> bool:
+    """Whether to read a function's annotations would run code."""
+    return sys.version_info >= (3, 14) and function.__annotate__ is not None
+
+
+def _members(cls: type) -> list[str]:
+    """What the exceptions of Python's own have beside: a number, a file, a value."""
+    return [
+        name
+        for base in cls.__mro__
+        if base.__module__ == "builtins"
+        for name, one in vars(base).items()
+        if isinstance(one, MemberDescriptorType) and name not in EXCEPTIONS
+    ]
+
+
+def _read(found: Any, name: str) -> Any:
+    read = type.__getattribute__ if isinstance(found, type) else object.__getattribute__
+    try:
+        return read(found, name)
+    except AttributeError:
+        return MISSING

@@ -1,0 +1,86 @@
+"""Objects that mirror a file: what is in memory of it goes with the file, and not back alone.
+
+An index that was put back would lead into a file that was not.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from typing import Any
+
+from speedkit_jupyter.lookup import is_a
+from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
+from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
+from speedkit_jupyter.measure.undo.kinds.streams import Files
+
+# Those that open their file by its name, each time or in C.
+BY_NAME = frozenset(
+    [
+        "dbm.dumb._Database", "mailbox.Mailbox", "h5py._hl.base.HLObject",
+        "torch.utils.tensorboard.writer.SummaryWriter", "tensorboardX.writer.SummaryWriter",
+        "pandas.io.pytables.HDFStore", "pandas.io.excel._base.ExcelWriter", "zarr.core.group.Group",
+        "diskcache.core.Cache", "tinydb.database.TinyDB",
+    ]
+)  # fmt: skip
+# Those that compress keep half of what they write, in memory too.
+COMPRESSING = frozenset(["gzip.GzipFile", "bz2.BZ2File", "lzma.LZMAFile"])
+FILES = Files()
+
+
+def mirrors_a_file(found: Any) -> bool:
+    """Whether a library's object is about a file that is written to, and knows what is in it."""
+    cls = type(found)
+    names = {f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__}
+    if names & BY_NAME:
+        return True
+    if names & COMPRESSING:
+        return bool(FILES.beyond(found))
+    if is_the_users_class(cls) or _trains(cls):
+        return False
+    held = list((attribute_dict(found) or {}).items())
+    if "shelve.Shelf" in names:
+        return any(name == "dict" and type(one) is not dict for name, one in held)
+    return any(_is_written(one) for _, one in held)
+
+
+def _is_written(one: Any) -> bool:
+    if is_a(one, _connections()):
+        return True
+    in_memory = is_a(one, io.StringIO | io.BytesIO)
+    return is_a(one, io.IOBase) and not in_memory and bool(FILES.beyond(one))
+
+
+def _connections() -> tuple[type, ...]:
+    """Where the user has loaded sqlite3."""
+    connection = getattr(sys.modules.get("sqlite3"), "Connection", None)
+    return () if connection is None else (connection,)
+
+
+def _trains(cls: type) -> bool:
+    import torch
+
+    return issubclass(cls, torch.nn.Module | torch.optim.Optimizer)
+
+
+class Loggers(Kind):
+    """Loggers, whose handlers may write files. What is printed is printed."""
+
+    has_state = False
+    anywhere = True
+
+    def recognizes(self, cls: type) -> bool:
+        """And what stands before one."""
+        return issubclass(cls, logging.Logger | logging.LoggerAdapter)
+
+    def beyond(self, found: Any) -> str:
+        """Where a handler of its own, or of those that it passes on to, has a file."""
+        one = found
+        while issubclass(type(one), logging.LoggerAdapter):
+            one = one.logger
+        while issubclass(type(one), logging.Logger):
+            if any(issubclass(type(each), logging.FileHandler) for each in one.handlers):
+                return "writes to a file"
+            one = one.parent if one.propagate else None
+        return ""

@@ -1,0 +1,143 @@
+"""Objects that some library keeps in C: what they say of themselves, or that nothing is known."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterable
+from types import AsyncGeneratorType, CoroutineType, MemberDescriptorType
+from typing import Any, NamedTuple
+
+from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
+
+# What runs elsewhere or can't be begun again: other threads and processes work on it.
+ELSEWHERE = (
+    "concurrent.futures.", "multiprocessing.queues", "multiprocessing.managers",
+    "multiprocessing.connection", "multiprocessing.pool", "_asyncio.", "torch.library.",
+)  # fmt: skip
+# To say what they hold takes too long.
+TOO_DEAR = ("tokenizers",)
+POINTER_BYTES = object.__basicsize__ // 2
+
+
+class Reduced(Kind):
+    """What can be pickled and takes its state back: partial objects, elements of a tree."""
+
+    def recognizes(self, cls: type) -> bool:
+        """Partial objects by themselves; others where nothing else is known (`says_its_state`)."""
+        return issubclass(cls, functools.partial)
+
+    def children(self, found: Any) -> Iterable[Any]:
+        """All that the state consists of."""
+        return list(_leaves(_state(found)))
+
+    def copy(self, found: Any, copies: Copies) -> Any:
+        """As it would be pickled."""
+        return _state(found)
+
+    def same(self, found: Any, memory: Any) -> bool:
+        """Objects by identity, plain values by value."""
+        return _alike(_state(found), memory)
+
+    def put_back(self, found: Any, memory: Any) -> None:
+        """As it would be loaded."""
+        found.__setstate__(_loaded(memory))
+
+
+class _Itself(NamedTuple):
+    """A container that the object holds, which has a memory of its own: a partial's list."""
+
+    found: Any
+
+
+def _state(found: Any) -> Any:
+    """What is made anew for each pickle is taken apart; what is the same each time is held."""
+    state, again = found.__reduce_ex__(4), found.__reduce_ex__(4)
+    has_one = isinstance(state, tuple) and len(state) > 2
+    return _taken_apart(state[2], again[2]) if has_one else None
+
+
+def _taken_apart(state: Any, again: Any) -> Any:
+    cls = type(state)
+    if cls not in (list, tuple, dict):
+        return state
+    if state is again:
+        return state if state == () else _Itself(state)
+    if cls is dict:
+        return {key: _taken_apart(one, again.get(key)) for key, one in state.items()}
+    return cls(map(_taken_apart, state, again))
+
+
+def _loaded(state: Any) -> Any:
+    if type(state) is _Itself:
+        return state.found
+    if type(state) in {list, tuple}:
+        return type(state)(map(_loaded, state))
+    return {key: _loaded(one) for key, one in state.items()} if type(state) is dict else state
+
+
+def _leaves(state: Any) -> Iterable[Any]:
+    if type(state) is _Itself:
+        yield state.found
+    elif type(state) in {list, tuple}:
+        for one in state:
+            yield from _leaves(one)
+    elif type(state) is dict:
+        for one in state.values():
+            yield from _leaves(one)
+    else:
+        yield state
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if type(one) is _Itself:
+        return one.found is other.found
+    if type(one) in {list, tuple}:
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    return one is other or (type(one) in {int, float, str, bytes, bool} and one == other)
+
+
+class Unknown(Kind):
+    """What no other kind recognizes, and is no plain value: kept in C by some library."""
+
+    def recognizes(self, cls: type) -> bool:
+        """Hashed by what it is: then it may change. What is hashed by its value does not."""
+        own: Any = cls.__hash__
+        return cls is not object and (own is None or own is object.__hash__)
+
+    def beyond(self, found: Any) -> str:
+        """Always."""
+        return "is not known"
+
+
+def says_its_state(cls: type) -> bool:
+    """Whether it has its own ways to say what it holds, and to take it back."""
+    if cls.__module__.startswith(TOO_DEAR) or not hasattr(cls, "__setstate__"):
+        return False
+    ways = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return any(getattr(cls, way, None) is not getattr(object, way, None) for way in ways)
+
+
+def hides_memory(cls: type) -> bool:
+    """Whether an instance takes more bytes than its dictionary and slots do."""
+    slots = sum(
+        isinstance(one, MemberDescriptorType)
+        for base in cls.__mro__
+        if "__slots__" in base.__dict__
+        for one in base.__dict__.values()
+    )
+    pointers = slots + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
+    return cls.__basicsize__ > object.__basicsize__ + pointers * POINTER_BYTES
+
+
+def is_elsewhere(cls: type) -> bool:
+    """Whether it is never looked into, but said."""
+    if cls in (CoroutineType, AsyncGeneratorType):
+        return True
+    if issubclass(cls, (ctypes.CDLL, vars(ctypes)["_CFuncPtr"])):  # nobody knows what C code does
+        return True
+    return f"{cls.__module__}.".startswith(ELSEWHERE)

@@ -1,0 +1,136 @@
+"""Files and iterators."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from types import GeneratorType
+from typing import Any
+
+from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.undo.kinds.names import Names, global_names
+from speedkit_jupyter.measure.undo.kinds.origin import is_installed
+from speedkit_jupyter.measure.undo.kinds.weak import PROXIES
+
+# Iterators of Python's own, which say what they hold to the garbage collector only.
+KEPT_IN_C = ("builtins", "itertools")
+
+
+class Texts(Kind):
+    """Files in memory: what is in them, and the position."""
+
+    def recognizes(self, cls: type) -> bool:
+        """`StringIO` and `BytesIO`."""
+        return issubclass(cls, io.StringIO | io.BytesIO)
+
+    def copy(self, found: Any, copies: Copies) -> Any:
+        """None of one that is closed."""
+        return None if found.closed else (found.getvalue(), found.tell())
+
+    def same(self, found: Any, memory: Any) -> bool:
+        """By value."""
+        return bool(self.copy(found, Copies()) == memory)
+
+    def put_back(self, found: Any, memory: Any) -> None:
+        """Raises ValueError where it was closed."""
+        value, position = memory
+        found.seek(0)
+        found.truncate()
+        found.write(value)
+        found.seek(position)
+
+
+class Files(Kind):
+    """Files: where one that is read stands. What is written is written."""
+
+    def recognizes(self, cls: type) -> bool:
+        """Python's own and those of the standard library."""
+        return issubclass(cls, io.IOBase) and not issubclass(cls, io.StringIO | io.BytesIO)
+
+    def copy(self, found: Any, copies: Copies) -> int | None:
+        """The position, where there is one."""
+        try:
+            return None if self.beyond(found) or found.closed else int(found.tell())
+        except (OSError, ValueError):  # in the middle of a loop over its lines
+            return None
+
+    def same(self, found: Any, memory: int | None) -> bool:
+        """The position."""
+        return memory is None or (not found.closed and found.tell() == memory)
+
+    def put_back(self, found: Any, memory: int) -> None:
+        """Raises ValueError where it was closed."""
+        found.seek(memory)
+
+    def beyond(self, found: Any) -> str:
+        """Where it can be written, or read only once. What is printed is printed."""
+        try:
+            if found.closed or _is_standard(found):
+                return ""
+            return "is written to for real" if found.writable() or not found.seekable() else ""
+        except (OSError, ValueError, AttributeError):
+            return ""
+
+
+class Iterators(Kind):
+    """What is drawn from: it can't go back, but what was drawn can be given again (`Replays`)."""
+
+    def recognizes(self, cls: type) -> bool:
+        """Generators, iterators that are kept in C, a loader's that has processes of its own."""
+        if issubclass(cls, GeneratorType) or _has_workers(cls) or hasattr(cls, "resumes"):
+            return True
+        if not issubclass(cls, Iterator) or issubclass(cls, io.IOBase) or cls in PROXIES:
+            return False
+        return cls.__dictoffset__ == 0 and "__slots__" not in cls.__dict__
+
+    def children(self, found: Any) -> Iterable[Any]:
+        """What a generator of the user's works on, what one in C calls and gives out."""
+        is_a_generator = isinstance(found, GeneratorType)
+        if type(found).__module__ in KEPT_IN_C and not is_a_generator:
+            yield from _behind(found)
+        frame = found.gi_frame if is_a_generator else None
+        if frame is None or is_installed(str(frame.f_globals.get("__name__")).partition(".")[0]):
+            return
+        yield from frame.f_locals.values()
+        yield Names(frame.f_globals, global_names(found.gi_code)[0])
+
+    def beyond(self, found: Any) -> str:
+        """Unless what holds it holds a replaying one for a while."""
+        return "is drawn from for real"
+
+
+def _behind(found: Any) -> Iterator[Any]:
+    """All but other iterators, which this one draws from."""
+    for one in gc.get_referents(found):
+        parts = one if type(one) is tuple else (one,)
+        yield from (part for part in parts if not issubclass(type(part), Iterator))
+
+
+class Replaying(Kind):
+    """Ours, in the place of an iterator while a benchmark runs."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        """It says so."""
+        return hasattr(cls, "replays")
+
+    def children(self, found: Any) -> Iterable[Any]:
+        """Where it draws from: an object's attributes are put back."""
+        return () if isinstance(found._source, GeneratorType) else (found._source,)
+
+
+def _is_standard(file: Any) -> bool:
+    streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    return any(file is one or file is getattr(one, "buffer", one) for one in streams)
+
+
+def _has_workers(cls: type) -> bool:
+    return cls.__name__ == "_MultiProcessingDataLoaderIter"
+
+
+# Iterators that only count: they are data of nobody's.
+COUNTERS: tuple[type, ...] = (itertools.count,)

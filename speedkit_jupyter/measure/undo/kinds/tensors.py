@@ -1,0 +1,225 @@
+"""Tensors: values, memory, gradients, hooks; bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.checks.plain import has_values, is_transformed
+from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.undo.kinds.bits import checksum, equal, flat, laid_out, write
+
+if TYPE_CHECKING:
+    import torch
+
+SLOTS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """`saved` is None where only the `checksum` was taken; `home` is the memory it lies in."""
+
+    saved: torch.Tensor | None
+    checksum: Any
+    home: torch.Tensor | None
+    layout: tuple[Any, ...]
+    size: int
+    is_leaf: bool
+    requires_grad: bool
+    version: int | None
+    is_shared: bool = False
+
+
+class Tensors(Kind):
+    """Values into the same object and the same memory; strides, dtype and device return with it.
+
+    They change when a plan is taken back and applied again. State that does not lie like its
+    parameter belongs to other weights in a fused kernel, and recorded CUDA graphs know addresses.
+    Compared by value, since fused optimizers, `.data` and `.numpy()` write without counting it.
+    """
+
+    bulky = True
+
+    def recognizes(self, cls: type) -> bool:
+        """Parameters and other subclasses too."""
+        import torch
+
+        return issubclass(cls, torch.Tensor)
+
+    def copy(self, found: torch.Tensor, copies: Copies) -> Memory:
+        """A clone; or a checksum where it would be too large."""
+
+        detached = found if is_transformed(found) else found.detach()
+        size = found.numel() * found.element_size()
+        saved = summed = home = None
+        if _consists_of_others(found) or not has_values(found):
+            pass  # what it consists of are tensors, which are copied themselves
+        elif copies.fits(found, size):
+            once = flat(detached)
+            saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
+        else:
+            summed = checksum(detached)
+        if saved is not None and not copies.off_device and not found.is_inference():
+            home = found.data  # else it would stay on the device as well
+        return Memory(
+            saved,
+            summed,
+            home,
+            _layout(found),
+            found.untyped_storage().nbytes() if _has_memory(found) else 0,
+            found.is_leaf,
+            found.requires_grad,
+            _version(found),
+            _is_shared(found),
+        )
+
+    def glance(self, found: torch.Tensor) -> Memory:
+        """Without the values."""
+        settings = (found.is_leaf, found.requires_grad, _version(found))
+        return Memory(None, None, None, _layout(found), 0, *settings)
+
+    def same(self, found: torch.Tensor, memory: Memory) -> bool:
+        """Bit by bit, where there is a copy."""
+        if _layout(found) != memory.layout or found.requires_grad != memory.requires_grad:
+            return False
+        return found.is_leaf == memory.is_leaf and self.same_values(found, memory)
+
+    def same_values(self, found: torch.Tensor, memory: Memory) -> bool:
+        """Whatever its strides."""
+        if memory.saved is None:
+            return True
+        if _layout(found)[:2] != memory.layout[:2]:
+            return False
+        if memory.size and found.untyped_storage().nbytes() < memory.size:  # given back
+            return False
+        return equal(flat(found.detach()), memory.saved)
+
+    def is_too_large(self, memory: Memory) -> bool:
+        """Data of the user's, never the model's."""
+        return memory.checksum is not None
+
+    def same_checksum(self, found: torch.Tensor, memory: Memory) -> bool:
+        """Of what was too large to copy."""
+        return bool(checksum(found.detach()) == memory.checksum)
+
+    def put_back(self, found: torch.Tensor, memory: Memory) -> None:
+        """Memory, values, and whether it wants a gradient."""
+        import torch
+
+        layout, saved, home = memory.layout, memory.saved, memory.home
+        _grow(found if home is None else home, memory)
+        with torch.inference_mode() if found.is_inference() else nullcontext():
+            now = _layout(found)
+            if home is not None and now != layout:
+                found.data = home
+            elif now[:4] != layout[:4] and saved is not None:
+                found.data = laid_out(layout, saved)
+            if saved is not None:
+                write(found, saved)
+        if memory.is_leaf and not found.is_leaf:  # a graph was written into it
+            found.detach_()
+        if found.requires_grad != memory.requires_grad:
+            found.requires_grad_(memory.requires_grad)
+        if _is_shared(found) and not memory.is_shared:
+            raise RuntimeError("it lies in memory of all processes now")
+
+
+class Gradients(Kind):
+    """Which tensor lies in `.grad`, and which hooks wait for it. Put back after all values."""
+
+    def recognizes(self, cls: type) -> bool:
+        """As tensors."""
+        import torch
+
+        return issubclass(cls, torch.Tensor)
+
+    def children(self, found: torch.Tensor) -> Iterable[Any]:
+        """The gradient and the dicts of hooks."""
+        return [one for one in self.copy(found, Copies()) if not isinstance(one, bool | None)]
+
+    def copy(self, found: torch.Tensor, copies: Copies) -> tuple[Any, ...]:
+        """The objects themselves; whether one that is computed keeps its gradient."""
+        gradient = found.grad if found.is_leaf or found.retains_grad else None  # others warn
+        hooks = [getattr(found, name, None) for name in SLOTS]
+        return (gradient, found.retains_grad and not found.is_leaf, *hooks)
+
+    def same(self, found: torch.Tensor, memory: tuple[Any, ...]) -> bool:
+        """By identity."""
+        return all(
+            one is other for one, other in zip(self.copy(found, Copies()), memory, strict=True)
+        )
+
+    def put_back(self, found: torch.Tensor, memory: tuple[Any, ...]) -> None:
+        """It fits the parameter by now. Raises RuntimeError for what torch can't take back."""
+        gradient, retains, *hooks = memory
+        if (found.is_leaf or found.retains_grad) and found.grad is not gradient:
+            found.grad = gradient
+        for name, one in zip(SLOTS, hooks, strict=True):
+            now = getattr(found, name, None)
+            if now is not one:
+                if isinstance(now, dict):
+                    now.clear()  # which a graph goes on asking
+                setattr(found, name, one)
+        if found.retains_grad and not found.is_leaf and not retains:
+            raise RuntimeError("it retains its gradient from now on")
+
+
+def _consists_of_others(tensor: torch.Tensor) -> bool:
+    import torch
+
+    if type(tensor) in {torch.Tensor, torch.nn.Parameter}:
+        return False
+    return bool(torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Of one piece, which a shape and strides describe."""
+    import torch
+
+    pieces = _is_nested(tensor) or is_transformed(tensor)
+    return tensor.layout == torch.strided and not pieces
+
+
+def _is_nested(tensor: torch.Tensor) -> bool:
+    import torch
+
+    return tensor.is_nested and tensor.layout == torch.strided
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+
+    if not _has_memory(tensor) or tensor.device.type != "cpu":
+        return False
+    try:
+        return bool(tensor.untyped_storage().is_shared())
+    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
+        return False
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    import torch
+
+    parameters: Any = torch.nn.parameter
+    if isinstance(tensor, parameters.UninitializedTensorMixin):
+        tensor = tensor.data  # it will not say its shape
+    if not _has_memory(tensor):
+        sizes = tensor.shape if not _is_nested(tensor) else tensor._nested_tensor_size().tolist()
+        return sizes, tensor.dtype, tensor.device, tensor.layout
+    try:
+        address = None if tensor.is_meta else (tensor.data_ptr(), tensor.untyped_storage().nbytes())
+    except RuntimeError:  # a subclass without memory of its own
+        address = None
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
+
+
+def _grow(tensor: torch.Tensor, memory: Memory) -> None:
+    """Its memory may have been given back meanwhile; what shares it is to share it again."""
+
+    if _has_memory(tensor) and tensor.untyped_storage().nbytes() < memory.size:
+        tensor.untyped_storage().resize_(memory.size)

@@ -1,0 +1,313 @@
+"""Iterators, which can't go back: what a step draws is kept, and given again."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from inspect import GEN_CREATED, getgeneratorstate
+from io import IOBase
+from types import CellType, GeneratorType
+from typing import Any
+
+from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
+from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
+from speedkit_jupyter.measure.undo.kinds.streams import COUNTERS, Iterators
+from speedkit_jupyter.measure.undo.walk import Walk
+
+# Iterators that copy.copy makes independent of one another.
+SOURCES: tuple[Any, ...] = (
+    [], (), range(0), "", "é", b"", bytearray(), {}, {}.values(), {}.items(), set(),
+)  # fmt: skip
+COPYABLE: tuple[type, ...] = (
+    *{type(iter(one)) for one in SOURCES},
+    type(reversed([])),
+    itertools.repeat,
+)
+# What advances a generator beside `next()`: what it is given is not given again.
+DRIVES = frozenset(["send", "throw", "close", "asend", "athrow", "aclose"])
+Holder = tuple[Any, Kind]
+
+
+class Replay:
+    """An iterator whose first draws are repeated at every step, so that all do the same work.
+
+    `next()` begins anew at the end, since a step that is timed draws more often than the notebook
+    would; a loop over it ends there. Without `keeps` (a counter) nothing is repeated, without
+    `rewinds` (what another one that does draws from) nothing before the end. All else is the
+    source's.
+    """
+
+    replays = True
+    driven = False  # whether it was asked for what advances a generator otherwise
+
+    def __init__(self, source: Iterator[Any], keeps: bool = True, rewinds: bool = True) -> None:
+        self._source, self._drawn, self._position = source, [], 0  # type: ignore[var-annotated]
+        self._keeps, self._rewinds = keeps, rewinds
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            try:
+                yield self._draw()
+            except StopIteration:
+                return
+
+    def __next__(self) -> Any:
+        try:
+            return self._draw()
+        except StopIteration:
+            if not self._drawn or not self._rewinds:
+                raise
+            self.rewind()
+            return self._draw()
+
+    def __getattr__(self, name: str) -> Any:
+        return _of_the_source(self, name)
+
+    def __len__(self) -> int:
+        return len(self._source)  # type: ignore[arg-type]
+
+    def _draw(self) -> Any:
+        if not self._keeps:
+            return next(self._source)
+        if self._position == len(self._drawn):
+            self._drawn.append(next(self._source))
+        self._position += 1
+        return self._drawn[self._position - 1]
+
+    def rewind(self) -> None:
+        """The next step draws the same again."""
+        if self._rewinds:
+            self._position = 0
+
+    def draws_from(self, found: Any) -> bool:
+        """Whether `found` itself is drawn from, and not another one in its place."""
+        return self._source is found
+
+    def as_found(self) -> Iterator[Any]:
+        """An iterator that gives what the source would have given."""
+        return Resumed(self._drawn, self._source) if self._drawn else self._source
+
+
+class Resumed:
+    """What was drawn from an iterator of the user's, then the rest of it; all else is its own."""
+
+    resumes = True
+
+    def __init__(self, drawn: Sequence[Any], source: Iterator[Any]) -> None:
+        self._drawn, self._source = list(drawn), source
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._drawn.pop(0) if self._drawn else next(self._source)
+
+    def __getattr__(self, name: str) -> Any:
+        return _of_the_source(self, name)
+
+
+class Lent:
+    """An iterator of the user's for a while; it knows whether anything was drawn from it."""
+
+    resumes = True
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self._source, self.used = source, False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.used = True
+        return next(self._source)
+
+    def __getattr__(self, name: str) -> Any:
+        return _of_the_source(self, name)
+
+
+def _of_the_source(one: Any, name: str) -> Any:
+    """Not what Python looks for by itself, when it copies one, say."""
+    if name[:2] == "__" or name == "_source":
+        raise AttributeError(name)
+    if name in DRIVES:
+        vars(one)["driven"] = True
+    return getattr(one._source, name)
+
+
+class Replays:
+    """The iterators that a walk found, replaying their first draws wherever they are held.
+
+    `hand_back` puts the user's into their place, `take` takes them away again. `drawn` are those
+    that something holds which can hold no other, in words; `given_again` those that come back as
+    another object; `not_begun` those of a loader that has yet to draw its order, where no other
+    one like it can be begun.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        self.drawn: list[str] = []
+        self.given_again: list[str] = []
+        self.not_begun: list[str] = []
+        self._words: dict[int, str] = {}
+        self._found: list[tuple[Any, Replay, list[Holder]]] = []
+        self._lent: list[tuple[Any, Any]] = []
+        for key, holders in walk.holders.items():
+            one = walk.found.get(key)  # None where it goes with a file, or has a thread
+            if one is None or not _is_drawn_from(walk, one, holders):
+                continue
+            words = f"{walk.name(one)} ({type(one).__name__})"
+            if not all(_can_hold_another(walk, holder) for holder, _ in holders):
+                self.drawn.append(words)
+                continue
+            owners = [walk.before(holder) for holder, _ in holders]
+            loaders = [owner for owner in owners if _is_a_loaders(owner)]
+            replay = _replay(one, loaders)
+            self._words[id(one)] = words
+            self._found.append((one, replay, holders))
+            if loaders and replay.draws_from(one) and _is_shuffled_later(one, loaders[0]):
+                self.not_begun.append(walk.name(loaders[0]))
+            if not loaders and not _comes_back(one, replay):
+                self.given_again.append(words)
+        self._now: list[Any] = [one for one, _, _ in self._found]
+
+    def rewind(self) -> None:
+        """The next step draws the same again."""
+        for _, replay, _ in self._found:
+            replay.rewind()
+
+    def take(self) -> None:
+        """Put the replaying ones in place."""
+        self._exchange([replay for _, replay, _ in self._found])
+        self._lent = []
+
+    def hand_back(self, for_good: bool = True) -> None:
+        """Put the user's in place: untouched, or giving first what was drawn."""
+        given = []
+        for found, replay, _ in self._found:
+            one = found
+            if not _comes_back(found, replay):
+                one = replay.as_found() if for_good else Lent(replay.as_found())
+            given.append(one)
+        self._exchange(given)
+        self._lent = [(one, _position(one)) for one in given]
+
+    def driven(self) -> list[str]:
+        """Generators that were sent something, or closed: those are left as they then were."""
+        return [self._words[id(one)] for one, replay, _ in self._found if replay.driven]
+
+    def used(self) -> bool:
+        """Whether one that was handed back was drawn from."""
+        return any(_position(one) != found for one, found in self._lent)
+
+    def _exchange(self, new: list[Any]) -> None:
+        for (_, _, holders), old, one in zip(self._found, self._now, new, strict=True):
+            for holder, kind in holders:
+                kind.replace(holder, old, one)
+        self._now = new
+
+
+def _is_drawn_from(walk: Walk, one: Any, holders: Sequence[Holder]) -> bool:
+    """Not so an object of a class of its own that is kept as a part of another: its attributes
+    are put back.
+    """
+    if issubclass(type(one), IOBase) or hasattr(type(one), "replays"):
+        return False
+    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # which is drawn from instead
+        return False
+    if _is_an_iterator(walk, one):
+        return True
+    return any(isinstance(holder, Names | CellType) for holder, _ in holders)
+
+
+def _is_an_iterator(walk: Walk, one: Any) -> bool:
+    return any(type(kind) is Iterators for kind in walk.kinds(one))
+
+
+def _can_hold_another(walk: Walk, holder: Any) -> bool:
+    """A library's object may do more with an iterator of its own than draw from it."""
+    if isinstance(holder, tuple | set | frozenset):
+        return False
+    owner = walk.before(holder) if isinstance(holder, dict) else holder
+    if owner is None or attribute_dict(owner) is not holder:
+        return any(kind.can_replace for kind in walk.kinds(holder))
+    return is_the_users_class(type(owner)) or _is_a_loaders(owner) or _is_a_module(owner)
+
+
+def _is_a_loaders(one: Any) -> bool:
+    from torch.utils.data import dataloader
+
+    return isinstance(one, dataloader._SingleProcessDataLoaderIter)
+
+
+def _position(one: Any) -> Any:
+    """Another one after a draw, as far as it shows."""
+    if type(one) is Lent:
+        return one.used
+    if isinstance(one, GeneratorType):
+        return getgeneratorstate(one)
+    return operator.length_hint(one, -1) if isinstance(one, COPYABLE) else None
+
+
+def _is_shuffled_later(one: Any, loader: Any) -> bool:
+    """Whether the order of the loader's epoch is drawn at its first batch.
+
+    The random numbers that the draw takes are put back, and the user's own first batch is given
+    again: so the next epoch begins from other ones.
+    """
+    from torch.utils.data import SequentialSampler
+
+    batches = loader._index_sampler
+    return _has_not_begun(one) and not isinstance(
+        getattr(batches, "sampler", batches), SequentialSampler
+    )
+
+
+def _has_not_begun(one: Any) -> bool:
+    return isinstance(one, GeneratorType) and getgeneratorstate(one) == GEN_CREATED
+
+
+def _another_epoch(one: Any, loader: Any) -> Iterator[Any] | None:
+    """One that begins as the loader's own would, where making it runs no code of the sampler's."""
+    batches = loader._index_sampler
+    begin = getattr(type(batches), "__iter__", None)
+    if not _has_not_begun(one) or getattr(begin, "__code__", None) is not one.gi_code:
+        return None
+    return begin(batches)  # type: ignore[misc, no-any-return]
+
+
+def _is_a_module(one: Any) -> bool:
+    import torch
+
+    return isinstance(one, torch.nn.Module)
+
+
+def _comes_back(found: Any, replay: Replay) -> bool:
+    """Whether it is left alone meanwhile, or put back as an object with attributes."""
+    if not replay.draws_from(found) or _is_a_loaders(found):
+        return True
+    return is_the_users_class(type(found))
+
+
+def _replay(found: Any, loaders: Sequence[Any]) -> Replay:
+    """Of another one that draws for itself, where there can be one."""
+    if type(found) in COPYABLE:
+        return Replay(copy.copy(found))
+    if isinstance(found, COUNTERS):
+        return Replay(_another_counter(found), keeps=False)
+    if loaders:
+        return Replay(_another_epoch(found, loaders[0]) or found, rewinds=False)
+    return Replay(found)
+
+
+def _another_counter(found: Any) -> Iterator[Any]:
+    """Python 3.14 can't copy one; what it prints says where it stands."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return copy.copy(found)  # type: ignore[no-any-return]
+    except TypeError:
+        words = repr(found)[len("count(") : -1].split(", ")
+        return itertools.count(*(float(w) if "." in w or "e" in w else int(w) for w in words))

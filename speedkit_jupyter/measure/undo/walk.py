@@ -1,0 +1,149 @@
+"""A walk over all objects that code can reach, nearest first."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from multiprocessing.process import BaseProcess
+from types import CellType, FunctionType
+from typing import Any
+
+from speedkit_jupyter.lookup import is_a
+from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
+from speedkit_jupyter.measure.undo.kinds.instances import Attributes
+from speedkit_jupyter.measure.undo.kinds.mirrors import mirrors_a_file
+from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
+from speedkit_jupyter.measure.undo.kinds.registry import Registry
+from speedkit_jupyter.measure.undo.kinds.weak import PROXIES
+
+# More are not looked at. Containers of more elements than LARGE come last, so that they hide
+# nothing.
+MOST_OBJECTS, LARGE = 100_000, 2_000
+SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
+
+
+class Walk:
+    """What lies behind `roots`: every object that is no plain value, by identity.
+
+    `near` are those that are reached without passing through a class: its methods name much that
+    no step calls. `cut` are objects that were not looked into any more; `holders` says what holds
+    an iterator; `running` are names of what has a thread or a process of its own, `mirrors` of
+    what goes with a file that is written to.
+    """
+
+    def __init__(self, roots: Iterable[Any], most: int = MOST_OBJECTS) -> None:
+        self.registry = Registry()
+        self.found: dict[int, Any] = {}
+        self.near: list[Any] = []
+        self.cut: list[Any] = []
+        self.running: list[str] = []
+        self.mirrors: list[str] = []
+        self.holders: dict[int, list[tuple[Any, Kind]]] = {}
+        self._before: dict[int, int] = {}
+        self._most = most
+        self._waiting: deque[Any] = deque()
+        self._large: deque[Any] = deque()
+        self._classes: deque[Any] = deque()
+        self._add(list(roots), 0, self._waiting)
+        self._run()
+        self.near = list(self.found.values())
+        while self._classes:
+            self._waiting, self._classes = self._classes, deque()
+            self._run()
+
+    def kinds(self, found: Any) -> tuple[Kind, ...]:
+        """The kinds of one object."""
+        return self.registry.of(type(found))
+
+    def before(self, found: Any) -> Any:
+        """The object through which it was reached; None for a root."""
+        return self.found.get(self._before.get(id(found), 0))
+
+    def name(self, found: Any) -> str:
+        """How the code comes to it, in words like `trainer.log['loss']`."""
+        words: list[str] = []
+        one = found
+        for _ in range(24):
+            holder = self.before(one)
+            if holder is None:
+                break
+            words.append(self._word(holder, one))
+            if isinstance(holder, Names | CellType):
+                break
+            one = holder
+        return "".join(reversed(words)).lstrip(".") or f"a {type(found).__name__}"
+
+    def _run(self) -> None:
+        while self._waiting or self._large:
+            one = self._waiting.popleft() if self._waiting else None
+            if one is not None and _length(one) > LARGE:
+                self._large.append(one)
+                continue
+            one = self._large.popleft() if one is None else one
+            if len(self.found) > self._most:
+                self.cut.append(one)
+            else:
+                self._look_into(one)
+
+    def _look_into(self, one: Any) -> None:
+        if any(type(kind) is Attributes for kind in self.kinds(one)) and mirrors_a_file(one):
+            self.mirrors.append(self.name(one))
+            del self.found[id(one)]
+            return
+        for kind in self.kinds(one):
+            try:
+                children = list(kind.children(one))
+            except Exception:  # an object of a class with tricks of its own
+                self.running.append(f"{self.name(one)} ({type(one).__name__})")
+                continue
+            changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
+            if not changing:
+                continue
+            if type(kind) is Attributes and _has_a_thread(children[0]):
+                self.running.append(f"{self.name(one)} ({type(one).__name__})")
+                del self.found[id(one)]
+                return
+            children = [child for child in children if type(child) in changing]
+            for child in children:
+                if is_a(child, Iterator) and type(child) not in PROXIES:
+                    self.holders.setdefault(id(child), []).append((one, kind))
+            self._add(children, id(one), self._waiting)
+        if is_the_users_class(cls := type(one)):
+            self._add([cls], id(one), self._classes)
+
+    def _add(self, objects: list[Any], before: int, waiting: deque[Any]) -> None:
+        for one in objects:
+            if id(one) not in self.found and self.registry.of(type(one)):
+                self.found[id(one)] = one
+                self._before[id(one)] = before
+                waiting.append(one)
+
+    def _word(self, holder: Any, found: Any) -> str:
+        """The step from one object to the next, as it is written in Python."""
+        if isinstance(holder, Names):
+            return next((n for n in holder.all if holder.space.get(n) is found), "")
+        if isinstance(holder, CellType):
+            function = self.before(holder)
+            cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
+            names = [i for i, cell in enumerate(cells) if cell is holder]
+            return str(function.__code__.co_freevars[names[0]]) if names else ""
+        if isinstance(holder, dict):
+            key = next((k for k, v in dict.items(holder) if v is found), "")
+            is_own = attribute_dict(self.before(holder)) is holder
+            return f".{key}" if is_own else f"[{key!r:.40}]"
+        if isinstance(holder, list | tuple):
+            return f"[{next((i for i, v in enumerate(holder) if v is found), 0)}]"
+        return ""
+
+
+def _has_a_thread(attributes: dict[str, Any]) -> bool:
+    """Such an object can't go back alone."""
+    kinds = (threading.Thread, BaseProcess)
+    return any(issubclass(type(one), kinds) for one in list(attributes.values()))
+
+
+def _length(one: Any) -> int:
+    base = next((base for base in SIZED if issubclass(type(one), base)), None)
+    return 0 if base is None else int(base.__len__(one))

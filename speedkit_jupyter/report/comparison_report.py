@@ -1,0 +1,295 @@
+"""Reports about benchmarks."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from speedkit_jupyter import machines
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
+from speedkit_jupyter.measure.rounds.budget import advice
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Folded, Picture, Row, Section, Table, Tone
+from speedkit_jupyter.report.units import count, operations, ratio, seconds, share, size, word
+
+# An interval wider than this share of its median to both sides says where it begins, and no more.
+LOOSE = 0.5
+
+# A reason of so many characters has room in the table.
+SHORT = 60
+
+# So many lines stand under the table; what matters always does.
+SHOWN = 2
+
+TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
+
+
+class Urgent(str):
+    """A line that nobody may overlook."""
+
+    __slots__ = ()
+
+
+def comparison_report(comparison: Comparison) -> Document:
+    """The table of a benchmark, with what it means in one line."""
+    rows = tuple(_row(comparison, record) for record in comparison.records)
+    columns = (
+        "variant",
+        "median",
+        "speed-up",
+        INTERVAL,
+        "first call",
+        "memory",
+        "of limit",
+        "accuracy",
+        "verdict",
+    )
+    wraps = ("variant", INTERVAL, "accuracy")
+    less = ("memory", "first call", "of limit")
+    table = Table(columns, rows, numbers=columns[1:-2], wraps=wraps, optional=less)
+    sections = [Section(table), *_plot(comparison), *_remarks(comparison)]
+    return Document(_headline(comparison), tuple(sections), comparison.to_dict())
+
+
+def _plot(comparison: Comparison) -> list[Section]:
+    """A picture once there is more than one ratio to look at."""
+    if sum(comparison.ratio(one) is not None for one in comparison.records) < 2:
+        return []
+
+    def png() -> bytes:
+        from speedkit_jupyter.report import plots
+
+        return plots.as_png(plots.speedups(comparison))
+
+    return [Section(Picture(png, "Speed-up of each variant with its interval, as in the table"))]
+
+
+def _headline(comparison: Comparison) -> str:
+    environment = comparison.environment
+    rounds = count(len(comparison.baseline.times_s), "round")
+    where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
+    if environment.get("planned_for"):
+        where += f"; planned {machines.as_for(environment['planned_for'])}"
+    best = comparison.best
+    if len(comparison.records) == 1 and comparison.baseline.times_s:
+        median = seconds(spread(comparison.baseline.times_s).median_s)
+        return f"{comparison.baseline.name} takes {median} a step ({where})"
+    if best is None:
+        return f"{_nothing(comparison)} ({where})"
+    return f"{best.name} is {describe_verdict(comparison, best)} ({where})"
+
+
+def _nothing(comparison: Comparison) -> str:
+    """What may be fast and was not checked is not recommended: the reason says what to do."""
+    unknown = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
+    nothing = f"Nothing is proven faster than {comparison.baseline.name}"
+    if not unknown:
+        return nothing
+    names = ", ".join(one.name for one in unknown)
+    found = unknown[0].accuracy
+    reason = found.reason if found is not None else ""
+    return f"{nothing} and right; {names}: not checked: {reason}"
+
+
+def describe_verdict(comparison: Comparison, record: Record) -> str:
+    """`1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`; the record must have times.
+
+    Of a loose interval only the end that is proven: its median is a matter of luck.
+    """
+    found = comparison.ratio(record)
+    assert found is not None
+    interval = f"{INTERVAL} {ratio(found.low)} to {ratio(found.high)}"
+    if found.low > 1 and not found.is_precise(LOOSE):
+        return f"at least {ratio(found.low)} as fast as {comparison.baseline.name}, {interval}"
+    return f"{ratio(found.median)} as fast as {comparison.baseline.name}, {interval}"
+
+
+def _row(comparison: Comparison, record: Record) -> Row:
+    verdict = comparison.verdict(record)
+    tone = TONES.get(verdict, "plain")
+    seen = comparison.times_s(record)
+    if record.failure or not seen:
+        blank = ("–",) * 7
+        text = f"{verdict}: {_in_short(record)}" if record.failure else _unseen(record)
+        return Row((record.name, *blank, text), tone)
+    found, limit = comparison.ratio(record), comparison.share_of_limit(record)
+    if found is not None and (math.isinf(found.high) or record.same_as_baseline):
+        found = None  # too few rounds to say anything, or nothing that could differ
+    low_high = f"{ratio(found.low)} to {ratio(found.high)}" if found else "–"
+    return Row(
+        (
+            record.name,
+            seconds(spread(seen).median_s),
+            "–" if found is None else ratio(found.median),
+            low_high,
+            "–" if record.first_call_s is None else seconds(record.first_call_s),
+            _peak(record),
+            "–" if limit is None else share(limit),
+            _accuracy(record),
+            _with_seconds(comparison, record, verdict),
+        ),
+        tone,
+    )
+
+
+def _reason(record: Record) -> str:
+    """Why there are no times; what declined it is named where it is not the variant itself."""
+    reason = record.failure or ""
+    name, _, rest = reason.partition(" declined: ")
+    if not (record.declined and rest):
+        return reason
+    return rest if record.name.partition(":")[0] == name else f"{name}: {rest}"
+
+
+def _in_short(record: Record) -> str:
+    """The first clause of the reason; the whole of it stands below the table."""
+    first = re.split(r"; | \(|\. ", _reason(record))[0]
+    return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
+
+
+def _peak(record: Record) -> str:
+    """A dash where it was not asked, or where the device can't tell."""
+    peak = None if record.memory is None else record.memory.peak_bytes
+    return "–" if peak is None else size(peak)
+
+
+def _unseen(record: Record) -> str:
+    return record.notes.get("dropped", "not reached: the budget ended before")
+
+
+def _accuracy(record: Record) -> str:
+    """In a word, with the larger relative error, of outputs and gradients, where it is rounding."""
+    found = record.accuracy
+    if found is None:
+        return "–"
+    error = found.output_error
+    if found.verdict != "rounding" or error is None:
+        return "as exact" if found.verdict == "exact" else found.verdict
+    return f"rounding {max(error, found.gradient_error or 0):.1g}"
+
+
+def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
+    """`too noisy`, or `too few rounds`, with the budget that would settle it."""
+    needed, found = comparison.seconds_needed(record), comparison.ratio(record)
+    if verdict != "too noisy":
+        return verdict
+    word = "too few rounds" if found is None or math.isinf(found.high) else verdict
+    if needed is None:
+        return word
+    return f"{word}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
+
+
+def _remarks(comparison: Comparison) -> list[Section]:
+    """The two lines that matter most; the others folded."""
+    about = [line for one in comparison.records for line in _about(comparison, one)]
+    lines = [*_runner_up(comparison), *about, *_legend(comparison)]
+    first = [one for one in lines if isinstance(one, Urgent)]
+    ordered = [*first, *(one for one in lines if one not in first)]
+    shown = max(SHOWN, len(first))
+    if len(ordered) <= shown + 1:
+        return [Section("\n".join(ordered))]
+    return [Section("\n".join(ordered[:shown])), Section(Folded("\n".join(ordered[shown:])))]
+
+
+def _about(comparison: Comparison, record: Record) -> list[str]:
+    lines: list[str] = []
+    if record.failure and _in_short(record) != _reason(record):
+        lines.append(f"{comparison.verdict(record)}: {_reason(record)}")
+    if record.same_as_baseline:
+        lines.append("changes nothing here, so there is nothing to measure")
+    what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
+    if what and not record.failure and "+".join(what) != record.name:
+        lines.append(", ".join(what))
+    if record.accuracy is not None:
+        lines += _errors(record.accuracy)
+    lines += [f"{name}: {note}" for name, note in record.notes.items()]
+    lines += _compilations(comparison, record)
+    if record.memory is not None and record.memory.reserved_bytes:
+        lines.append(f"torch's allocator reserved {size(record.memory.reserved_bytes)}")
+    return [type(line)(f"{record.name}: {line}") for line in lines]
+
+
+def _errors(found: Accuracy) -> list[str]:
+    """The reason of a verdict; of a rounding one the relative errors beside the baseline's own."""
+    if found.reason:
+        return [Urgent(f"{found.verdict}: {found.reason}")]
+    if found.verdict != "rounding" or found.output_error is None:
+        return []
+    text = f"output off by {found.output_error:.1g} (baseline {found.baseline_output_error:.1g})"
+    if found.gradient_cosine is not None:
+        text += (
+            f", gradients by {found.gradient_error:.1g} (baseline "
+            f"{found.baseline_gradient_error:.1g}, cosine {found.gradient_cosine:.5f})"
+        )
+    if found.explained_output is None or found.explained_gradient is None:
+        return [f"{text}, as its dtype rounds"]
+    explained = [f"{found.explained_output:.1g}"]
+    if found.gradient_cosine is not None:
+        explained.append(f"{found.explained_gradient:.1g}")
+    return [f"{text}; its dtype's rounding alone brings {' and '.join(explained)}"]
+
+
+def _compilations(comparison: Comparison, record: Record) -> list[str]:
+    """Graphs, breaks and recompilations, and after how many steps all that is paid back."""
+    seen, lines = record.compilations, []
+    if seen.graphs:
+        counts = [count(seen.graphs, "graph"), count(seen.breaks, "break")]
+        text = f"compiled {', '.join([*counts, count(seen.recompiles, 'recompile')])}"
+        steps = comparison.break_even_steps(record)
+        if steps is not None:
+            text += f"; its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
+        lines.append(text)
+    if seen.limit_reached:
+        lines.append(
+            Urgent(
+                "fell back to plain PyTorch at torch's recompile limit "
+                "(torch._dynamo.config.recompile_limit)"
+            )
+        )
+    return lines
+
+
+def _runner_up(comparison: Comparison) -> list[str]:
+    best, found = comparison.best, comparison.runner_up()
+    if best is None or found is None or math.isinf(found[1].high):
+        return []
+    second, lead = found
+    told = "" if lead.low > 1 else ", so this run does not tell them apart"
+    interval = f"{ratio(lead.low)} to {ratio(lead.high)}"
+    return [f"{best.name} is {ratio(lead.median)} ({interval}) as fast as {second.name}{told}."]
+
+
+def _legend(comparison: Comparison) -> list[str]:
+    lines = [
+        "Median time of one step, device synchronized; speed-up: median of the ratios within "
+        "each round; first call and warm-up apart. Memory: state and the step's peak beyond it. "
+        "Model, optimizer and random state are as before."
+    ]
+    if comparison.flops is not None:
+        lines.append(
+            f"A step is {operations(comparison.flops)} of matrix products, convolutions and "
+            "attention. Of limit: the time they need at this machine's own GEMM rate (or the "
+            "state, read once at its copy rate) as a share of the median."
+        )
+    if comparison.dropout_off:
+        lines.append("Dropout was off in the accuracy check: each kernel draws other masks.")
+    if comparison.skipped_rounds:
+        rounds = count(comparison.skipped_rounds, "round")
+        lines.append(
+            Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
+        )
+    urgent = [comparison.repeats] * bool(comparison.repeats) + [*comparison.beyond]
+    lines += [Urgent(f"{_begun(line)}.") for line in urgent]
+    needed = comparison.seconds_for_an_interval()
+    if needed is not None:
+        more = advice(2 * needed, "gives one", "one", comparison.budget_s)
+        lines.append(Urgent(f"Too few rounds for an interval: {more}."))
+    return lines
+
+
+def _begun(line: str) -> str:
+    """As a sentence begins; what can't be put back begins with a name, which keeps its spelling."""
+    is_a_name = "put back" in line and not line.startswith("more than ")
+    return line if is_a_name else f"{line[:1].upper()}{line[1:]}"

@@ -1,0 +1,143 @@
+"""Reports about saved results: what there is, and how it compares with the newest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from speedkit_jupyter.database import Saved
+from speedkit_jupyter.measure.results.statistics import Ratio, change, spread
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Row, Section, Table, Tone
+from speedkit_jupyter.report.units import count, day, ratio, seconds
+
+SAME_WHERE = ("device", "torch")
+EARLIER = "of an earlier version of SpeedKit"
+
+
+def history_list(results: Sequence[Saved]) -> Document:
+    """One row for each name."""
+    if not results:
+        return Document("Nothing saved yet: `%%speedbench --save NAME` keeps a result")
+    names = list(dict.fromkeys(one.name for one in results))
+    rows = []
+    for name in names:
+        of_name = [one for one in results if one.name == name]
+        newest = of_name[-1]
+        variants = ", ".join(_brief(row) for row in newest.result["variants"])
+        rows.append(Row((name, str(len(of_name)), day(newest.saved_at), variants)))
+    table = Table(("name", "results", "newest", "what it found"), tuple(rows), ("results",))
+    note = "`%speedkit history NAME` compares the newest with those before it."
+    data = {"names": {name: sum(one.name == name for one in results) for name in names}}
+    return Document(count(len(names), "saved name"), (Section(table), Section(note)), data)
+
+
+def history_report(results: Sequence[Saved]) -> Document:
+    """Every result of one name, newest first, each variant against the newest result."""
+    newest = results[-1]
+    rows = []
+    for one in reversed(results):
+        for number, variant in enumerate(one.result["variants"]):
+            rows.append(_row(one, newest, variant, first=number == 0))
+    columns = ("saved", "variant", "median", "speed-up", "the newest against it")
+    table = Table(columns, tuple(rows), columns[2:4])
+    lines = [_where(newest)]
+    lines += [line for one in reversed(results[:-1]) if (line := _elsewhere(one, newest))]
+    data = {"results": [{"saved_at": one.saved_at.isoformat(), **one.result} for one in results]}
+    headline = f"{newest.name}: {count(len(results), 'result')}"
+    return Document(headline, (Section(table), Section("\n".join(dict.fromkeys(lines)))), data)
+
+
+def since(earlier: Saved, result: Mapping[str, Any]) -> list[str]:
+    """How a new result compares with an earlier one, a line for each variant that both have."""
+    if earlier.is_earlier:
+        return [f"The result of {day(earlier.saved_at)} is {EARLIER}, so it is not compared."]
+    lines = []
+    shared = [row for row in result["variants"] if _found(earlier, row["name"]) is not None]
+    for row in shared:
+        then = _found(earlier, row["name"])
+        if then is not None and then["times_s"] and row["times_s"]:
+            found = change(then["times_s"], row["times_s"], len(shared))
+            lines.append(f"{row['name']}: {_words(found, day(earlier.saved_at))}")
+    return lines
+
+
+def _row(one: Saved, newest: Saved, variant: Mapping[str, Any], first: bool) -> Row:
+    against, tone = "", "plain"
+    now = _found(newest, variant["name"])
+    if one is newest:
+        against = "this is the newest"
+    elif now is not None and now["times_s"] and variant["times_s"]:
+        found = change(variant["times_s"], now["times_s"], len(one.result["variants"]))
+        against, tone = _words(found), _tone(found)
+    if one is not newest and one.is_earlier != newest.is_earlier:
+        against, tone = f"{EARLIER}, so not compared", "plain"
+    elif one is not newest and _elsewhere(one, newest):
+        against, tone = f"{against} (not the same machine or torch)", "plain"
+    times = variant["times_s"]
+    when = f"{day(one.saved_at)}{' (earlier version)' if one.is_earlier else ''}"
+    return Row(
+        (
+            when if first else "",
+            variant["name"],
+            seconds(spread(times).median_s) if times else "–",
+            _speedup(variant) or "–",
+            against,
+        ),
+        tone,  # type: ignore[arg-type]
+    )
+
+
+def _words(found: Ratio, when: str = "") -> str:
+    """`slower than on 12 May: 1.08× [1.05, 1.11]`; the ratio is above 1 in both directions."""
+    if math.isinf(found.high):
+        against = f" against {when}" if when else ""
+        return f"too few rounds to tell{against}"
+    than = "" if not when else f" than {when}" if when.startswith("today") else f" than on {when}"
+    if found.low > 1:
+        return f"slower{than}: {_interval(found)}"
+    if found.high < 1:
+        faster = Ratio(1 / found.median, 1 / found.high, 1 / found.low, found.pairs)
+        return f"faster{than}: {_interval(faster)}"
+    return f"not told apart{than.replace(' than', ' from')}: {_interval(found)} the time"
+
+
+def _interval(found: Ratio) -> str:
+    return f"{ratio(found.median)} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _tone(found: Ratio) -> Tone:
+    return "bad" if found.low > 1 else "good" if found.high < 1 else "plain"
+
+
+def _found(one: Saved, name: str) -> Mapping[str, Any] | None:
+    return next((row for row in one.result["variants"] if row["name"] == name), None)
+
+
+def _speedup(row: Mapping[str, Any]) -> str:
+    """With its interval; without one it is no number to go by. Empty for what is compared with."""
+    found, low, high = (row.get(name) for name in ("speedup", "low", "high"))
+    if found is None:
+        return ""
+    if not low or high is None:
+        return "too few rounds"
+    return f"{ratio(found)} [{ratio(low)} to {ratio(high)}]"
+
+
+def _brief(row: Mapping[str, Any]) -> str:
+    times = row["times_s"]
+    if speedup := _speedup(row):
+        return f"{row['name']} {speedup}"
+    return f"{row['name']} {seconds(spread(times).median_s)}" if times else row["name"]
+
+
+def _where(one: Saved) -> str:
+    environment = one.result["environment"]
+    return f"{day(one.saved_at)}: {environment.get('device')}, torch {environment.get('torch')}"
+
+
+def _elsewhere(one: Saved, newest: Saved) -> str:
+    """Where it was measured, if that is not where the newest was."""
+    then, now = one.result["environment"], newest.result["environment"]
+    return _where(one) if any(then.get(k) != now.get(k) for k in SAME_WHERE) else ""

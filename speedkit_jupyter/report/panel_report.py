@@ -1,0 +1,198 @@
+"""What a panel shows: the plan that is chosen, before and after, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter import machines
+from speedkit_jupyter.codegen.forms import code
+from speedkit_jupyter.config import ALONE
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.planning import Plan
+from speedkit_jupyter.preview import Preview
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Changed, Code, Folded, Picture, Row, Section, Table
+from speedkit_jupyter.report.plan_report import outcome, worth_measuring
+from speedkit_jupyter.report.units import word
+
+if TYPE_CHECKING:
+    import torch
+
+    from speedkit_jupyter.measure.results.comparison import Comparison
+
+SHORT = ("variant", "median", "speed-up", INTERVAL, "accuracy", "verdict")
+
+
+def state_report(found: Preview, name: str) -> Document:
+    """What is applied, what the choice would change, and why."""
+    sections = [Section(changes(found)), Section(reasons(found), "Why")]
+    sections += worth_measuring(found.plan)
+    headline, pinned = _headline(found, name), found.plan.hardware.pinned
+    if pinned:
+        headline += f" ({machines.as_for(pinned)})"
+    return Document(headline, tuple(sections), {"plan": found.plan.to_dict()})
+
+
+def panel_report(
+    found: Preview, name: str, message: str = "", result: Document | None = None
+) -> Document:
+    """All that a panel shows, for front ends without widgets."""
+    state = state_report(found, name)
+    config = found.plan.config
+    chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
+    rest = "auto for all else" if chosen else "auto for everything"
+    rest = "all else as it is" if config.is_alone else rest
+    sections = [Section(f"Chosen: {', '.join([*chosen, rest])}.")]
+    sections += [Section(message)] if message else []
+    sections += state.sections
+    refused = tuple(
+        Row((f"{name} {', '.join(words)}", why))
+        for name, decisions in found.words.items()
+        for words, why in unavailable(decisions)
+    )
+    if refused:
+        sections.append(Section(Table(("not here", "why"), refused)))
+    if result is not None:
+        first, *others = result.sections or [Section("")]
+        sections += [replace(first, title=result.headline), *others]
+    return Document(f"SpeedKit · {state.headline}", tuple(sections), state.data)
+
+
+def changes(found: Preview) -> Table | str:
+    """Flags and state: as found, as they are, and as they would be."""
+    rows = found.rows()
+    if not rows:
+        return "Every flag, the model and its optimizers would stay as they are."
+    if found.applied is None or not found.pending:
+        last = 3 if found.applied is None else 2
+        cells = [(name, word(row[0]), _marked(row[0], row[last - 1])) for name, *row in rows]
+        after = "after Apply" if found.applied is None else "now"
+        return Table(("flag or state", "before", after), tuple(map(Row, cells)))
+    every = [
+        (name, word(before), _marked(before, now), _marked(now, after))
+        for name, before, now, after in rows
+    ]
+    columns = ("flag or state", "before", "now", "after Apply")
+    return Table(columns, tuple(map(Row, every)), wraps=columns)
+
+
+def reasons(found: Preview) -> Table:
+    """One row for each decision; what differs from the plan in force is marked."""
+    return Table(
+        ("optimization", "state", "value", "why"),
+        tuple(_reason(decision, found) for decision in found.plan),
+    )
+
+
+def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], str]]:
+    """The words that this machine or model can't do, those with one reason together."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for asked, decision in decisions.items():
+        if decision.declined:
+            key = decision.reason.replace(repr(asked), "")
+            found.setdefault(key, ([], decision.reason))[0].append(asked)
+    return list(found.values())
+
+
+def result_report(result: Any) -> Document:
+    """A result for the panel: drawn now, since a search would keep its model alive."""
+    from speedkit_jupyter.measure.results.comparison import Comparison
+
+    document: Document = result.report().brief()
+    if isinstance(result, Comparison):
+        document = _shortened(document, result)
+    sections = tuple(replace(one, body=_drawn(one.body)) for one in document.sections)
+    return replace(document, sections=sections)
+
+
+def as_code(
+    plan: Plan,
+    optimizers: Sequence[torch.optim.Optimizer],
+    model: torch.nn.Module | None = None,
+    name: str = "model",
+) -> Iterable[Section]:
+    """The plan to take along, in the user's word for the model."""
+    try:
+        text = code(plan, "torch", optimizers, model=model, name=name)
+        yield Section(Code(text.rstrip(), "python"), "As plain PyTorch")
+    except SpeedKitError as error:
+        yield Section(str(error), "As plain PyTorch")
+    yield Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
+
+
+def _headline(found: Preview, name: str) -> str:
+    applied = found.applied
+    if applied is None:
+        would = _listed(found.plan)
+        return f"Nothing is applied to `{name}`. Apply would turn on: {would or 'nothing'}"
+    now = f"Applied to `{name}`: {_listed(applied.plan) or 'nothing'}"
+    if not found.pending:
+        return now
+    return f"{now}. Apply would make it: {_listed(found.plan) or 'nothing'}"
+
+
+def _listed(decisions: Iterable[Decision]) -> str:
+    on = [one for one in decisions if one.active]
+    return ", ".join(
+        one.name if one.value is True else f"{one.name} {word(one.value)}" for one in on
+    )
+
+
+def _reason(decision: Decision, found: Preview) -> Row:
+    """`● on` is what is in force, `→ on` what would be."""
+    state, tone = outcome(decision)
+    value = word(decision.value)
+    now = None if found.applied is None else found.applied.plan[decision.name]
+    was_on = now is not None and now.active
+    if (decision.active, decision.value) != (was_on, now.value if now else decision.value):
+        state = "→ on" if decision.active else "→ off" if was_on else state
+        value = Changed(value) if found.applied is not None or decision.active else value
+    return Row((decision.name, state, value, decision.reason), tone)
+
+
+def _marked(before: Any, after: Any) -> str:
+    return word(after) if before == after else Changed(word(after))
+
+
+def _shortened(document: Document, comparison: Comparison) -> Document:
+    """The columns that fit beside controls, and a picture for a single ratio too."""
+    about = tuple(f"{one.name}: " for one in comparison.records)
+    sections: list[Section] = []
+    for section in document.sections:
+        body = section.body
+        if isinstance(body, Table):
+            kept = [number for number, name in enumerate(body.columns) if name in SHORT]
+            rows = tuple(replace(r, cells=tuple(r.cells[i] for i in kept)) for r in body.rows)
+            columns = tuple(body.columns[i] for i in kept)
+            table = Table(columns, rows, body.numbers, columns[:1])
+            sections += [*_picture(comparison), Section(table)]
+        elif isinstance(body, str | Folded):
+            text = body if isinstance(body, str) else body.text
+            lines = "\n".join(line for line in text.splitlines() if line.startswith(about))
+            kept_lines = lines if isinstance(body, str) else Folded(lines)
+            sections += [Section(kept_lines)] if lines else []
+    return replace(document, sections=tuple(sections))
+
+
+def _picture(comparison: Comparison) -> Sequence[Section]:
+    ratios = [comparison.ratio(one) for one in comparison.records]
+    if not any(ratio is not None and ratio.low > 0 for ratio in ratios):
+        return []
+
+    def png() -> bytes:
+        from speedkit_jupyter.report import plots
+
+        return plots.as_png(plots.speedups(comparison))
+
+    return [Section(Picture(png, "Speed-up with its interval, as in the table"))]
+
+
+def _drawn(body: Any) -> Any:
+    if not isinstance(body, Picture):
+        return body
+    data = body.png()
+    return Picture(lambda: data, body.text)

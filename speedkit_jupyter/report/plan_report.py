@@ -1,0 +1,200 @@
+"""Reports about plans: what was decided and why, what changed, what is left on the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from speedkit_jupyter.codegen.training_loop import Words, loop
+from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.flags import Change
+from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
+from speedkit_jupyter.report.units import count, size, word
+
+SOURCES = {"auto": "auto", "user": "you", "env": "environment", "measured": "measured"}
+
+
+def hardware_line(hardware: Hardware, device: str = "cpu") -> str:
+    """The machine in one line."""
+    parts = [describe(hardware, device)]
+    gpu = hardware.accelerator(device)
+    memory = hardware.cpu.memory_bytes if gpu is None else gpu.memory_bytes
+    if memory:
+        parts.append(size(memory))
+    others = [one.name for one in hardware.accelerators if gpu is None]
+    parts += [f"{name} idle" for name in others]
+    return ", ".join([*parts, f"torch {hardware.torch}", f"Python {hardware.python}"])
+
+
+def plan_report(plan: Plan, name: str = "model") -> Document:
+    """What would be decided for a model; nothing is applied."""
+    return Document(
+        f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
+        (Section(decisions(plan)), *worth_measuring(plan)),
+        {"plan": plan.to_dict(), "hardware": plan.hardware.model_dump(mode="json")},
+    )
+
+
+def context_report(context: SpeedContext, name: str = "model", ctx: str = "ctx") -> Document:
+    """Each decision with its reason, and the flags before and after."""
+    plan, changes = context.plan, context.changes()
+    sections = [
+        Section(decisions(plan, context.restored)),
+        *worth_measuring(plan),
+        Section(changed(changes), "Before and after"),
+    ]
+    sections += _notes(context, ctx)
+    return Document(f"{_state(context, name)} on {_machine(plan)}", tuple(sections), _data(context))
+
+
+def applied_report(context: SpeedContext, words: Words) -> Document:
+    """What applying did, and the loop to paste in the user's words."""
+    plan = context.plan
+    shown = [d for d in plan if d.active or d.declined]
+    rest = ", ".join(d.name for d in plan if d not in shown)
+    sections = [Section(decisions(shown))] if shown else []
+    if plan.config.why_left:
+        again = "`--rules` applies what the rules say, `%%speedbench --tune` searches again."
+        sections.append(Section(f"{plan.config.why_left.capitalize()}. {again}"))
+    else:
+        sections.append(Section(f"As is: {rest}. `%speedkit report` has every reason."))
+    sections += worth_measuring(plan)
+    sections.append(Section(changed(context.changes()), "Before and after"))
+    sections += _notes(context, words.ctx)
+    sections.append(Section(Code(loop(context, words)), "Your training loop"))
+    state = _state(context, words.model)
+    return Document(f"{state} on {_machine(plan)}", tuple(sections), _data(context))
+
+
+def status_report(
+    hardware: Hardware,
+    contexts: Sequence[tuple[str, SpeedContext]],
+    planned: Iterable[tuple[str, Plan]] = (),
+    variable_of: Callable[[SpeedContext], str] = lambda context: "ctx",
+) -> Document:
+    """Hardware, what is on, and what is left on the table."""
+    sections = []
+    for name, context in contexts:
+        sections.append(Section(_state(context, name) + "."))
+        sections += _notes(context, variable_of(context))
+        idle = [d for d in context.plan if not d.active]
+        if idle:
+            sections.append(Section(_reasons(idle), "Left on the table"))
+        sections += worth_measuring(context.plan)
+    for name, one in planned:
+        sections.append(Section(decisions(one), f"`%speedkit apply {name}` would do this"))
+        sections += worth_measuring(one)
+    if not sections:
+        sections.append(
+            Section(
+                "No model here yet. Define one, then `%speedkit apply model`; "
+                "`%speedkit help` lists the rest."
+            )
+        )
+    return Document(
+        f"SpeedKit · {hardware_line(hardware, _device(contexts))}",
+        tuple(sections),
+        {
+            "hardware": hardware.model_dump(mode="json"),
+            "applied": {name: _data(context) for name, context in contexts},
+        },
+    )
+
+
+def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
+    """One row per optimization: state, value, who decided, and why."""
+    rows = []
+    for decision in plan:
+        state, tone = outcome(decision, restored)
+        rows.append(
+            Row(
+                (
+                    decision.name,
+                    state,
+                    word(decision.value),
+                    SOURCES[decision.source],
+                    decision.reason,
+                ),
+                tone,
+            )
+        )
+    return Table(("optimization", "state", "value", "by", "why"), tuple(rows))
+
+
+def worth_measuring(plan: Plan) -> list[Section]:
+    """One line for all that may pay here and waits until it is measured; nothing without any."""
+    words = [k if v is True else f"{k} {word(v)}" for k, v in plan.worth_measuring.items()]
+    offer = f"Worth measuring here: {', '.join(words)}: `%%speedbench --tune`"
+    return [Section(offer)] if words else []
+
+
+def changed(changes: Sequence[Change]) -> Table | str:
+    """Every flag and piece of state that differs."""
+    if not changes:
+        return "Every flag, the model and its optimizers are as they were."
+    rows = tuple(Row((c.name, word(c.before), word(c.after))) for c in changes)
+    return Table(("flag or state", "before", "after"), rows)
+
+
+def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
+    """The state of a decision, with a sign before the word, and its tone."""
+    if decision.active and restored:
+        return "○ was on", "quiet"
+    if decision.active:
+        return ("◐ replaced", "plain") if decision.declined else ("● on", "good")
+    return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
+
+
+def _reasons(idle: Sequence[Decision]) -> Table:
+    return Table(
+        ("optimization", "why it is not used"), tuple(Row((d.name, d.reason)) for d in idle)
+    )
+
+
+def _state(context: SpeedContext, name: str) -> str:
+    if context.restored:
+        return f"Restored: {name}"
+    on = [f"{d.name} {word(d.value)}" if d.value is not True else d.name for d in _active(context)]
+    what = ", ".join(on) if on else "nothing, since nothing here is known to help"
+    return f"{'Applied to' if context.active else 'Waiting for'} {name}: {what}"
+
+
+def _notes(context: SpeedContext, ctx: str) -> list[Section]:
+    lines = [f"{name}: {note}" for name, note in context.notes.items()]
+    precision = context.plan["precision"]
+    if context.active and precision.active and not context.autocast_entered:
+        where = f"no forward pass has run inside {ctx}.autocast() yet"
+        lines.append(f"precision: {precision.value} waits: {where}")
+    lines += [f"{flag}: you changed it meanwhile, so it was left alone" for flag in context.kept]
+    return [Section("\n".join(lines), "Please note")] if lines else []
+
+
+def _active(context: SpeedContext) -> list[Decision]:
+    return [decision for decision in context.plan if decision.active]
+
+
+def _machine(plan: Plan) -> str:
+    parameters = count(plan.facts.parameters, "parameter")
+    return f"{hardware_line(plan.hardware, plan.facts.device)} ({parameters})"
+
+
+def _device(contexts: Sequence[tuple[str, SpeedContext]]) -> str:
+    return contexts[0][1].plan.facts.device if contexts else "cpu"
+
+
+def _data(context: SpeedContext) -> dict[str, Any]:
+    return {
+        "plan": context.plan.to_dict(),
+        "hardware": context.plan.hardware.model_dump(mode="json"),
+        "changes": [
+            {"name": c.name, "before": c.before, "after": c.after} for c in context.changes()
+        ],
+        "notes": dict(context.notes),
+        "kept": list(context.kept),
+        "autocast_entered": context.autocast_entered,
+        "active": context.active,
+    }

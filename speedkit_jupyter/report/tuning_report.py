@@ -1,0 +1,143 @@
+"""Reports about tuning: the winner, what each part adds, what was rejected and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from speedkit_jupyter.context import plan_in_force
+from speedkit_jupyter.database import Learned
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
+from speedkit_jupyter.report.comparison_report import describe_verdict
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
+from speedkit_jupyter.report.units import count, day, ratio, seconds, size
+from speedkit_jupyter.tuning.outcome import Tuning
+
+# Compiling that took less goes without saying.
+LEAST_SAID_S = 0.5
+NEXT = """\
+%speedkit apply   # puts it into force; with -v NAME, NAME.apply() too
+%speedkit verify  # compares loss curves with and without it
+%speedkit code    # the same as plain PyTorch, to take home"""
+
+
+def tuning_report(tuning: Tuning) -> Document:
+    """What to do, what it was proven to bring, and everything that was tried."""
+    sections = []
+    if tuning.helped:
+        sections += _proof(tuning)
+    if tuning.rejected:
+        rows = tuple(Row((one.name, one.reason)) for one in tuning.rejected)
+        sections.append(Section(Table(("tried", "why it is not in the plan"), rows)))
+    sections += [Section(note) for note in tuning.notes]
+    if tuning.learned is not None and tuning.confirmed:
+        when = day(tuning.learned.learned_at)
+        sections.append(
+            Section(f"Learned before ({when}) and checked again now; --fresh searches anew.")
+        )
+    undone = "All that measuring did to model, optimizer and random state is undone."
+    sections.append(Section(undone))
+    if tuning.helped:
+        # As with --apply.
+        in_force = any(plan_in_force(model) is not None for model in tuning.models)
+        sections.append(Section(Code(NEXT.partition("\n")[2] if in_force else NEXT)))
+    return Document(_headline(tuning), tuple(sections), tuning.to_dict())
+
+
+def tuned_list(plans: Sequence[Learned]) -> Document:
+    """The plans that were learned, newest first."""
+    if not plans:
+        return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
+    columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
+    rows = tuple(_learned(one) for one in reversed(plans))
+    note = "`%speedkit apply` uses the newest that fits; `%speedkit tuned forget NUMBER` drops one."
+    if any(one.is_earlier for one in plans):
+        note += " What an earlier version found is not used."
+    data = {
+        "plans": [
+            {"number": one.number, "learned_at": one.learned_at.isoformat(), **one.plan}
+            for one in plans
+        ]
+    }
+    headline = count(len(plans), "learned plan")
+    return Document(
+        headline,
+        (Section(Table(columns, rows, columns[:1], wraps=columns[1:5])), Section(note)),
+        data,
+    )
+
+
+def _learned(one: Learned) -> Row:
+    plan = one.plan
+    high = "" if plan["high"] is None else ratio(plan["high"])
+    gain = "–" if plan["speedup"] is None else ratio(plan["speedup"])
+    interval = f"{gain} ({ratio(plan['low'])} to {high})" if plan["low"] else gain
+    work = "training" if plan["trains"] else "inference"
+    what = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
+    inputs = ", ".join(plan["inputs"]) or "not seen"
+    name = plan["name"] if plan["values"] else "leave it as it is"
+    if one.is_earlier:
+        name = f"{name} (of an earlier version, not used)"
+    return Row((str(one.number), name, interval, what, inputs, day(one.learned_at)))
+
+
+def _headline(tuning: Tuning) -> str:
+    took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
+    if tuning.seconds and tuning.compiling_s >= LEAST_SAID_S:
+        took += f", {seconds(tuning.compiling_s)} of them compiling"
+    if not tuning.helped and tuning.unclear:
+        return f"Could not tell: {tuning.unclear} ({took})"
+    if not tuning.helped or tuning.comparison is None or tuning.record is None:
+        return f"Leave it as it is: nothing was proven better here ({took})"
+    found = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
+    if tuning.confirmed:
+        return f"{found}, confirmed in fresh rounds ({took})"
+    return f"Best so far: {found}; interrupted before it was confirmed"
+
+
+def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
+    """What was aimed at, and what it brings."""
+    speed = f"is {describe_verdict(comparison, record)}"
+    before, now = comparison.baseline.memory, record.memory
+    if tuning.objective == "memory" and before and now and before.peak_bytes and now.peak_bytes:
+        return f"needs {size(now.peak_bytes)} in place of {size(before.peak_bytes)} and {speed}"
+    if tuning.steps is None or tuning.ratio is None:
+        return speed
+    all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
+    with_plan_s = record.settling_s + all_s / tuning.ratio.median
+    total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
+    return f"{speed}: {count(tuning.steps, 'step')} take {total}"
+
+
+def _proof(tuning: Tuning) -> list[Section]:
+    """What each part is worth, in numbers and as a picture, and what it does to memory."""
+    parts, comparison, record = tuning.parts(), tuning.comparison, tuning.record
+    rows = [Row((name, f"{ratio(r.median)}", _interval(r))) for name, r in parts]
+    sections = []
+    if rows:
+        columns = ("part", "the plan with it over the plan without it", INTERVAL)
+        sections.append(Section(Table(columns, tuple(rows), columns[1:])))
+    if comparison is not None and record is not None:
+        before, after = comparison.baseline.memory, record.memory
+        if before and after and before.peak_bytes and after.peak_bytes:
+            memory = f"{size(before.peak_bytes)} before, {size(after.peak_bytes)} with the plan"
+            sections.append(Section(f"Peak memory of a step: {memory}."))
+        if rows and comparison.baseline.times_s:
+            sections.append(Section(Picture(lambda: _parts(tuning), "What each part is worth")))
+    return sections
+
+
+def _interval(found: Ratio) -> str:
+    high = "" if math.isinf(found.high) else ratio(found.high)
+    return f"{ratio(found.low)} to {high}".rstrip()
+
+
+def _parts(tuning: Tuning) -> bytes:
+    from speedkit_jupyter.report import plots
+
+    assert tuning.comparison is not None
+    assert tuning.ratio is not None
+    baseline_s = spread(tuning.comparison.baseline.times_s).median_s
+    return plots.as_png(plots.parts(tuning.parts(), tuning.ratio, baseline_s))

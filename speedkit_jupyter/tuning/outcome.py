@@ -1,0 +1,175 @@
+"""What a search found: the plan, the proof, and what was rejected with its reason."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import InitVar, asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.alive import Alive
+from speedkit_jupyter.config import SpeedConfig
+from speedkit_jupyter.context import SpeedContext, apply_speedups, in_force
+from speedkit_jupyter.database import Learned
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.statistics import Ratio
+from speedkit_jupyter.measure.subject.discovery import holding
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.ablation import Part
+from speedkit_jupyter.tuning.candidates import Candidate
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.facts import Facts
+    from speedkit_jupyter.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One benchmark of the search."""
+
+    title: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that is not part of the plan, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(repr=False)
+class Tuning(Shown):
+    """The result. `winner` is empty where the answer is to leave everything as it is.
+
+    `comparison` is the proof: where `confirmed`, fresh rounds that took no part in choosing, of
+    baseline, the winner, and the winner without each of its parts; else, after an interrupt, the
+    rounds in which the winner led. `parts_found` is what each part is worth. Where there is no
+    winner, `unclear` says why the search could not tell; it is empty where nothing helps.
+    `learned` is the plan that an earlier search had found for this step. `seconds` is how long it
+    all took, `compiling_s` of them compiling. `models` are those of the step that are still there:
+    a result keeps none alive.
+    """
+
+    step: InitVar[Step]
+    hardware: Hardware
+    facts: Facts
+    objective: str = "time"
+    steps: int | None = None
+    winner: Candidate = field(default_factory=lambda: Candidate({}))
+    confirmed: bool = False
+    comparison: Comparison | None = None
+    unclear: str = ""
+    parts_found: list[Part] = field(default_factory=list)
+    learned: Learned | None = None
+    stages: list[Stage] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    compiling_s: float = 0.0
+
+    def __post_init__(self, step: Step) -> None:
+        self.models = Alive(step.models)
+        self._number = len(step.models)
+        self._optimizers = Alive(step.optimizers)
+
+    @property
+    def helped(self) -> bool:
+        """Whether there is a plan that was proven better than leaving everything as it is."""
+        return bool(self.winner.values)
+
+    @property
+    def record(self) -> Record | None:
+        """The winner's row in `comparison`; None where there is none."""
+        rows = () if self.comparison is None else self.comparison.records[1:]
+        return next((one for one in rows if one.name == self.winner.name), None)
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """The winner's speed-up over baseline with its interval."""
+        if self.comparison is None or self.record is None:
+            return None
+        return self.comparison.ratio(self.record)
+
+    @property
+    def config(self) -> SpeedConfig:
+        """The plan as a config: what it names and no more. All that it decides was measured."""
+        if not self.helped:
+            told = "the search could not tell" if self.unclear else "nothing was proven faster"
+            return SpeedConfig().alone(f"left as it is: {told}")
+        config = self.winner.variant().config
+        assert config is not None
+        return config.with_source("measured", self._why())
+
+    @property
+    def plan(self) -> Plan:
+        """The decisions; each one that is active was measured."""
+        return plan(self.config, self.hardware, self.facts)
+
+    def apply(self) -> list[SpeedContext]:
+        """Put the plan into force on the step's models; one context each.
+
+        Where nothing helps, the models are restored to no plan, and none comes back. Where the
+        search could not tell, a plan that is in force stays, and a warning says so. Raises
+        SpeedKitError where one of the models is gone.
+        """
+        models = list(self.models)
+        if self.helped and len(models) < self._number:
+            raise SpeedKitError("the model of this search is gone: search again with the new one")
+        if self.helped:
+            return [
+                apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
+                for model in models
+            ]
+        applied = [one for one in map(in_force, models) if one is not None]
+        if self.unclear and applied:
+            warnings.warn(
+                "the search could not tell, so nothing is applied; another plan is in force and "
+                "stays: ctx.restore() takes it away",
+                stacklevel=2,
+            )
+        for model in () if self.unclear else models:
+            while (plan := in_force(model)) is not None:
+                plan.restore()
+        return []
+
+    def parts(self) -> list[tuple[str, Ratio]]:
+        """Each part of the winner, with how many times as fast the plan is with it as without it;
+        all from the rounds that confirmed. Empty until then, and without what was not measured.
+        """
+        return [(one.word, one.ratio) for one in self.parts_found if one.ratio is not None]
+
+    def _why(self) -> str:
+        found = self.ratio
+        if found is not None:
+            return learning.proof(self.winner.name, found.median, found.low, found.high)
+        return "measured" if self.learned is None else learning.why(self.learned)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "winner": self.winner.name,
+            "plan": dict(self.winner.values),
+            "objective": self.objective,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "compiling_s": self.compiling_s,
+            "confirmed": self.confirmed,
+            "unclear": self.unclear,
+            "parts": [_row(word, ratio) for word, ratio in self.parts()],
+            "learned_at": None if self.learned is None else self.learned.learned_at.isoformat(),
+            "comparison": None if self.comparison is None else self.comparison.to_dict(),
+            "notes": list(self.notes),
+            "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
+            "rejected": [{"name": one.name, "reason": one.reason} for one in self.rejected],
+        }
+
+
+def _row(word: str, ratio: Ratio) -> dict[str, Any]:
+    high = None if math.isinf(ratio.high) else ratio.high
+    return {"part": word, **asdict(ratio), "high": high}
