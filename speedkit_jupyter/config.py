@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import yaml
 from pydantic import AliasChoices, ConfigDict, PrivateAttr, ValidationError, create_model
@@ -16,8 +16,9 @@ from pydantic_core import ErrorDetails
 
 from speedkit_jupyter import arguments, database, machines, yaml_lines
 from speedkit_jupyter.exceptions import ConfigError, did_you_mean
-from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Fields, Optimization, Request, Source
+from speedkit_jupyter.optimizations import CATALOG, find
+from speedkit_jupyter.optimizations.base import Optimization, Request, Source
+from speedkit_jupyter.optimizations.options import Fields
 
 # The key of `SpeedConfig.alone()` in files and dicts.
 ALONE = "alone"
@@ -143,10 +144,10 @@ class SpeedConfig(_Fields):
         """
         name, _, field = path.partition(".")
         values = self.to_dict()
-        options = getattr(_optimization(name), "Options", None)
-        if isinstance(options, type) and issubclass(options, Fields):
+        optimization = find(name)
+        if optimization is not None and optimization.fields:
             given = getattr(self, name).model_dump(exclude_defaults=True)
-            given[field or next(iter(options.model_fields))] = value
+            given[field or next(iter(optimization.fields))] = value
             value = {key: one for key, one in given.items() if one is not None}
         values[name] = value
         twin = from_arguments(values, "the panel", firm={*self._firm, name})
@@ -189,7 +190,7 @@ class SpeedConfig(_Fields):
         value = getattr(self, name)
         if name in self._variables:
             return Request(name, value, "env", self._variables[name])
-        if value == _default(_optimization(name)):
+        if value == _default(find(name)):
             return Request(name, value)
         return Request(name, value, self._sources.get(name, "user"), measured=self._why)
 
@@ -202,7 +203,7 @@ def _prepared(
     spelled: dict[str, str] = {}
     for key, value in values.items():
         where = _where(origin, (key,))
-        optimization = _optimization(key)
+        optimization = find(key)
         if optimization is None:
             problems.append(f"{where}{key}: unknown key; {_keys(key)}")
         elif optimization.name in spelled:
@@ -219,7 +220,7 @@ def _prepared(
         if optimization.variable and os.environ.get(optimization.variable):
             variables[optimization.name] = optimization.variable
             word = os.environ[optimization.variable]
-            prepared[optimization.name] = from_word(word, words_of(optimization))
+            prepared[optimization.name] = from_word(word, optimization.words)
     return prepared, variables
 
 
@@ -259,26 +260,6 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     return int(word) if word.isdecimal() else word
 
 
-def paths_of(optimization: Optimization) -> dict[str, Any]:
-    """The annotation of each field by its path: `tf32`, `compile.enabled`, `compile.mode` …"""
-    name, options = optimization.name, optimization.Options
-    if not (isinstance(options, type) and issubclass(options, Fields)):
-        return {name: options}
-    return {f"{name}.{field}": info.annotation for field, info in options.model_fields.items()}
-
-
-def words_of(optimization: Optimization) -> tuple[str, ...]:
-    """The words that an optimization's bare option takes, with true and false spelled out."""
-    options = optimization.Options
-    if isinstance(options, type) and issubclass(options, Fields):
-        return choices(next(iter(options.model_fields.values())).annotation)
-    return choices(options)
-
-
-def _optimization(key: str) -> Optimization | None:
-    return next((one for one in CATALOG if key == one.name or key in one.aliases), None)
-
-
 def _keys(key: str) -> str:
     names = [*(one.name for one in CATALOG), ALONE]
     aliases = [alias for one in CATALOG for alias in one.aliases]
@@ -291,13 +272,9 @@ def _default(optimization: Optimization | None) -> Any:
 
 
 def _is_bare(name: str, value: Any) -> bool:
-    optimization = _optimization(name)
-    options = optimization.Options if optimization else None
-    return (
-        isinstance(options, type)
-        and issubclass(options, Fields)
-        and list(value) == [next(iter(options.model_fields))]
-    )
+    optimization = find(name)
+    fields = optimization.fields if optimization else {}
+    return bool(fields) and list(value) == [next(iter(fields))]
 
 
 def _problems(
@@ -333,19 +310,18 @@ def _where(origin: _Origin, path: Path_) -> str:
 
 
 def _aliases(key: str) -> tuple[str, ...]:
-    optimization = _optimization(key)
+    optimization = find(key)
     return optimization.aliases if optimization else ()
 
 
 def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:
     """The key's path (without pydantic's union branches) and the words that are allowed there."""
-    optimization = _optimization(str(location[0]))
+    optimization = find(str(location[0]))
     if optimization is None:
         return (str(location[0]),), ", ".join(one.name for one in CATALOG)
     path: Path_ = (optimization.name,)
-    options = optimization.Options
-    if isinstance(options, type) and issubclass(options, Fields):
-        fields = options.model_fields
+    fields = optimization.fields
+    if fields:
         if len(location) == 1:
             return path, _described(next(iter(fields.values())))
         key = str(location[1])
@@ -357,10 +333,10 @@ def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:
 
 def _other_spelling(path: Path_) -> str | None:
     """For a field's second spelling the name of the field, which pydantic has taken already."""
-    optimization = _optimization(path[0])
+    optimization = find(path[0])
     if optimization is None or len(path) == 1:
         return None
-    fields = optimization.Options.model_fields
+    fields = optimization.fields
     return next((name for name, one in fields.items() if path[1] in _spellings(name, one)), None)
 
 
@@ -371,14 +347,3 @@ def _spellings(name: str, info: FieldInfo) -> tuple[str, ...]:
 
 def _described(info: FieldInfo) -> str:
     return info.description or str(info.annotation)
-
-
-def choices(annotation: Any) -> tuple[str, ...]:
-    """The words that an option takes, for completion: `Literal` values, true and false included."""
-    if annotation is bool:
-        return ("true", "false")
-    if get_origin(annotation) is Literal:
-        return tuple(
-            str(one).lower() if isinstance(one, bool) else str(one) for one in get_args(annotation)
-        )
-    return tuple(word for part in get_args(annotation) for word in choices(part))

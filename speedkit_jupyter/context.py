@@ -19,8 +19,8 @@ from speedkit_jupyter.facts import Facts, OptimizerFacts
 from speedkit_jupyter.flags import Change
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.listeners import Listeners
-from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Optimization, Target
+from speedkit_jupyter.optimizations import CATALOG, named
+from speedkit_jupyter.optimizations.base import Target
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.registry import Registry
 from speedkit_jupyter.wrappers import each_once, unwrapped
@@ -445,10 +445,10 @@ class SpeedContext:
                 self._before = observed(self.target)
             for decision in self._planned:
                 if decision.active:
-                    optimization = _optimization(decision.name)
+                    optimization = named(decision.name)
                     stack.enter_context(optimization.applied(decision, self.target))
             self._around = {
-                d.name: _optimization(d.name).around_forward(d, self.target) for d in self._planned
+                d.name: named(d.name).around_forward(d, self.target) for d in self._planned
             }
             self._stack = stack.pop_all()
 
@@ -513,10 +513,6 @@ class _Live:
 
 
 _LIVE = _Live()
-
-
-def _optimization(name: str) -> Optimization:
-    return next(one for one in CATALOG if one.name == name)
 
 
 def observed(target: Target) -> dict[str, Any]:

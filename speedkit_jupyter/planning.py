@@ -14,7 +14,7 @@ from speedkit_jupyter import arguments, machines
 from speedkit_jupyter.config import ALONE, SpeedConfig
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations import CATALOG, named
 from speedkit_jupyter.optimizations.base import Decision
 
 LEFT = "left as it is: this plan is what it names, and no more"
@@ -152,6 +152,5 @@ def _asked(decision: Decision) -> Any:
     """The config's value for a decision: a word, or a mapping where details go with it."""
     if not decision.details:
         return decision.value
-    optimization = next(one for one in CATALOG if one.name == decision.name)
-    first = next(iter(optimization.Options.model_fields))
+    first = next(iter(named(decision.name).fields))
     return {first: decision.value, **decision.details}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.config import SpeedConfig, from_word, words_of
+from speedkit_jupyter.config import SpeedConfig, from_word
 from speedkit_jupyter.context import SpeedContext, in_force, observed
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
@@ -103,7 +103,7 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
     """What each optimization would decide for each of its words, all else as in the config."""
     found: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
-        name, words = optimization.name, words_of(optimization)
+        name, words = optimization.name, optimization.words
         asked = {
             word: config.changed(name, from_word(word, words)).request(name)
             for word in dict.fromkeys(("auto", *words))

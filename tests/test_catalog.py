@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, flags, machines
-from speedkit_jupyter.config import words_of
 from speedkit_jupyter.context import observed
 from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.optimizations import CATALOG
@@ -48,7 +47,7 @@ def network() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def values(optimization) -> list:
     """Every bare value of the config field."""
-    found = [{"true": True, "false": False}.get(word, word) for word in words_of(optimization)]
+    found = [{"true": True, "false": False}.get(word, word) for word in optimization.words]
     extra = {"threads": [1, 64], "device": ["auto", "cpu", "cuda", "cuda:3", "mps", "xpu"]}
     return found + extra.get(optimization.name, [])
 

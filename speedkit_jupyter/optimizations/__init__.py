@@ -28,3 +28,16 @@ CATALOG: tuple[Optimization, ...] = (
     Compile(),
 )
 flags.OWNERS[:] = [one.switches for one in CATALOG]
+
+
+def find(name: str) -> Optimization | None:
+    """The one of that name, or of that other spelling."""
+    return next((one for one in CATALOG if name == one.name or name in one.aliases), None)
+
+
+def named(name: str) -> Optimization:
+    """The one of that name; raises KeyError."""
+    found = find(name)
+    if found is None:
+        raise KeyError(name)
+    return found

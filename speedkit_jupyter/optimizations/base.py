@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
 
 from speedkit_jupyter import flags
 from speedkit_jupyter.alive import Alive
 from speedkit_jupyter.facts import Facts, OptimizerFacts
 from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.optimizations.options import Fields, choices, fields_of
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 from speedkit_jupyter.wrappers import each_once, layers
 
@@ -32,19 +33,6 @@ class Effect(Enum):
     EXACT = "bit-equal results"
     ROUNDING = "lower precision or another order of summation"
     CHANGES_MODEL = "other arithmetic"
-
-
-class Fields(BaseModel):
-    """Options of more than one field. A bare word (`compile: false`) means the first one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_word(cls, value: Any) -> Any:
-        if isinstance(value, Mapping | BaseModel):
-            return value
-        return {next(iter(cls.model_fields)): value}
 
 
 @dataclass(frozen=True)
@@ -253,7 +241,8 @@ class Optimization(ABC):
     its value; `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and
     None where it has none. `follows` marks what
     another optimization needs: a plan that names only that one has it too. `costly` marks what
-    takes seconds at the first step: a search tries it last. `frameworks_choose` marks what
+    takes seconds at the first step: a search tries it last. `free` stands for values that no word
+    names (`threads:NUMBER`). `frameworks_choose` marks what
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
     """
 
@@ -266,11 +255,43 @@ class Optimization(ABC):
     variable: ClassVar[str | None]
     follows: ClassVar[bool] = False
     costly: ClassVar[bool] = False
+    free: ClassVar[str] = ""
     frameworks_choose: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         if "variable" not in vars(cls):
             cls.variable = f"SPEEDKIT_{cls.name.upper()}"
+
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """The fields of its option by name, the bare word's first; none where it is one value."""
+        return fields_of(self.Options)
+
+    @property
+    def paths(self) -> dict[str, Any]:
+        """The annotation of each field by its path: `tf32`, `compile.enabled`, `compile.mode` …"""
+        named = {f"{self.name}.{field}": info.annotation for field, info in self.fields.items()}
+        return named or {self.name: self.Options}
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that its bare option takes, with true and false spelled out."""
+        return choices(next(iter(self.paths.values())))
+
+    def changes(self) -> dict[str, Any]:
+        """The words that name a change in comparisons, each with the config's value for it."""
+        found: dict[str, Any] = {}
+        for word in self.words:
+            if word == "true":
+                found[self.name] = True
+            elif word not in ("auto", "false"):
+                found[f"{self.name}:{word}"] = word
+        first, *others = [*self.fields] or [""]
+        for name in others:  # with words of their own, as compile's mode
+            words = choices(self.fields[name].annotation)
+            if "true" not in words:
+                found |= {f"{self.name}:{word}": {first: True, name: word} for word in words}
+        return found
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

@@ -19,7 +19,6 @@ from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
-    Fields,
     Optimization,
     Request,
     Switch,
@@ -32,6 +31,7 @@ from speedkit_jupyter.optimizations.builds import (
     removed_half_written_build,
     was_interrupted,
 )
+from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.properties import MISSING, put_back_entries
 from speedkit_jupyter.optimizations.snippet import Form, Snippet, call, source
 

@@ -25,6 +25,7 @@ class Device(Optimization):
 
     name = "device"
     effect = Effect.ROUNDING
+    free = "NAME"
     summary = "the device that the model runs on"
     Options = Annotated[
         str,

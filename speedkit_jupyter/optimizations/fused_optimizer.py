@@ -16,13 +16,13 @@ from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
-    Fields,
     Optimization,
     Request,
     Switch,
     Target,
 )
 from speedkit_jupyter.optimizations.newcomers import newcomers
+from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.settings import FUSED
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 

@@ -17,12 +17,12 @@ from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
-    Fields,
     Optimization,
     Request,
     Switch,
     Target,
 )
+from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.precision import framework_precision
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 

@@ -104,6 +104,10 @@ class Precision(Optimization):
         """GradScaler and channels_last decide by the precision."""
         return replace(facts, precision=decision.value)
 
+    def changes(self) -> dict[str, Any]:
+        """A dtype is a word of its own."""
+        return {word: word for word in self.words if word != "auto"}
+
     def switches(self) -> Mapping[str, flags.Switch]:
         """Autocast's own state, for each kind of device."""
         import torch

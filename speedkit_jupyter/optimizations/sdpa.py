@@ -14,12 +14,12 @@ from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
-    Fields,
     Optimization,
     Request,
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 BACKENDS = {

@@ -70,6 +70,10 @@ class Tf32(Optimization):
             )
         return request.obey("medium", "oneDNN multiplies float32 in bf16")
 
+    def changes(self) -> dict[str, Any]:
+        """Its bare word is what torch calls high."""
+        return {self.name: "high"} | super().changes()
+
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """What torch's old setters write into both of its APIs."""
         lower = "ieee" if decision.value == "highest" else "tf32"

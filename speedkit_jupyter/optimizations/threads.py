@@ -35,6 +35,7 @@ class Threads(Optimization):
 
     name = "threads"
     effect = Effect.ROUNDING  # sums are split over the threads
+    free = "NUMBER"
     summary = "intra-op threads within cgroup quota and affinity"
     Options = Annotated[
         Literal["auto"] | Annotated[int, Field(strict=True, gt=0, le=4096)],

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from speedkit_jupyter import optimizations
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.subject.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Effect, Fields
+from speedkit_jupyter.optimizations.base import Effect
 from speedkit_jupyter.planning import plan
 
 # Values of these are a choice among equals: none of them is the strongest.
@@ -29,7 +30,7 @@ class Candidate:
     @property
     def costly(self) -> bool:
         """Whether it takes seconds before it runs."""
-        return any(one.costly for one in CATALOG if one.name in self.values)
+        return any(optimizations.named(name).costly for name in self.values)
 
     @property
     def name(self) -> str:
@@ -128,7 +129,7 @@ def _word(name: str, value: Any) -> str:
 
 def _spelled_out(name: str, value: Any) -> Any:
     """All fields of a value, where the option has several: `compile` is its default mode too."""
-    options = next(one.Options for one in CATALOG if one.name == name)
-    if isinstance(options, type) and issubclass(options, Fields):
-        return options.model_validate(value)
+    optimization = optimizations.named(name)
+    if optimization.fields:
+        return optimization.Options.model_validate(value)
     return type(value), value

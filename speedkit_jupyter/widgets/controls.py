@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-from speedkit_jupyter.config import SpeedConfig, choices, from_word, paths_of
+from speedkit_jupyter.config import SpeedConfig, from_word
 from speedkit_jupyter.exceptions import ConfigError
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision, Optimization
+from speedkit_jupyter.optimizations.options import choices
 from speedkit_jupyter.report.panel_report import unavailable
 from speedkit_jupyter.report.units import word
 
@@ -37,7 +38,7 @@ class Control:
 
         self.path, self._chosen, self._drawing = path, chosen, False
         name, _, field = path.partition(".")
-        self.is_first = path == next(iter(paths_of(optimization)))
+        self.is_first = path == next(iter(optimization.paths))
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
         self._label_px = label_px(self.label)
@@ -136,7 +137,7 @@ def controls(
     return {
         path: Control(optimization, path, annotation, chosen, label_px)
         for optimization in CATALOG
-        for path, annotation in paths_of(optimization).items()
+        for path, annotation in optimization.paths.items()
     }
 
 

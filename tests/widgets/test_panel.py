@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, flags, restore_all, session
-from speedkit_jupyter.config import paths_of
 from speedkit_jupyter.context import in_force, observed
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
@@ -50,7 +49,7 @@ def state(names: Any) -> tuple[Any, ...]:
 @pytest.mark.smoke
 def test_there_is_a_control_for_every_option_of_the_catalog(names):
     panel = Panel(names.model)
-    assert list(panel.controls) == [path for one in CATALOG for path in paths_of(one)]
+    assert list(panel.controls) == [path for one in CATALOG for path in one.paths]
     for control in panel.controls.values():
         assert control.input.description == control.label
 

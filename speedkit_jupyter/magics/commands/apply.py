@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.codegen.training_loop import Words
-from speedkit_jupyter.config import SpeedConfig, choices, from_arguments, from_word, paths_of
+from speedkit_jupyter.config import SpeedConfig, from_arguments, from_word
 from speedkit_jupyter.context import SpeedContext, apply_speedups
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
@@ -23,6 +23,7 @@ from speedkit_jupyter.magics.namespace import (
 from speedkit_jupyter.magics.options import add_model, add_optimizer, offer, offer_words
 from speedkit_jupyter.magics.planned import or_learned
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.options import choices
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import CTX, Session, is_free
 
@@ -77,7 +78,7 @@ def _options() -> list[tuple[str, str, Any, str]]:
     """Option, path of the config key, annotation and summary, for every field in the catalog."""
     found = []
     for one in CATALOG:
-        for number, (path, annotation) in enumerate(paths_of(one).items()):
+        for number, (path, annotation) in enumerate(one.paths.items()):
             option = f"--{path.replace('.', '-')}" if number else f"--{one.name}"
             field = path.partition(".")[2] if number else ""
             about = f"{one.summary}: its {field}" if field else one.summary

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import database
-from speedkit_jupyter.config import SpeedConfig, choices, from_arguments, from_word
+from speedkit_jupyter.config import SpeedConfig, from_arguments, from_word
 from speedkit_jupyter.context import plan_in_force
 from speedkit_jupyter.exceptions import StepError, did_you_mean
-from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Fields
+from speedkit_jupyter.optimizations import CATALOG, find
 
 if TYPE_CHECKING:
     import torch
@@ -111,33 +110,7 @@ def variant_names(text: str) -> bool:
 
 def words() -> dict[str, dict[str, Any]]:
     """Every single word that names a change: `bf16`, `compile`, `sdpa:math`, `threads:2` …"""
-    found: dict[str, dict[str, Any]] = {}
-    for optimization in CATALOG:
-        if optimization.name == "precision":
-            found.update({word: {"precision": word} for word in choices(optimization.Options)[1:]})
-        elif optimization.name == "tf32":
-            found["tf32"] = {"tf32": "high"}
-            found.update({f"tf32:{w}": {"tf32": w} for w in choices(optimization.Options)[1:]})
-        else:
-            found.update(_words_of(optimization.name, optimization.Options))
-    return found
-
-
-def _words_of(name: str, options: Any) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    is_fields = isinstance(options, type) and issubclass(options, Fields)
-    fields: Mapping[str, Any] = options.model_fields if is_fields else {}
-    first = next(iter(fields), None)
-    for word in choices(fields[first].annotation if first else options):
-        if word == "true":
-            found[name] = {name: True}
-        elif word not in ("auto", "false"):
-            found[f"{name}:{word}"] = {name: word}
-    for field, info in fields.items():  # further fields with words of their own, as compile's mode
-        its_words = choices(info.annotation)
-        if field != first and "true" not in its_words:
-            found.update({f"{name}:{w}": {name: {first: True, field: w}} for w in its_words})
-    return found
+    return {word: {one.name: value} for one in CATALOG for word, value in one.changes().items()}
 
 
 def _option(word: str) -> dict[str, Any]:
@@ -145,11 +118,13 @@ def _option(word: str) -> dict[str, Any]:
     if word in known:
         return known[word]
     name, _, value = word.partition(":")
-    if name in ("threads", "device") and value:
-        return {name: from_word(value)}
+    free = [f"{one.name}:{one.free}" for one in CATALOG if one.free]
+    optimization = find(name)
+    if optimization is not None and optimization.free and value:
+        return {optimization.name: from_word(value)}
     names = [BASELINE, CURRENT, AUTO, *known, "threads:1", "device:cpu"]
     raise StepError(
         f"unknown variant {word!r}.{did_you_mean(word, names)} Names are {', '.join(names[:3])}, "
         f"a YAML file, a saved name, or words joined by +: "
-        f"{', '.join(known)}, threads:NUMBER, device:NAME"
+        f"{', '.join([*known, *free])}"
     )

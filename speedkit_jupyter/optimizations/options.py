@@ -1,0 +1,39 @@
+"""What the type of an option says about it: its fields, and the words that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
+
+
+class Fields(BaseModel):
+    """Options of more than one field. A bare word (`compile: false`) means the first one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_word(cls, value: Any) -> Any:
+        if isinstance(value, Mapping | BaseModel):
+            return value
+        return {next(iter(cls.model_fields)): value}
+
+
+def fields_of(options: Any) -> dict[str, FieldInfo]:
+    """Its fields by name; none where it is a bare value."""
+    is_fields = isinstance(options, type) and issubclass(options, Fields)
+    return dict(options.model_fields) if is_fields else {}
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The words that an option takes, for completion: `Literal` values, true and false included."""
+    if annotation is bool:
+        return ("true", "false")
+    if get_origin(annotation) is Literal:
+        return tuple(
+            str(one).lower() if isinstance(one, bool) else str(one) for one in get_args(annotation)
+        )
+    return tuple(word for part in get_args(annotation) for word in choices(part))
