@@ -104,6 +104,8 @@ def tried(way: Any, *arguments: Any) -> tuple[str, str]:
     clean, where = flags.snapshot(), os.getcwd()
     try:
         return way(*arguments)
+    except ModuleNotFoundError as error:
+        return "not here", f"without {error.name}"
     except Exception as error:
         return "missed", f"{type(error).__name__}: {error!s:.150}"
     finally:

@@ -158,7 +158,7 @@ class Tolerance:
         if distance >= UNDETERMINED and not whole:
             return ""
         spread = distance * min(1.0, (ERR_AS_ONE / max(one.size, 1)) ** 0.5)
-        spread += SHORTENED * distance**2
+        spread += SHORTENED * distance * distance
         more = TERMS if self.precision == "fp32" else 1.0
         for index, value in enumerate(one.values()):
             factor = factors[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -76,15 +77,17 @@ def differ(ones: Sequence[str], others: Sequence[str]) -> tuple[int, float]:
 
 
 def _is_rounded(word: str) -> bool:
-    return ("." in word or "e" in word.lower()) and bool(NUMBER.fullmatch(word))
+    is_written_so = ("." in word or "e" in word.lower()) and bool(NUMBER.fullmatch(word))
+    return is_written_so and math.isfinite(float(word))
 
 
 def _off(one: str, other: str) -> float:
     """Relative, and of the last digit that is written no more than one counts."""
     mine, theirs = float(one), float(other)
     digits = len(other.lower().partition("e")[0].partition(".")[2])
-    exponent = int(other.lower().partition("e")[2] or 0)
-    beyond = abs(mine - theirs) - 1.001 * 10.0 ** (exponent - digits)
+    # As text: of a checksum that reads like a number, 8e951, the power is larger than any float.
+    last = float(f"1e{other.lower().partition('e')[2] or 0}") * 10.0**-digits
+    beyond = abs(mine - theirs) - 1.001 * last
     return beyond / max(abs(theirs), 1e-30) if beyond > 0 else 0.0
 
 
