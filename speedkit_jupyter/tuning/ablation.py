@@ -43,8 +43,10 @@ class Part:
     def needed(self) -> float:
         """About how many rounds would make it clear; an interval shrinks with their root."""
         found = self.ratio
-        if found is None or not found.low > 0 or math.isinf(found.high):
+        if found is None:
             return math.inf
+        if not found.low > 0 or math.isinf(found.high):  # no interval yet
+            return 2.0 * found.pairs
         half_width = math.log(found.high / found.low) / 2
         to_prove = math.log(found.median) if found.median >= self.least else 0.0
         to_disprove = math.log(self.least / found.median)

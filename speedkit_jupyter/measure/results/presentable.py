@@ -12,7 +12,7 @@ from typing import Any
 from speedkit_jupyter.measure.results import export
 
 # What registers a report for each kind of result, once it is loaded.
-REPORTS = f"{__package__.partition('.')[0]}.report.results"
+REPORTS = f"{__package__.partition('.')[0]}.report.registration"
 
 
 @singledispatch
