@@ -284,7 +284,7 @@ class SpeedContext:
     @property
     def autocast_entered(self) -> bool:
         """Whether `autocast()` has been used since the plan was applied."""
-        return bool(self.target.memo.get("autocast_entered"))
+        return self.target.memo.autocast_entered
 
     def autocast(self) -> AbstractContextManager[Any]:
         """What the forward pass belongs in: autocast of the plan's dtype; nothing once restored.
@@ -298,7 +298,7 @@ class SpeedContext:
         acting.asked.add("autocast")
         if acting._stack is None:
             return nullcontext()
-        acting.target.memo["autocast_entered"] = True
+        acting.target.memo.autocast_entered = True
         return acting._around["precision"]()
 
     def sdpa(self) -> AbstractContextManager[Any]:
@@ -462,7 +462,7 @@ class SpeedContext:
         """Take this context off its model for good."""
         self.restored = True
         _ON.take(unwrapped(self.model), self.__dict__)
-        self.target.memo.pop("compiled_call", None)
+        self.target.memo.compiled_call = None
         self.target.let_go()
 
 

@@ -229,7 +229,7 @@ def test_an_interrupt_while_a_plan_is_switched_leaves_it_as_it_was(model, monkey
 
     monkeypatch.setattr(Sdpa, "applied", interrupted)
     if block == "hidden":  # interrupted by the end of what was applied before the patch
-        context.target.memo["end"] = context._stack.callback(signal.raise_signal, signal.SIGINT)
+        context.target.memo.end = context._stack.callback(signal.raise_signal, signal.SIGINT)
         switched = hidden(model)
     else:
         prepared = prepare(nn.Linear(2, 2), SpeedConfig(sdpa="math"))  # alive, so not collected

@@ -138,6 +138,27 @@ class _Weakly:
 
 
 @dataclass(eq=False)
+class Memo:
+    """What lives as long as a context, whether its plan is in force or hidden for a while.
+
+    `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
+    whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
+    what a compiled model calls. `strangers` are optimizers that were there before the plan,
+    `met_later` those made after it, with their facts.
+    """
+
+    autocast: str | None = None
+    autocast_entered: bool = False
+    scales: bool = False
+    steps_watched: bool = False
+    compiled_call: Any = None
+    strangers: weakref.WeakSet[Any] | None = None
+    met_later: weakref.WeakKeyDictionary[Any, OptimizerFacts] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+
+@dataclass(eq=False)
 class Target:
     """What a plan is applied to: the model, and the optimizers behind their wrappers.
 
@@ -151,7 +172,7 @@ class Target:
 
     model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
     optimizers: Sequence[torch.optim.Optimizer] = ()
-    memo: dict[str, Any] = field(default_factory=dict)
+    memo: Memo = field(default_factory=Memo)
     notes: dict[str, str] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     search: bool = True

@@ -118,9 +118,9 @@ class Compile(Optimization):
         def change() -> None:  # else hooks that are registered after compiling never fire
             config.skip_nnmodule_hook_guards = False
 
-        call = target.memo.get("compiled_call")
+        call = target.memo.compiled_call
         if call is None:
-            call = target.memo["compiled_call"] = CompiledCall(target, decision.details)
+            call = target.memo.compiled_call = CompiledCall(target, decision.details)
         attributes = target.model.__dict__
         found = attributes.get("_compiled_call_impl", MISSING)
         with overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change):

@@ -169,14 +169,14 @@ def met_later(target: Target) -> dict[torch.optim.Optimizer, OptimizerFacts]:
 
 
 def _met(target: Target) -> Any:
-    return target.memo.setdefault("met_later", weakref.WeakKeyDictionary())
+    return target.memo.met_later
 
 
 def _known(target: Target) -> Iterable[torch.optim.Optimizer]:
     """Those that were handed over, and those that were there but were not."""
-    strangers = target.memo.get("strangers")
+    strangers = target.memo.strangers
     if strangers is None:
-        strangers = target.memo["strangers"] = weakref.WeakSet(target.live_optimizers())
+        strangers = target.memo.strangers = weakref.WeakSet(target.live_optimizers())
     return weakref.WeakSet([*strangers, *target.optimizers])
 
 

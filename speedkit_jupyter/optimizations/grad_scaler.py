@@ -79,12 +79,12 @@ class GradScaler(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Watch the optimizers' first steps for a forgotten scaler."""
-        target.memo["grad_scaler"] = True
+        target.memo.scales = True
         handles = _watch_steps(target)
         try:
             yield
         finally:
-            del target.memo["grad_scaler"]
+            target.memo.scales = False
             for handle in handles:
                 handle.remove()
 
@@ -103,7 +103,7 @@ class GradScaler(Optimization):
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """Whether ctx.grad_scaler scales."""
-        return {"ctx.grad_scaler": "on" if target.memo.get("grad_scaler") else "off"}
+        return {"ctx.grad_scaler": "on" if target.memo.scales else "off"}
 
 
 def _watch_steps(target: Target) -> list[Any]:
@@ -114,14 +114,14 @@ def _watch_steps(target: Target) -> list[Any]:
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         target = reference()
-        if target is None or "steps_watched" in target.memo:
+        if target is None or target.memo.steps_watched:
             return
-        if not target.memo.get("autocast_entered"):
+        if not target.memo.autocast_entered:
             return
         parameters = {id(p) for p in target.model.parameters()}
         if not any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
             return
-        target.memo["steps_watched"] = True
+        target.memo.steps_watched = True
         if not _called_by_a_scaler():
             warnings.warn(
                 "fp16 without the GradScaler: small gradients become zero. Replace "

@@ -136,11 +136,11 @@ class Precision(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Nothing to set: autocast surrounds the forward pass."""
-        target.memo["autocast"] = decision.value
+        target.memo.autocast = decision.value
         try:
             yield
         finally:
-            del target.memo["autocast"]
+            target.memo.autocast = None
 
     def around_forward(
         self, decision: Decision, target: Target
@@ -170,7 +170,7 @@ class Precision(Optimization):
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """What ctx.autocast() stands for."""
-        return {"ctx.autocast()": target.memo.get("autocast", "off")}
+        return {"ctx.autocast()": target.memo.autocast or "off"}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """The dtypes with hardware behind them."""

@@ -49,8 +49,8 @@ class Threads(Optimization):
         if request.value != "auto":
             if request.value == now:
                 return request.leave(now, f"torch already uses {now}")
-            over = f", and there are {usable} usable cores" if request.value > usable else ""
-            return request.obey(request.value, f"torch used {now}{over}")
+            over = f"more than the {usable} usable cores" if request.value > usable else ""
+            return request.obey(request.value, f"torch used {now}", hint=over)
         if now > usable:
             return request.apply(
                 usable, f"torch uses {now} threads, but quota and affinity leave {usable} cores"
