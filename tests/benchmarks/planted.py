@@ -143,7 +143,7 @@ def judged(one: Planted) -> dict[str, Any]:
     step, model, optimizer, plan = one.make()
     if one in LATE:
         bench = Benchmark(step_of(step, model, optimizer),
-                          [variant(name) for name in ("baseline", plan)], 0.5)  # fmt: skip
+                          [variant(name) for name in ("baseline", plan)], 3.0)  # fmt: skip
         for _ in bench.run():
             pass
         found = bench.result()
