@@ -73,6 +73,8 @@ class Proof:
             tuning.unclear = "" if held else self._why_unclear(comparison, records[best.name])
         elif parts:
             yield from self._drop_what_is_idle(best, comparison)
+        # It may have fallen behind a longer plan, in a race.
+        tuning.rejected = [one for one in tuning.rejected if one.name != tuning.winner.name]
 
     def look_again(self, losers: Sequence[Candidate]) -> Generator[Progress, None, Candidate]:
         """At what lost narrowly: with rounds enough to tell whether it helps after all.

@@ -120,9 +120,12 @@ def test_of_two_parts_that_do_the_same_only_one_stays(made_time):
     search = Search(step_of(step, network, optimizer), 3.0)
     search._stages.step_s = 0.006
     both = Candidate({"channels_last": True, "fused_optimizer": True})
+    for name in both.values:  # as a race leaves it
+        search._stages.refuse(name, "falls behind")
     for _ in Proof(search._stages).confirm(both, "confirming"):
         pass
     assert len(search.result().winner.values) == 1
+    assert search.result().winner.name not in [one.name for one in search.result().rejected]
     assert search.result().confirmed
 
 
