@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio, shared
-from speedkit_jupyter.measure.rounds.early_stopping import WORTH_COMPILING, WORTH_IT
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
+from speedkit_jupyter.tuning.early_stopping import WORTH_COMPILING, WORTH_IT
 
 
 @dataclass(frozen=True)

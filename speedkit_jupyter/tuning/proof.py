@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.tuning import ablation, scoring
 from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.policies import Checking, Worthwhile
 from speedkit_jupyter.tuning.stages import BASELINE, PROOF, Stages
 
 # The whole plan's interval has to be as narrow as this share of its median.
@@ -39,28 +40,11 @@ class Proof:
             tuning.unclear = f"no time was left to prove {best.name}; {self.stages.more()}"
             return
         others = [one for one in ablation.plans(best) if one.values] if parts else []
-
-        def settled(comparison: Comparison) -> bool:
-            record = next(one for one in comparison.records if one.name == best.name)
-            ratio = comparison.ratio(record)
-            if ratio is None or comparison.verdict(record) == "too noisy":
-                return False
-            found = ablation.parts(best, comparison) if parts else []
-            rounds = ratio.pairs + self.stages.budget.left_s / max(comparison.round_s or 0.0, 1e-9)
-            unclear = [one for one in found if one.ratio is not None and not one.is_clear]
-            # What the rest of the budget can't tell either is not worth waiting for.
-            return ratio.is_precise(PRECISE) and all(one.needed() > rounds for one in unclear)
-
-        def chosen(comparison: Comparison) -> list[str]:
-            """What has to be right: the winner, and what is left of it without idle parts."""
-            if not comparison.baseline.times_s:
-                return [best.name]
-            winner = next((one for one in (best, *others) if self._helps(comparison, one)), best)
-            found = ablation.parts(winner, comparison) if parts else []
-            return [winner.name, winner.without(*self._idle(winner, found)).name]
-
         comparison = yield from self.stages.benchmark(
-            title, [best, *others], self.stages.budget.left_s, settled=settled, chosen=chosen
+            title,
+            [best, *others],
+            self.stages.budget.left_s,
+            _Whole(self, best, others, parts),
         )
         records = {one.name: one for one in comparison.records}
         held = [one for one in (best, *others) if self._is_proven(comparison, one)]
@@ -89,7 +73,7 @@ class Proof:
             return BASELINE
         seconds = (1 - PROOF) * stages.budget.left_s
         comparison = yield from stages.benchmark(
-            "what lost narrowly", list(losers), seconds, drop="slower"
+            "what lost narrowly", list(losers), seconds, Worthwhile()
         )
         best = stages.ahead_of_all(comparison, losers)
         records = {one.name: one for one in comparison.records}
@@ -107,7 +91,7 @@ class Proof:
         """
         __tracebackhide__ = True
         tuning = self.stages.tuning
-        idle = self._idle(best, tuning.parts_found)
+        idle = self.idle(best, tuning.parts_found)
         rest = best.without(*idle)
         if tuning.objective == "memory" or not idle or not rest.values:
             return
@@ -118,7 +102,7 @@ class Proof:
                 "without what is not proven",
                 [rest, best],
                 self.stages.budget.left_s,
-                chosen=lambda comparison: [rest.name],
+                Checking(self.stages.right, [rest.name]),
             )
             together = ablation.lead(shorter, rest, best)
             if together is None or together.low > 1:
@@ -134,7 +118,7 @@ class Proof:
                 self.stages.refuse(part.word, f"left out: {part.describe()}")
         tuning.parts_found = [one for one in tuning.parts_found if one.name not in idle]
 
-    def _idle(self, best: Candidate, found: Sequence[Part]) -> list[str]:
+    def idle(self, best: Candidate, found: Sequence[Part]) -> list[str]:
         """The names of parts that are not proven, but for the one that brings most of these."""
         idle = ablation.idle(found)
         if len(idle) == len(best.values):
@@ -143,7 +127,7 @@ class Proof:
             idle = idle[:1]  # no time to see whether they are worth something together
         return idle
 
-    def _helps(self, comparison: Comparison, one: Candidate) -> bool:
+    def helps(self, comparison: Comparison, one: Candidate) -> bool:
         """Whether it is proven better, and not wrong as far as it was checked."""
         record = next(each for each in comparison.records if each.name == one.name)
         return self.stages.score(comparison, record) > 1
@@ -151,7 +135,7 @@ class Proof:
     def _is_proven(self, comparison: Comparison, one: Candidate) -> bool:
         """Better, and checked."""
         record = next(each for each in comparison.records if each.name == one.name)
-        return record.accuracy is not None and self._helps(comparison, one)
+        return record.accuracy is not None and self.helps(comparison, one)
 
     def _say_not_alone(self, best: Candidate, idle: Sequence[str]) -> None:
         """What stays unproven, since without it the plan is not proven either."""
@@ -171,3 +155,39 @@ class Proof:
         if comparison.verdict(record) in ("failed", "declined", "wrong"):
             return ""
         return f"{record.name} may help, and was not proven; {self.stages.more()}"
+
+
+class _Whole(Checking):
+    """Until the whole plan is precise, and each of its parts clear, or beyond what time is left.
+
+    What has to be right is the winner, and what is left of it without idle parts.
+    """
+
+    def __init__(
+        self, proof: Proof, best: Candidate, others: Sequence[Candidate], parts: bool
+    ) -> None:
+        super().__init__(proof.stages.right, [best.name])
+        self._proof, self._best, self._others, self._tells_parts = proof, best, others, parts
+
+    def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
+        """What the rest of the budget can't tell either is not worth waiting for."""
+        record = next(one for one in comparison.records if one.name == self._best.name)
+        ratio = comparison.ratio(record)
+        if ratio is None or comparison.verdict(record) == "too noisy":
+            return False
+        left_s = self._proof.stages.budget.left_s
+        rounds = ratio.pairs + left_s / max(comparison.round_s or 0.0, 1e-9)
+        found = self._parts(self._best, comparison)
+        unclear = [one for one in found if one.ratio is not None and not one.is_clear]
+        return ratio.is_precise(PRECISE) and all(one.needed() > rounds for one in unclear)
+
+    def late(self, comparison: Comparison) -> Iterator[Record]:
+        """The winner, as far as the rounds tell it."""
+        plans = (self._best, *self._others)
+        winner = next((one for one in plans if self._proof.helps(comparison, one)), self._best)
+        idle = self._proof.idle(winner, self._parts(winner, comparison))
+        names = (winner.name, winner.without(*idle).name)
+        yield from [one for one in comparison.records[1:] if one.name in names]
+
+    def _parts(self, whole: Candidate, comparison: Comparison) -> list[Part]:
+        return ablation.parts(whole, comparison) if self._tells_parts else []

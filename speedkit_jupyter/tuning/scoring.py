@@ -6,7 +6,7 @@ import math
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import spread
-from speedkit_jupyter.measure.rounds.early_stopping import RACE_ROUNDS, is_far_behind, worth_it
+from speedkit_jupyter.tuning.early_stopping import RACE_ROUNDS, is_far_behind, worth_it
 
 # What looks slower by less than this in a race may be faster.
 NARROW = 0.9

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import APART, REFERENCE, ROUNDED, Budget, advice
-from speedkit_jupyter.measure.rounds.culprits import Culprits
-from speedkit_jupyter.measure.rounds.early_stopping import RACE_ROUNDS, WORTH_COMPILING, Drop
-from speedkit_jupyter.measure.rounds.right_parts import RightParts
+from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.sampler import LONG_S, Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo import custody
 from speedkit_jupyter.tuning import scoring
 from speedkit_jupyter.tuning.ablation import pays
 from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.culprits import Culprits
+from speedkit_jupyter.tuning.early_stopping import RACE_ROUNDS, WORTH_COMPILING
 from speedkit_jupyter.tuning.outcome import Rejected, Stage, Tuning
+from speedkit_jupyter.tuning.policies import Grid, Race
+from speedkit_jupyter.tuning.right_parts import RightParts
 
 # Steps that a search needs for a clear answer.
 ENOUGH_STEPS = 120
@@ -42,7 +44,7 @@ class Stages:
         self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
         self._tried: set[str] = set()
         self._left_out: list[str] = []
-        self._culprits, self._right = Culprits(), RightParts()
+        self._culprits, self.right = Culprits(), RightParts()
         self._raced: dict[str, Candidate] = {}
         self._around_s = 0.0
 
@@ -68,11 +70,12 @@ class Stages:
         self._raced.update({one.name: one for one in chosen})
         if len(chosen) == 1 and not known:
             return chosen[0]  # nothing to choose between: it is confirmed or not
-        drop: Drop = "far" if self.tuning.objective == "memory" else "race"
+        races = self.tuning.objective == "time"
+        policy = Race(self.right, self._culprits) if races else Grid()
         asked = [*known, *chosen]
         # More than was planned for, if need be: without rounds enough all of it would be lost.
         seconds = min(OVERTIME * share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
-        comparison = yield from self.benchmark(title, asked, seconds, drop)
+        comparison = yield from self.benchmark(title, asked, seconds, policy)
         return self._leader(comparison, asked)
 
     def _is_blamed(self, one: Candidate) -> bool:
@@ -157,14 +160,9 @@ class Stages:
         title: str,
         tried: Sequence[Candidate],
         seconds: float,
-        drop: Drop = "",
-        settled: Callable[[Comparison], bool] | None = None,
-        chosen: Callable[[Comparison], Sequence[str]] | None = None,
+        policy: Policy,
     ) -> Generator[Progress, None, Comparison]:
-        """Baseline and what is tried, as a stage of the result, also where it is cut short.
-
-        Not each of them is checked: in a race, and where it is known what is `chosen`.
-        """
+        """Baseline and what is tried, as a stage of the result, also where it is cut short."""
         __tracebackhide__ = True
         variants = [one.variant() for one in (BASELINE, *tried)]
         seconds = max(seconds, 0.01)
@@ -172,11 +170,7 @@ class Stages:
             self._step,
             variants,
             seconds,
-            drop=drop,
-            settled=settled,
-            culprits=self._culprits,
-            right=self._right if drop == "race" or chosen is not None else None,
-            chosen=chosen,
+            policy=policy,
             within=self.budget,
         )
         try:

@@ -44,7 +44,7 @@ from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware, tune
 from speedkit_jupyter.context import prepare
-from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
@@ -52,6 +52,16 @@ from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.outcome import Tuning
+from speedkit_jupyter.tuning.policies import Grid
+
+
+class ByHand(Grid):
+    """Who makes a grid by hand does not stop early."""
+
+    def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
+        """Whatever is clear."""
+        return False
+
 
 Forces = dict[str, Callable[[], Any]]
 
@@ -132,8 +142,7 @@ def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> d
         step_of(_step(work), work.model, work.optimizer or ()),
         [Variant("baseline"), *(one.variant() for one in tried)],
         max(GRID_S, GRID_STEPS * step_s) * len(tried),
-        drop="far",
-        settled=lambda comparison: False,  # who makes a grid by hand does not stop early
+        policy=ByHand(),
     )
     for one in grid.run():
         if sys.stderr.isatty():

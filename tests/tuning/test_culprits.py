@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import tune
-from speedkit_jupyter.measure.rounds.culprits import Culprits
 from speedkit_jupyter.optimizations.threads import Threads
 from speedkit_jupyter.tuning.candidates import Candidate, combinations, strongest
+from speedkit_jupyter.tuning.culprits import Culprits
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.right_parts import RightParts
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.culprits import Culprits
+from speedkit_jupyter.tuning.policies import Race
 from speedkit_jupyter.tuning.proof import Proof
+from speedkit_jupyter.tuning.right_parts import RightParts
 from speedkit_jupyter.tuning.search import Search
 
 WHOLE = "sdpa:math+channels_last+fused_optimizer"
@@ -47,23 +49,18 @@ def verdicts(benchmark: Benchmark) -> dict[str, str]:
 
 
 def test_only_what_is_new_is_checked_and_then_what_leads(step):
-    benchmark = Benchmark(step, parse(RACE), 3.0, drop="race", right=RightParts())
+    benchmark = Benchmark(step, parse(RACE), 3.0, policy=Race(RightParts(), Culprits()))
     found = verdicts(benchmark)
     assert found[WHOLE] == "exact"
     assert found["sdpa:math+fused_optimizer"] == "wrong"
     assert "channels_last" not in found
 
 
-def test_without_knowledge_of_parts_all_are_checked(step):
-    found = verdicts(Benchmark(step, parse(RACE), 3.0, drop="race"))
-    assert len(found) == 4
-
-
 def test_a_combination_that_is_wrong_does_not_win_although_its_parts_are_right(step):
     search = Search(step, 3.0)
     stages = search._stages
     for word in ("sdpa:math", "fused_optimizer"):
-        stages._right.note(word)
+        stages.right.note(word)
     wrong = Candidate({"sdpa": "math", "fused_optimizer": True})
     for _ in Proof(stages).confirm(wrong, "confirming"):
         pass

@@ -13,10 +13,11 @@ from torch import nn
 from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.early_stopping import FAR_ROUNDS
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combinations, strongest
+from speedkit_jupyter.tuning.early_stopping import FAR_ROUNDS
+from speedkit_jupyter.tuning.policies import Grid
 from speedkit_jupyter.tuning.search import Search
 
 LATE = 0.008  # seconds of a slow step, on the tests' own clock
@@ -307,7 +308,7 @@ def test_a_grid_gives_up_what_is_far_slower_and_goes_on_with_all_others(sleeping
         network, optimizer, x, lambda fused, last: LATE * (1 + 1.5 * fused + 0.1 * last)
     )
     variants = [variant(name) for name in ("baseline", "fused_optimizer", "channels_last")]
-    grid = Benchmark(step_of(step, network, optimizer), variants, 5.0, drop="far")
+    grid = Benchmark(step_of(step, network, optimizer), variants, 5.0, policy=Grid())
     for _ in grid.run():
         pass
     baseline, far, near = grid.result().records

@@ -216,6 +216,11 @@ class Yardstick:
         )
 
 
+def is_right(found: Accuracy | None) -> bool:
+    """Whether it was checked, and computes the same."""
+    return found is not None and found.verdict in ("exact", "rounding")
+
+
 def is_finite(found: Accuracy) -> bool:
     """Whether what was compared is numbers, of the shapes that were expected."""
     values = (found.output_error, found.gradient_error)

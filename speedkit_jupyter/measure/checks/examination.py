@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from speedkit_jupyter.measure.checks import memory, roofline, yardstick
-from speedkit_jupyter.measure.checks.accuracy import Accuracy, is_finite
+from speedkit_jupyter.measure.checks.accuracy import is_finite, is_right
 from speedkit_jupyter.measure.checks.course import Course
 from speedkit_jupyter.measure.checks.trials import Steps, is_compiled
 from speedkit_jupyter.measure.checks.untouched import otherwise
@@ -56,12 +56,6 @@ class Examination:
                 self._judge(runner, known)
                 yield Progress(0.0, f"checked {runner.record.name}")
 
-    def now(self, runner: Runner) -> Iterator[Progress]:
-        """One that was not checked before its rounds."""
-        __tracebackhide__ = True
-        yield Progress(1.0, f"checking {runner.record.name}")
-        self._judge(runner, self._known())
-
     def _known(self) -> Judge:
         """What variants are judged by."""
         __tracebackhide__ = True
@@ -71,22 +65,20 @@ class Examination:
             first.record.accuracy = known.judge(known.baseline, first.precision)
         return self._yardstick
 
-    def again(self, runners: Sequence[Runner]) -> Iterator[Progress]:
-        """The variants once more, after all their steps: what was right may be so no longer."""
-        known = self._yardstick
-        for runner in runners:
-            record = runner.record
-            if known is None or runner is self._runners[0] or record.failure:
-                continue
-            before = record.accuracy
-            if is_right(before):
-                self._judge(runner, known)
-                now: Accuracy | None = record.accuracy
-                if is_right(now):
-                    record.accuracy = before
-                elif now is not None and before is not None:
-                    record.accuracy = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
-                yield Progress(1.0, f"checked {record.name} again")
+    def late(self, runner: Runner) -> Iterator[Progress]:
+        """After all its steps: one that was not checked yet, or what was right once more."""
+        __tracebackhide__ = True
+        record = runner.record
+        before = record.accuracy
+        if record.failure or not (before is None or is_right(before)):
+            return
+        yield Progress(1.0, f"checking {record.name}{' again' if before else ''}")
+        self._judge(runner, self._known())
+        now = record.accuracy
+        if before is None or now is None:
+            return
+        late = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
+        record.accuracy = before if is_right(now) else late
 
     def _judge(self, runner: Runner, known: Judge) -> None:
         try:
@@ -171,8 +163,3 @@ class Examination:
                 return roofline.flops(first.once, first.step.models) or None
         except Exception:  # the counter is a dispatch mode, which some code does not allow
             return None
-
-
-def is_right(found: Accuracy | None) -> bool:
-    """Whether it was checked, and computes the same."""
-    return found is not None and found.verdict in ("exact", "rounding")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 from speedkit_jupyter.context import hidden, prepare
@@ -15,18 +13,15 @@ from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.facts import has_lazy_parameters
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.examination import Examination, is_right
+from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import ERROR
-from speedkit_jupyter.measure.rounds import clock, early_stopping, warm_up
+from speedkit_jupyter.measure.rounds import clock, warm_up
 from speedkit_jupyter.measure.rounds.budget import OVERHEAD_S, Budget
-from speedkit_jupyter.measure.rounds.culprits import Culprits
-from speedkit_jupyter.measure.rounds.early_stopping import Drop
 from speedkit_jupyter.measure.rounds.pace import Pace
-from speedkit_jupyter.measure.rounds.right_parts import RightParts
+from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
-from speedkit_jupyter.measure.rounds.standing import Standing, standings
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.made_inside import made_inside
@@ -34,8 +29,6 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant, config_of
 from speedkit_jupyter.measure.undo.isolation import State
 
-# A search goes on once its intervals are as narrow as this share of the median.
-ENOUGH_TO_CHOOSE = 0.08
 # Without a budget of the user's it takes so long, or more where a step is long.
 DEFAULT_S = 10.0
 # Warming up takes at most this part of the budget.
@@ -49,16 +42,10 @@ class Benchmark:
     fewer variants are measured, and less is examined. None is enough for a clear answer. The
     device is synchronized around each step, or with `throughput` only around blocks of steps.
     `check` names what the step leaves in its namespace for the accuracy check, in place of what
-    backward ran on; `drop` takes variants out of the rounds: `far` those that are far slower in
-    each of the first ones, `slower` also those that are known to gain nothing worth it, `beaten`
-    also those that another one is known to beat, `race` those that fall behind; with the last
-    three, which choose and prove nothing, less precision is enough, and limits are not measured.
-    The rounds end when all verdicts are clear, or where `settled` says so. In a race, variants with
-    a part that `culprits` knows as far slower are not run. With `right` those whose parts were each
-    found right run unchecked, but for what is `chosen`: the names that it gives before the rounds
-    and after them; without it what leads a race. It ends `within` another budget, too; its own
-    begins when it runs, or began at `begun_s` on the clock, where that is set. Whatever happens,
-    models, optimizers, random generators and names end as they began. Raises StepError.
+    backward ran on. The `policy` says which variants leave the rounds, when these end, and what is
+    checked. It ends `within` another budget, too; its own begins when it runs, or began at
+    `begun_s` on the clock, where that is set. Whatever happens, models, optimizers, random
+    generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -70,11 +57,7 @@ class Benchmark:
         throughput: bool = False,
         check: Sequence[str] = (),
         command: str = "",
-        drop: Drop = "",
-        settled: Callable[[Comparison], bool] | None = None,
-        culprits: Culprits | None = None,
-        right: RightParts | None = None,
-        chosen: Callable[[Comparison], Sequence[str]] | None = None,
+        policy: Policy | None = None,
         within: Budget | None = None,
     ) -> None:
         if not step.models:
@@ -88,31 +71,18 @@ class Benchmark:
         self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
-        self._drop = drop
-        self._is_settled, self._culprits = settled, culprits or Culprits()
-        self._right, self._chosen, self._firm = right, chosen, list[str]()
-        self._chooses = drop in ("slower", "beaten", "race")
+        self._policy = policy or Policy()
         self._records = [Record(one.name) for one in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
-        self._standings: tuple[Standing, ...] = ()
-        self._fallen: tuple[int, list[Record]] = (0, [])
         self._within = within
         self.begun_s: float | None = None
         self._pace = self._new_pace()
 
     def _new_pace(self, now: Callable[[], float] | None = None) -> Pace:
-        return Pace(
-            self.budget_s,
-            now,
-            self._drop,
-            self._grows,
-            self._within,
-            self.begun_s,
-            partial(_to_check, self._right, self._firm),  # no method, which would hold this object
-        )
+        return Pace(self.budget_s, now, self._policy, self._grows, self._within, self.begun_s)
 
     @property
     def budget(self) -> Budget:
@@ -154,7 +124,6 @@ class Benchmark:
             return clock.now() - sum(one() for one in pauses)
 
         self._pace = self._new_pace(now)
-        self._firm[:] = [] if self._chosen is None else self._chosen(self.result())
         configs = [config_of(one, step.models) for one in self.variants]
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
@@ -177,8 +146,8 @@ class Benchmark:
             check = yield from self._examine(runners, start)
             yield from self._sample(_warm(runners), now)
             if check is not None:
-                yield from self._check_afterwards(check, _warm(runners))
-            if not self._chooses:
+                yield from self._check_late(check, _warm(runners))
+            if not self._policy.chooses:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
     def _runner(self, index: int, config: Any) -> Runner:
@@ -230,8 +199,8 @@ class Benchmark:
             if not budget.allows(2 * usual_s):
                 pace.leave_out(runner)
                 continue
-            if self._is_blamed(runner.record):
-                runner.warm = None
+            if why := self._policy.why_left_out(name):
+                runner.record.notes["dropped"], runner.warm = why, None
                 continue
             yield Progress(0.0, f"{ahead}warming up {name} ({number} of {len(runners)})")
             begun_s = clock.now()
@@ -239,25 +208,15 @@ class Benchmark:
                 with runner.applied():
                     if self.step.afresh:
                         runner.warm = runner.state()
-                    hasty = self._drop == "race"
-                    warm_up.warm_up(runner, self._most_warm_s(), budget, usual_s, hasty)
+                    most_s, hasty = self._most_warm_s(), self._policy.hasty
+                    warm_up.warm_up(runner, most_s, budget, usual_s, hasty)
             except Exception as error:
                 runner.fail(error)  # a row; the others go on
                 if runner.record.applied.get("compile"):  # what it took was no step
                     budget.exclude(clock.now() - begun_s)
             start.restore()
-            if self._drop == "race" and runner.warm is not None:
-                slow = early_stopping.is_too_slow(runner, first)
-                self._culprits.note(name, slow)
-                if slow:  # not even checked, which takes one more step
-                    runner.warm = None
-
-    def _is_blamed(self, record: Record) -> bool:
-        """In a race, where a part of it was far slower before; it is not run then."""
-        culprit = self._culprits.of(record.name) if self._drop == "race" else ""
-        if culprit:
-            record.notes["dropped"] = f"left out: {culprit} was far slower"
-        return bool(culprit)
+            if runner.warm is not None and not self._policy.keeps(runner, first):
+                runner.warm = None  # not even checked, which takes one more step
 
     def _examine(
         self, runners: Sequence[Runner], start: State
@@ -274,12 +233,12 @@ class Benchmark:
                 pace.keeping_rounds(runners),
                 pace.examining(runners, lambda: _not_checked(runners)),
             ):
-                yield from check.accuracy(self._is_to_check)
+                yield from check.accuracy(partial(self._policy.is_to_check, records=self._records))
             self._dropout_off = check.dropout_off
         else:
             _not_checked(runners)
         working = _warm(runners)
-        if self._drop == "race" or not pace.has_time_for_limits(working):
+        if self._policy.hasty or not pace.has_time_for_limits(working):
             return check
         about = Examination(working, start)
         with (
@@ -287,133 +246,43 @@ class Benchmark:
             pace.examining(working, lambda: pace.note_limits(working)),
         ):
             yield from about.memory()
-            if not self._chooses:
+            if not self._policy.chooses:
                 self._flops = about.flops()
                 yield from about.limits(self._flops)
         return check
 
-    def _is_to_check(self, record: Record) -> bool:
-        """Whether nothing is known of one of its parts by now, or it is what all is about."""
-        if self._right is None:
-            return True
-        for one in self._records:
-            if is_right(one.accuracy):
-                self._right.note(one.name)
-        return record.name in self._firm or not self._right.are_all_of(record.name)
-
-    def _check_afterwards(
-        self, check: Examination, runners: Sequence[Runner]
-    ) -> Iterator[Progress]:
-        """What was proven and not checked yet; what is right at first may be so no longer."""
+    def _check_late(self, check: Examination, runners: Sequence[Runner]) -> Iterator[Progress]:
+        """After the rounds, which may have shown what else has to be right."""
         __tracebackhide__ = True
-        if self._drop == "race":
-            if self._right is not None:
-                yield from self._check_the_leader(check, self._right)
-            return
-        if self._chooses:
-            return
         self._pace.take_what_was_kept()
+        by_name = {one.record.name: one for one in runners[1:]}
 
         def note() -> None:
-            runners[0].record.notes["again"] = (
-                "accuracy was checked in the first step only, since the budget is short"
-            )
+            if not self._policy.chooses:
+                runners[0].record.notes["again"] = (
+                    "accuracy was checked in the first step only, since the budget is short"
+                )
 
-        names = None if self._chosen is None else self._chosen(self.result())
-        late = [one for one in runners[1:] if names is None or one.record.name in names]
-        with self._pace.examining(late, note):
-            yield from check.again([runners[0], *late])
-            for one in late:
-                if one.record.accuracy is None:
-                    yield from check.now(one)
-
-    def _check_the_leader(self, check: Examination, right: RightParts) -> Iterator[Progress]:
-        """Of a race; where it is wrong, what leads without it."""
-        __tracebackhide__ = True
-        assert self._sampler is not None
-        racing = [one for one in self._sampler.runners if one.record.times_s]
-        with self._pace.examining(racing, lambda: None):
-            for one in sorted(racing, key=lambda one: median(one.record.times_s)):
-                record = one.record
-                if one is racing[0] or record.accuracy or right.is_known(record.name):
-                    break
-                yield from check.now(one)
-                if is_right(record.accuracy):
-                    right.note(record.name)
-                    break
+        with self._pace.examining(runners, note):
+            for record in self._policy.late(self.result()):
+                if record.name in by_name:
+                    yield from check.late(by_name[record.name])
 
     def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
         __tracebackhide__ = True
-        if self._chooses:
-            result, first = self.result(), runners[0]
-            right = [one for one in runners if result.verdict(one.record) != "wrong"]
-            fast = [one for one in right if not early_stopping.is_too_slow(one, first)]
-            runners = [first, *(one for one in fast if one is not first)]
+        if self._policy.chooses:
+            result = self.result()
+            others = [one for one in runners[1:] if result.verdict(one.record) != "wrong"]
+            runners = [runners[0], *others]
+        else:
+            self._pace.keep_for_late_checks(runners)
         budget = self.budget
-        if not self._chooses:
-            last = _to_check(self._right, self._firm, runners)[1:]
-            self._pace.keep_for([one for one in last if one.record.is_checked])
         least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
         left_s = max(budget.left_s, least_s)
         self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
-        if self._drop != "race" and (warning := self._sampler.too_few(self.budget.seconds)):
+        if not self._policy.hasty and (warning := self._sampler.too_few(budget.seconds)):
             yield Progress(0.0, warning)
-        for one in self._sampler.run(self._settled, self._known, self._is_hopeless, self._decided):
-            yield replace(one, known=self._standings)
-
-    def _settled(self) -> bool:
-        """Every verdict is clear, and precise; to choose by, not to print, less is enough."""
-        assert self._sampler is not None
-        result = self.result()
-        if self._is_settled is not None:
-            return self._is_settled(result)
-        records = [one.record for one in self._sampler.runners]
-        ratios = [result.ratio(one) for one in records]
-        if not self._chooses:
-            return all(r.settled for r in ratios if r)
-        # With two of them there is nobody to choose between.
-        enough = ENOUGH_TO_CHOOSE if len(records) > 2 else math.inf
-        return all(r.verdict != "too noisy" and r.is_precise(enough) for r in ratios if r)
-
-    def _is_hopeless(self, record: Record, is_look: bool) -> bool:
-        if not self._drop:
-            return False
-        if self._drop == "race":
-            return any(one is record for one in self._behind())
-        if not (is_look and self._chooses):
-            return early_stopping.is_far_behind(self._records[0].times_s, record.times_s)
-        return early_stopping.cannot_win(self.result(), record, self._drop)
-
-    def _behind(self) -> list[Record]:
-        """Asked about each variant after each round: the same answer for all of them."""
-        assert self._sampler is not None
-        racing = [one.record for one in self._sampler.runners]
-        rounds = len(racing[0].times_s)
-        if self._fallen[0] != rounds:
-            self._fallen = rounds, early_stopping.fallen_behind(racing)
-        return self._fallen[1]
-
-    def _decided(self) -> bool:
-        """Whether a race is over: one left beside the first, or nothing left to tell."""
-        if self._drop != "race" or self._sampler is None:
-            return False
-        rounds = len(self._records[0].times_s)
-        return len(self._sampler.runners) <= 2 < rounds or rounds >= early_stopping.MOST_RACE_ROUNDS
-
-    def _known(self) -> str:
-        """Notes the intervals at a look, which progress shows row by row and not in its text."""
-        self._standings = standings(self.result())
-        return ""
-
-
-def _to_check(
-    right: RightParts | None, firm: Sequence[str], runners: Sequence[Runner]
-) -> Sequence[Runner]:
-    """With the baseline in front: what is checked before the rounds, where all is right."""
-    if right is None:
-        return runners
-    names = {*firm, *right.to_check(one.record.name for one in runners[1:])}
-    return [one for one in runners if one is runners[0] or one.record.name in names]
+        yield from self._sampler.run(self._policy, self.result)
 
 
 def _not_checked(runners: Sequence[Runner]) -> None:

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.checks.course import steps_of
-from speedkit_jupyter.measure.results.statistics import least_rounds
-from speedkit_jupyter.measure.rounds import clock, early_stopping
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
     LATEST,
     OVERHEAD_S,
@@ -20,9 +19,11 @@ from speedkit_jupyter.measure.rounds.budget import (
     clear_answer_s,
     few_digits,
 )
-from speedkit_jupyter.measure.rounds.early_stopping import Drop
+from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 
+# A variant this many times slower is hopeless.
+FAR = 2.0
 # A budget that is not the user's grows with the step up to so many seconds.
 MOST_GROWN_S = 600.0
 # What is measured of the machine takes so long beside the steps: products in each precision, a
@@ -37,15 +38,14 @@ class Pace:
         self,
         seconds: float,
         now: Callable[[], float] | None = None,
-        drop: Drop = "",
+        policy: Policy | None = None,
         grows: bool = False,
         within: Budget | None = None,
         begun_s: float | None = None,
-        to_check: Callable[[Sequence[Runner]], Sequence[Runner]] = lambda runners: runners,
     ) -> None:
-        self._to_check = to_check
+        self._policy = policy or Policy()
         self.budget = Budget(seconds, now, within, begun_s)
-        self._drop, self._grows, self._is_part = drop, grows, within is not None
+        self._grows, self._is_part = grows, within is not None
         # The longest of each so far: an untimed step by its variant, and what lies between two.
         self._untimed_s: dict[int, float] = {}
         self._between_s = self._kept_s = 0.0
@@ -63,7 +63,7 @@ class Pace:
         text = f"one step takes {step_s:.2g} s: about {max(budget_s, OVERHEAD_S):.0f} s"
         text += f" and the compiling of {compiled}" if compiled else ""
         needed_s = clear_answer_s(step_s, len(runners))
-        if needed_s <= budget_s or self._drop not in ("", "far"):
+        if needed_s <= budget_s or self._policy.chooses:
             return f"{text}; "
         more = advice(needed_s, "would do", "a clear one", budget_s)
         runners[0].record.notes["budget"] = (
@@ -119,9 +119,10 @@ class Pace:
         finally:
             self.budget.reserved_s -= rounds_s
 
-    def keep_for(self, runners: Sequence[Runner]) -> None:
-        """Time for one more untimed step of each of them, after the rounds."""
-        for one in runners:
+    def keep_for_late_checks(self, runners: Sequence[Runner]) -> None:
+        """Time for one more untimed step of each that was checked, after the rounds."""
+        checked = [one for one in self.to_check(runners)[1:] if one.record.is_checked]
+        for one in checked:
             self._kept_s += self._untimed_s.get(id(one), 0.0) + self._between_s
         self.budget.reserved_s += self._kept_s
 
@@ -143,7 +144,7 @@ class Pace:
         kept = list(runners)
         while len(kept) > 2 and not self.has_time_to_check(kept):
             slowest = max(kept[1:], key=lambda one: one.fastest_s)
-            hopeless = slowest.fastest_s > early_stopping.FAR * kept[0].fastest_s
+            hopeless = slowest.fastest_s > FAR * kept[0].fastest_s
             kept.remove(slowest if hopeless else kept[-1])
         names = [id(one) for one in kept]
         for one in runners:
@@ -163,7 +164,7 @@ class Pace:
     def has_time_for_limits(self, runners: Sequence[Runner]) -> bool:
         """Beside the rounds, which come first; where there is none, that is said."""
         each_s = [one.worst_s + self._between_s for one in (*runners, runners[0])]
-        steps_s = 2 * sum(each_s) + (LIMITS_S if not self._drop else 0.0)
+        steps_s = 2 * sum(each_s) + (0.0 if self._policy.chooses else LIMITS_S)
         left_s = self.budget.left_s - self._rounds_s(runners)
         has = steps_s <= max(left_s, SHORT_CHECK_S if self.budget.is_a_look else 0.0)
         if not has:
@@ -175,22 +176,24 @@ class Pace:
         note = "memory and limits were left out, since the budget is short"
         runners[0].record.notes["limits"] = note
 
+    def to_check(self, runners: Sequence[Runner]) -> list[Runner]:
+        """With the baseline in front: what is checked before the rounds, where all is right."""
+        names = set(self._policy.to_check([one.record.name for one in runners[1:]]))
+        return [one for one in runners if one is runners[0] or one.record.name in names]
+
     def _needed_s(self, runners: Sequence[Runner]) -> float:
         """For the check, and for rounds enough."""
         return self._check_s(runners) + self._rounds_s(runners)
 
     def _check_s(self, runners: Sequence[Runner]) -> float:
-        runners = self._to_check(runners)
-        first, *others = runners
+        first, *others = runners = self.to_check(runners)
         rounded = {one.precision for one in others} - {first.precision}
         of_baseline = REFERENCE + ROUNDED * len(rounded)
         of_each = steps_of(first.worst_s) * sum(one.worst_s for one in runners)
         return of_baseline * first.worst_s + of_each
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
-        is_race = self._drop == "race"
-        least = early_stopping.RACE_ROUNDS if is_race else least_rounds(len(runners) - 1)
-        return least * sum(one.worst_s for one in runners)
+        return self._policy.least_rounds(len(runners) - 1) * sum(one.worst_s for one in runners)
 
 
 def _variants(number: int) -> str:

@@ -6,15 +6,16 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, advice
+from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.rounds.standing import Standing
+from speedkit_jupyter.measure.rounds.standing import Standing, standings
 
 # A block of steps lasts at least this long, so that the clock's resolution is no part of it;
 # longer where the device is awaited only at the block's end, so that its queue can fill.
@@ -47,7 +48,7 @@ class Sampler:
     """Takes the times, in rounds that end within about `budget_s`, and as the `budget` of the whole
     measurement allows.
 
-    `looks` are the rounds after which it may end before the budget does.
+    `looks` are the rounds after which intervals may be looked at.
     """
 
     def __init__(
@@ -64,6 +65,10 @@ class Sampler:
         self._comparisons = len(runners) - 1
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
+        self.rounds = 0
+        self._order = random.Random(0)  # not the user's generator, which is being kept
+        self._standings: tuple[Standing, ...] = ()
+        self._start_s = self._elapsed_s = self._last_s = 0.0
         self.ended = False
         self.round_s: float | None = None
         self.skipped_rounds = 0
@@ -92,99 +97,98 @@ class Sampler:
     def too_few(self, given_s: float = 0.0) -> str:
         """Why the budget (`given_s` in all) gives no interval, with one that does; or empty."""
         rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
-        least = self._least()
+        least = least_rounds(self._comparisons)
         if rounds >= least or len(self.runners) < 2:
             return ""
         enough = advice(2 * least * self.expected_round_s(), f"gives {2 * least}", "one", given_s)
         few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
         return f"the budget leaves {few}; {enough}"
 
-    def run(
-        self,
-        settled: Callable[[], bool],
-        found: Callable[[], str],
-        hopeless: Callable[[Record, bool], bool] = lambda record, is_look: False,
-        enough: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Progress]:
-        """Rounds until the budget is spent or, at a planned look, all is `settled`.
-
-        `found` gives in words what is known so far. `hopeless` is asked after every round, and
-        told whether it may look at the intervals; what it names leaves the rounds. So is `enough`,
-        which ends them.
-        """
+    def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
+        """Rounds until the budget is spent, or the `policy` ends them; it goes by the `result`."""
         if not self.runners:  # the baseline itself has failed since it was warmed up
             return
-        order = random.Random(0)  # not the user's generator, which is being kept
-        start, known, number = self._now(), "", 0
-        last_s = elapsed = 0.0
+        self._start_s = self._now()
         for _ in range(MOST_ROUNDS):
-            begun = elapsed
-            if number and begun + last_s > self.budget_s:
+            if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
                 break
-            times: dict[int, float] | None = {}
-            for runner in order.sample(self.runners, len(self.runners)):
-                if not self._fits(runner, number):
-                    self.ended = True
+            times_s: dict[int, float | None] = {}
+            yield from self._round(times_s)
+            if len(times_s) < len(self.runners):  # no time for all of it
+                break
+            comparison = result() if self._note(times_s) else None
+            if not self.runners:
+                break
+            if comparison is not None:
+                if policy.is_settled(comparison, self._racing()):
                     return
-                seconds = self._tried(runner)
-                if seconds is None:  # pairs stay pairs: the whole round is left out
-                    times = None
-                elif times is not None:
-                    times[id(runner)] = seconds
-                elapsed = self._now() - start
-                text = f"round {number + 1}, {runner.record.name}, {self._left(elapsed)}{known}"
-                yield Progress(min(elapsed / max(self.budget_s, 1e-9), 1.0), text)
-            last_s = elapsed - begun
-            if times is None:
-                self._leave_out()
-            else:
-                number += 1
-                for runner in self.runners:
-                    runner.record.times_s.append(times[id(runner)])
-                self.round_s = elapsed / (number + self.skipped_rounds)
-                if number == 1:  # planned before anything is seen, so that looking costs its due
-                    rounds = int(self.budget_s / max(self.round_s, 1e-9))
-                    self.looks = planned_looks(rounds)
-            is_look = number in self.looks and times is not None
-            if is_look:
-                if settled():
+                self._standings = standings(comparison)
+            if self._drop(policy.hopeless(self._racing(), comparison)):
+                is_settled = comparison and policy.is_settled(comparison, self._racing())
+                if len(self.runners) == 1 or is_settled:
                     return
-                known = found()
-            if self._drop(hopeless, is_look):
-                if len(self.runners) == 1 or (is_look and settled()):
-                    return
-                if number < min(self.looks, default=math.inf):
-                    # Nothing was looked at yet, and the rounds will be shorter than they were.
-                    left_s = self.budget_s - elapsed
-                    self.looks = planned_looks(number + int(left_s / self._round_s()))
-                last_s = min(last_s, self._round_s())
-            if not self.runners or (times is not None and enough()):
+                self._plan_anew()
+            if policy.is_over(self._racing()):
                 break
         self.ended = True
 
-    def _fits(self, runner: Runner, rounds: int) -> bool:
+    def _round(self, times_s: dict[int, float | None]) -> Iterator[Progress]:
+        """A block of each variant, in shuffled order, as far as there is time."""
+        begun_s = self._elapsed_s
+        for runner in self._order.sample(self.runners, len(self.runners)):
+            if not self._fits(runner):
+                return
+            times_s[id(runner)] = self._tried(runner)
+            self._elapsed_s = self._now() - self._start_s
+            left_s = max(self.budget_s - self._elapsed_s, 0)
+            text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
+            done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
+            yield Progress(done, text, self._standings)
+        self._last_s = self._elapsed_s - begun_s
+
+    def _note(self, times_s: Mapping[int, float | None]) -> bool:
+        """A round that is whole; whether it is one after which the intervals may be looked at.
+
+        Pairs stay pairs: where a variant failed, or a step was skipped, all of it is left out.
+        """
+        known_s = {each: seconds for each, seconds in times_s.items() if seconds is not None}
+        if len(known_s) < len(times_s):
+            self._leave_out()
+            return False
+        self.rounds += 1
+        for runner in self.runners:
+            runner.record.times_s.append(known_s[id(runner)])
+        self.round_s = self._elapsed_s / (self.rounds + self.skipped_rounds)
+        if self.rounds == 1:  # planned before anything is seen, so that looking costs its due
+            self.looks = planned_looks(int(self.budget_s / max(self.round_s, 1e-9)))
+        return self.rounds in self.looks
+
+    def _racing(self) -> list[Record]:
+        return [one.record for one in self.runners]
+
+    def _fits(self, runner: Runner) -> bool:
         """Whether its block ends within the budget; else the round is left out."""
-        if rounds == 0 and self._budget.is_a_look and self.expected_round_s() <= SHORT_ROUND_S:
+        if self.rounds == 0 and self._budget.is_a_look and self.expected_round_s() <= SHORT_ROUND_S:
             return True
         return self._budget.allows(self._worst_s(runner))
 
-    def _least(self) -> int:
-        return least_rounds(self._comparisons)
+    def _drop(self, hopeless: Sequence[Record]) -> bool:
+        """Take them out; says whether anything was."""
+        gone = {id(one) for one in hopeless}
+        self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in gone]
+        return bool(gone)
 
-    def _drop(self, hopeless: Callable[[Record, bool], bool], is_look: bool) -> bool:
-        """Take out what has no hope; says whether anything was."""
-        kept = [one for one in self.runners[1:] if not hopeless(one.record, is_look)]
-        dropped = len(kept) < len(self.runners) - 1
-        self.runners[1:] = kept
-        return dropped
+    def _plan_anew(self) -> None:
+        """Rounds will be shorter than they were."""
+        if self.rounds < min(self.looks, default=math.inf):  # nothing was looked at yet
+            left_s = self.budget_s - self._elapsed_s
+            self.looks = planned_looks(self.rounds + int(left_s / self._round_s()))
+        self._last_s = min(self._last_s, self._round_s())
 
     def _round_s(self) -> float:
         """About how long the last round would have taken with the variants that are left."""
         last = sum(one.record.times_s[-1] for one in self.runners if one.record.times_s)
         return max((self._lead_in + self._length) * last, 1e-6)
-
-    def _left(self, elapsed: float) -> str:
-        return f"at most {max(self.budget_s - elapsed, 0):.0f} s left"
 
     def _tried(self, runner: Runner) -> float | None:
         """A block; a variant that fails now is a row too, and the others go on."""

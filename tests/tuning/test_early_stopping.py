@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
-from speedkit_jupyter.measure.rounds.early_stopping import cannot_win, is_far_behind, is_too_slow
+from speedkit_jupyter.tuning.early_stopping import cannot_win, is_far_behind, is_too_slow
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,8 @@ def compared(**speedups: float) -> Comparison:
 
 def test_what_gains_next_to_nothing_is_dropped_and_what_helps_is_kept():
     comparison = compared(slow=0.9, little=1.01, good=1.2, best=1.5)
-    kept = [one.name for one in comparison.records[1:] if not cannot_win(comparison, one, "slower")]
+    kept = [one.name for one in comparison.records[1:] if not cannot_win(comparison, one)]
     assert kept == ["good", "best"]
-
-
-def test_where_only_the_best_counts_what_is_beaten_is_dropped():
-    comparison = compared(good=1.2, best=1.5)
-    kept = [one.name for one in comparison.records[1:] if not cannot_win(comparison, one, "beaten")]
-    assert kept == ["best"]
 
 
 @pytest.mark.parametrize(

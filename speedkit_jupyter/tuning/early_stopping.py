@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Literal
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.rounds.pace import FAR
 from speedkit_jupyter.measure.rounds.runner import Runner
-
-# Nothing; what is far slower; also what gains nothing worth it; also what another one beats; what
-# falls behind the fastest, by rounds too few to prove it: that chooses, and proves nothing.
-Drop = Literal["", "far", "slower", "beaten", "race"]
 
 # A gain below this is not worth a change, and not the time to prove it; compiling has to bring
 # more, since it takes seconds at every start.
 WORTH_IT, WORTH_COMPILING = 1.02, 1.03
-# So many rounds in a row this many times slower, and a variant is given up.
-FAR_ROUNDS, FAR = 3, 2.0
+# What chooses goes on until its intervals are as narrow as this share of the median.
+ENOUGH_TO_CHOOSE = 0.08
+# So many rounds in a row far slower, and a variant is given up.
+FAR_ROUNDS = 3
 # By so much while warming up, and it is not even taken into the rounds.
 TOO_SLOW = 3.0
 
@@ -73,12 +72,16 @@ def worth_it(record: Record) -> float:
     return WORTH_COMPILING if record.applied.get("compile") else WORTH_IT
 
 
-def cannot_win(comparison: Comparison, record: Record, drop: Drop) -> bool:
+def cannot_win(comparison: Comparison, record: Record) -> bool:
     """Whether its interval, at a planned look, leaves nothing to hope for."""
-    ratio = comparison.ratio(record)
+    ratio, hopeless = comparison.ratio(record), ("slower", "wrong", "not checked")
     if ratio is None:
         return False
-    ahead = [one for one in comparison.records if comparison.verdict(one) == "faster"]
-    leads = [found.low for one in ahead if (found := comparison.ratio(one)) is not None]
-    least = max([worth_it(record), *(leads if drop == "beaten" else [])])
-    return comparison.verdict(record) in ("slower", "wrong", "not checked") or ratio.high < least
+    return comparison.verdict(record) in hopeless or ratio.high < worth_it(record)
+
+
+def is_clear_enough(comparison: Comparison, racing: Sequence[Record]) -> bool:
+    """Whether one can choose, at a planned look; of two there is nothing to choose."""
+    enough = ENOUGH_TO_CHOOSE if len(racing) > 2 else math.inf
+    ratios = [comparison.ratio(one) for one in racing]
+    return all(one.verdict != "too noisy" and one.is_precise(enough) for one in ratios if one)
