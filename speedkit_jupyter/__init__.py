@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from speedkit_jupyter.applying import apply_speedups as apply_speedups
+    from speedkit_jupyter.applying import autocast_context as autocast_context
+    from speedkit_jupyter.applying import sdp_context as sdp_context
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.config import SpeedConfig as SpeedConfig
     from speedkit_jupyter.context import SpeedContext as SpeedContext
-    from speedkit_jupyter.context import apply_speedups as apply_speedups
-    from speedkit_jupyter.context import autocast_context as autocast_context
     from speedkit_jupyter.context import restore_all as restore_all
-    from speedkit_jupyter.context import sdp_context as sdp_context
     from speedkit_jupyter.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.exceptions import SpeedKitError as SpeedKitError
     from speedkit_jupyter.exceptions import StepError as StepError
@@ -46,11 +46,11 @@ _HOMES = {  # where each public name lives
     "StepError": "exceptions",
     "benchmark": "measure.subject.from_function",
     "code": "codegen.forms",
-    "apply_speedups": "context",
-    "autocast_context": "context",
+    "apply_speedups": "applying",
+    "autocast_context": "applying",
     "plan": "planning",
     "restore_all": "context",
-    "sdp_context": "context",
+    "sdp_context": "applying",
     "tune": "tuning.functions",
     "tuned": "tuning.learning",
     "verify": "tuning.functions",

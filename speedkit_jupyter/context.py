@@ -5,25 +5,26 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import arguments, flags, interrupts
-from speedkit_jupyter.config import SpeedConfig, nothing
+from speedkit_jupyter import flags, interrupts
+from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.entering import Entering
-from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
-from speedkit_jupyter.facts import Facts, OptimizerFacts
+from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.flags import Change
 from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.leaving import Exit, ExitMethod, or_restored, surely
 from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.optimizations import CATALOG, named
 from speedkit_jupyter.optimizations.base import Target
 from speedkit_jupyter.planning import Plan, plan
 from speedkit_jupyter.registry import Registry
-from speedkit_jupyter.wrappers import each_once, unwrapped
+from speedkit_jupyter.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -32,119 +33,6 @@ if TYPE_CHECKING:
 _STANDING_IN: dict[int, SpeedContext] = {}
 # Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
 CHANGES = Listeners()
-
-
-def apply_speedups(
-    model: torch.nn.Module,
-    config: SpeedConfig | None = None,
-    *,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-) -> tuple[torch.nn.Module, SpeedContext]:
-    """Plan for this model on this machine and apply the plan, in place.
-
-    Returns the same model object and its context. A model that has a plan already is planned
-    anew from its original state. Raises TypeError for arguments of the wrong kind; whatever is
-    raised, nothing is left half applied. An interrupt on the very return, when no line of this
-    function runs any more and the caller has no context yet, leaves the plan to `restore_all()`.
-    """
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
-    if config is not None and not isinstance(config, SpeedConfig):
-        raise ArgumentError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
-    context = SpeedContext(model, SpeedConfig() if config is None else config, _each(optimizer))
-    hidden: list[SpeedContext] = []
-    try:
-        return _started(context, hidden)
-    except KeyboardInterrupt:  # it may have come on the way out, when all was in force
-        interrupts.finished(partial(context._withdraw, hidden))
-        raise
-
-
-@interrupts.one_in_a_row
-def _started(
-    context: SpeedContext, hidden: list[SpeedContext]
-) -> tuple[torch.nn.Module, SpeedContext]:
-    return context._start(hidden)
-
-
-def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
-    """`context.autocast()`, as a function."""
-    arguments.of_kind("context", context, SpeedContext, optional=False)
-    return context.autocast()
-
-
-def sdp_context(context: SpeedContext) -> AbstractContextManager[Any]:
-    """`context.sdpa()`, as a function."""
-    arguments.of_kind("context", context, SpeedContext, optional=False)
-    return context.sdpa()
-
-
-def prepare(
-    model: torch.nn.Module,
-    config: SpeedConfig | None,
-    optimizers: Sequence[torch.optim.Optimizer] = (),
-    made: Sequence[OptimizerFacts] = (),
-) -> SpeedContext:
-    """A context that is planned and not applied, to be switched on and off by `in_force()`.
-
-    Without a config the plan changes nothing. The model must be in its original state. Such
-    optimizers as were `made` by what will run under it are met there, in the thread that enters.
-    """
-    context = SpeedContext(model, nothing() if config is None else config, optimizers)
-    context.target.search, context._prepared = False, True
-    context.target.made = tuple(made)
-    context._plan()
-    return context
-
-
-@contextmanager
-def hidden(model: torch.nn.Module) -> Iterator[None]:
-    """The model in its original state for the block; the plan in force returns after it.
-
-    Not so where it was restored or replaced meanwhile.
-    """
-    top = in_force(model)
-
-    def take_away() -> None:
-        if top is not None:
-            top.target.remember = True
-            hide(top)
-
-    def bring_back() -> None:
-        if top is not None:
-            show(top)
-            top.target.forget()
-
-    with _surely(bring_back):  # also where an interrupt was held back while it was taken away
-        interrupts.finished(take_away)
-        yield
-
-
-def in_force(model: torch.nn.Module) -> SpeedContext | None:
-    """The context whose plan is (or, inside `hidden`, would be) in force on the model."""
-    contexts = _contexts(model)
-    return contexts[-1] if contexts else None
-
-
-def hide(context: SpeedContext) -> None:
-    """Take its plan away for a while."""
-    with interrupts.undisturbed():
-        context._deactivate()
-
-
-def show(context: SpeedContext) -> None:
-    """Its plan returns, unless it was restored or another one lies on its model by now."""
-    with interrupts.undisturbed():
-        if not context.active and in_force(context.model) is context:
-            context._activate()
-
-
-def plan_in_force(model: torch.nn.Module) -> Plan | None:
-    """The plan that is applied to the model now."""
-    contexts = _contexts(model)
-    return contexts[-1]._planned if contexts else None
 
 
 def restore_all() -> int:
@@ -159,58 +47,6 @@ def _restore_all_at_exit() -> None:
     """Before Python shuts down: what is undone while it does can import nothing any more."""
     atexit.unregister(restore_all)
     atexit.register(restore_all)
-
-
-def _leave(context: SpeedContext, *exception: object) -> None:
-    context.restore()
-
-
-@contextmanager
-def _surely(action: Callable[[], None]) -> Iterator[None]:
-    """`action` at the end of the block, also where interrupts come in a row; it may run twice."""
-    try:
-        try:
-            yield
-        finally:
-            interrupts.finished(action)
-    except BaseException:  # an interrupt's, or that of any other signal's handler: a time-out
-        interrupts.finished(action)
-        raise
-
-
-@contextmanager
-def _or_restored(context: SpeedContext) -> Iterator[None]:
-    """A `with` statement that an interrupt keeps from being entered ends there."""
-    try:
-        yield
-    except BaseException:
-        context.restore()
-        raise
-
-
-class _Exit(partial[None]):
-    """What a `with` statement calls at its end, and drops after it.
-
-    An interrupt on the way into the call ends it before its first line. Then this restores.
-    """
-
-    awaited = False  # whether a `with` statement holds it
-
-    def __del__(self) -> None:
-        if self.awaited and not self.args[0].restored:
-            _leave(self.args[0])
-
-
-class _ExitMethod:
-    """`__exit__`, which a `with` statement looks up before it enters."""
-
-    def __get__(self, context: SpeedContext | None, owner: type) -> Callable[..., None]:
-        if context is None:
-            return _leave
-        with _or_restored(context):
-            found = _Exit(_leave, context)
-            context._leaving = weakref.ref(found)
-            return found
 
 
 class SpeedContext:
@@ -240,7 +76,7 @@ class SpeedContext:
         self.restored = False
         self.asked: set[str] = set()
         self._entered = False
-        self._leaving: Callable[[], _Exit | None] | None = None
+        self._leaving: Callable[[], Exit | None] | None = None
         self._stack: ExitStack | None = None
         self._before: dict[str, Any] = {}
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
@@ -357,7 +193,7 @@ class SpeedContext:
     def _restore(self) -> None:
         if self.restored:
             return
-        contexts = _contexts(self.model)
+        contexts = contexts_on(self.model)
         on_top = bool(contexts) and contexts[-1] is self
         try:
             self._deactivate()
@@ -365,7 +201,7 @@ class SpeedContext:
             self._finish()
             if on_top and not self._entered:
                 _finish_plain(contexts[:-1])
-            left = _contexts(self.model)
+            left = contexts_on(self.model)
             if on_top and left:
                 left[-1]._activate()
 
@@ -383,7 +219,7 @@ class SpeedContext:
             _STANDING_IN.update(around)
             self._deactivate()
 
-        with _surely(leave):
+        with surely(leave):
             with interrupts.undisturbed():
                 self._activate(observe=False)
                 self._thread = threading.get_ident()
@@ -393,14 +229,14 @@ class SpeedContext:
     def __enter__(self) -> SpeedContext:
         if self.restored:
             raise SpeedKitError("this context was restored: apply_speedups() makes a new one")
-        with _or_restored(self):
+        with or_restored(self):
             self._entered = True
             leaving = self._leaving and self._leaving()
             if leaving:
                 leaving.awaited = True
             return self
 
-    __exit__ = _ExitMethod()
+    __exit__ = ExitMethod()
 
     def __repr__(self) -> str:
         state = "restored" if self.restored else "applied" if self.active else "waiting"
@@ -411,7 +247,7 @@ class SpeedContext:
         """Hide the plans that are in force, plan from the original state, and apply."""
         try:
             with interrupts.undisturbed():
-                hidden += _contexts(self.model)
+                hidden += contexts_on(self.model)
                 if hidden:
                     hidden[-1]._deactivate()
                 self._plan()
@@ -474,7 +310,7 @@ def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
         context._finish()
 
 
-def _contexts(model: torch.nn.Module) -> list[SpeedContext]:
+def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
     """The contexts on one model, the one in force last."""
     return [_context(model, state) for state in _ON.on(unwrapped(model))]
 
@@ -521,10 +357,3 @@ def observed(target: Target) -> dict[str, Any]:
     for optimization in CATALOG:
         seen.update(optimization.observe(target))
     return seen
-
-
-def _each(optimizer: Any) -> list[torch.optim.Optimizer]:
-    if optimizer is None:
-        return []
-    listed = list(optimizer) if isinstance(optimizer, Iterable) else optimizer
-    return each_once(arguments.optimizers("optimizer", listed))

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.applying import applied_to
 from speedkit_jupyter.config import SpeedConfig, from_word
-from speedkit_jupyter.context import SpeedContext, in_force, observed
+from speedkit_jupyter.context import SpeedContext, observed
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
@@ -53,7 +54,7 @@ def preview(
     optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> Preview:
     """Plan from the model's original state, as applying would; touches nothing."""
-    applied = in_force(model)
+    applied = applied_to(model)
     target = Target(model, optimizers)
     now = observed(target if applied is None else _with_memo(target, applied))
     before = dict(now) if applied is None else now | applied.before

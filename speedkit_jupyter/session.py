@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from speedkit_jupyter import lookup
+from speedkit_jupyter.applying import applied_to
 from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext, in_force
+from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.lookup import is_a
@@ -91,7 +92,7 @@ class Session:
         self.contexts = {n: one for n, one in self.contexts.items() if not one.restored}
         known = {id(one) for one in self.contexts.values()}
         for name, model in modules_in(names).items():
-            found = in_force(model)
+            found = applied_to(model)
             if found is not None and id(found) not in known:
                 self.contexts[name] = found
                 known.add(id(found))

@@ -22,7 +22,7 @@ from speedkit_jupyter import (
     flags,
     restore_all,
 )
-from speedkit_jupyter.context import hidden, prepare
+from speedkit_jupyter.applying import hidden, prepare
 
 
 @pytest.fixture

@@ -10,10 +10,26 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, handlers
-from speedkit_jupyter.context import in_force, prepare
+from speedkit_jupyter import (
+    Hardware,
+    SpeedConfig,
+    apply_speedups,
+    applying,
+    context,
+    handlers,
+    interrupts,
+    leaving,
+    registry,
+)
+from speedkit_jupyter.applying import applied_to, prepare
+from speedkit_jupyter.optimizations import memory_layout, properties
 
-OURS = ("context.py", "interrupts.py", "handlers.py", "registry.py", "properties.py", "layout.py")
+OURS = {
+    one.__file__
+    for one in (
+        applying, context, handlers, interrupts, leaving, memory_layout, properties, registry
+    )
+}  # fmt: skip
 
 
 class Interrupts:
@@ -29,7 +45,7 @@ class Interrupts:
 
     def __call__(self, frame, event, argument):
         """What sys.settrace calls."""
-        if frame.f_code.co_filename.rsplit("/", 1)[-1] not in OURS:
+        if frame.f_code.co_filename not in OURS:
             return None
         self.events += 1
         due = self.events >= self.at and (self.events - self.at) % self.gap == 0
@@ -84,7 +100,7 @@ def test_wherever_it_comes_the_plan_is_taken_back(machine, leave, burst, gap):
             sys.settrace(None)
         assert torch.backends.cuda.flash_sdp_enabled(), at
         assert model.weight.stride() == stride, at
-        assert in_force(model) is None, at
+        assert applied_to(model) is None, at
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -144,7 +160,7 @@ def healed(model_and_more) -> None:
     for one in contexts:
         one.restore()
     for model in models:
-        while (left := in_force(model)) is not None:
+        while (left := applied_to(model)) is not None:
             left.restore()
     assert [one.stride() for one in weights] == before
     assert torch.backends.cuda.flash_sdp_enabled()
@@ -171,7 +187,7 @@ def test_what_any_handler_raises_leaves_nothing_of_a_plan(machine, raising_handl
             sys.settrace(None)
         assert torch.backends.cuda.flash_sdp_enabled(), at
         assert model.weight.stride() == stride, at
-        assert in_force(model) is None, at
+        assert applied_to(model) is None, at
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, flags, fp32_precision
-from speedkit_jupyter.context import in_force
+from speedkit_jupyter.applying import applied_to
 from speedkit_jupyter.optimizations.properties import Property
 from speedkit_jupyter.preview import preview
 
@@ -259,7 +259,7 @@ def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
     keys = [sorted(part.__dict__) for part in model.modules()]
     with applied(model, **ALL, compile=True):
         twin = COPIES[how](model)
-        assert in_force(twin) is None
+        assert applied_to(twin) is None
         assert b"speedkit" not in saved(model)
     assert [sorted(part.__dict__) for part in twin.modules()] == keys
     assert [sorted(part.__dict__) for part in model.modules()] == keys
@@ -281,10 +281,10 @@ def test_a_context_that_nobody_holds_is_found_on_its_model_with_all_that_it_knew
     known, plan = id(context.target), context.plan
     del context
     gc.collect()
-    again = in_force(model)
+    again = applied_to(model)
     assert again.model is model
     assert (id(again.target), again.plan) == (known, plan)
-    assert in_force(model) is again
+    assert applied_to(model) is again
     again.restore()
 
 
@@ -330,11 +330,11 @@ def test_two_threads_that_apply_and_restore_on_one_model_leave_it_as_it_was():
         one.start()
     for one in threads:
         one.join()
-    left = in_force(model)
+    left = applied_to(model)
     if left is not None:
         left.restore()
     assert not failures
-    assert in_force(model) is None
+    assert applied_to(model) is None
     assert model[0].weight.stride() == CONTIGUOUS
     assert flags.diff(before, flags.snapshot()) == ()
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code
-from speedkit_jupyter.context import in_force
+from speedkit_jupyter.applying import applied_to
 from speedkit_jupyter.magics.namespace import find_optimizers
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.from_function import step_of
@@ -220,10 +220,10 @@ def test_a_plan_on_a_model_is_one_plan_with_that_of_its_wrapper(model, outer):
     returned, second = apply_speedups(wrapper, SpeedConfig(threads=1))
     assert returned is wrapper
     assert second.model is wrapper
-    assert in_force(model) is in_force(wrapper) is second
+    assert applied_to(model) is applied_to(wrapper) is second
     assert not first.active
     second.restore()
-    assert in_force(model) is None
+    assert applied_to(model) is None
     assert first.restored
     assert [*model.__dict__] == keys
     assert [*wrapper.__dict__] == [*outer(model).__dict__]

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Sequence
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import advice
+from speedkit_jupyter.report.comparison_columns import comparison_table, in_short, reason
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Folded, Picture, Row, Section, Table, Tone
-from speedkit_jupyter.report.units import count, operations, ratio, seconds, share, size, word
+from speedkit_jupyter.report.elements import Folded, Picture, Section
+from speedkit_jupyter.report.units import count, operations, ratio, seconds, size, word
 
 # An interval wider than this share of its median to both sides says where it begins, and no more.
 LOOSE = 0.5
 
-# A reason of so many characters has room in the table.
-SHORT = 60
-
 # So many lines stand under the table; what matters always does.
 SHOWN = 2
-
-TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
 
 
 class Urgent(str):
@@ -34,36 +30,30 @@ class Urgent(str):
 
 def comparison_report(comparison: Comparison) -> Document:
     """The table of a benchmark, with what it means in one line."""
-    rows = tuple(_row(comparison, record) for record in comparison.records)
-    columns = (
-        "variant",
-        "median",
-        "speed-up",
-        INTERVAL,
-        "first call",
-        "memory",
-        "of limit",
-        "accuracy",
-        "verdict",
-    )
-    wraps = ("variant", INTERVAL, "accuracy")
-    less = ("memory", "first call", "of limit")
-    table = Table(columns, rows, numbers=columns[1:-2], wraps=wraps, optional=less)
-    sections = [Section(table), *_plot(comparison), *_remarks(comparison)]
+    about = [line for one in comparison.records for line in _about(comparison, one)]
+    lines = [*_runner_up(comparison), *about, *_legend(comparison)]
+    several = sum(comparison.ratio(one) is not None for one in comparison.records) > 1
+    picture = [_picture(comparison)] if several else []  # one ratio is seen without
+    sections = [Section(comparison_table(comparison)), *picture, *_folded(lines)]
     return Document(_headline(comparison), tuple(sections), comparison.to_dict())
 
 
-def _plot(comparison: Comparison) -> list[Section]:
-    """A picture once there is more than one ratio to look at."""
-    if sum(comparison.ratio(one) is not None for one in comparison.records) < 2:
-        return []
+def narrow_comparison_report(comparison: Comparison) -> Document:
+    """What fits beside controls: a picture first, fewer columns, lines about variants."""
+    about = [line for one in comparison.records for line in _about(comparison, one)]
+    ratios = [comparison.ratio(one) for one in comparison.records]
+    picture = [_picture(comparison)] if any(one and one.low > 0 for one in ratios) else []
+    sections = [*picture, Section(comparison_table(comparison, is_brief=True)), *_folded(about)]
+    return Document(_headline(comparison), tuple(sections), comparison.to_dict(), is_brief=True)
 
+
+def _picture(comparison: Comparison) -> Section:
     def png() -> bytes:
         from speedkit_jupyter.report import plots
 
         return plots.as_png(plots.speedups(comparison))
 
-    return [Section(Picture(png, "Speed-up of each variant with its interval, as in the table"))]
+    return Section(Picture(png, "Speed-up of each variant with its interval, as in the table"))
 
 
 def _headline(comparison: Comparison) -> str:
@@ -106,97 +96,20 @@ def describe_verdict(comparison: Comparison, record: Record) -> str:
     return f"{ratio(found.median)} as fast as {comparison.baseline.name}, {interval}"
 
 
-def _row(comparison: Comparison, record: Record) -> Row:
-    verdict = comparison.verdict(record)
-    tone = TONES.get(verdict, "plain")
-    seen = comparison.times_s(record)
-    if record.failure or not seen:
-        blank = ("–",) * 7
-        text = f"{verdict}: {_in_short(record)}" if record.failure else _unseen(record)
-        return Row((record.name, *blank, text), tone)
-    found, limit = comparison.ratio(record), comparison.share_of_limit(record)
-    if found is not None and (math.isinf(found.high) or record.same_as_baseline):
-        found = None  # too few rounds to say anything, or nothing that could differ
-    low_high = f"{ratio(found.low)} to {ratio(found.high)}" if found else "–"
-    return Row(
-        (
-            record.name,
-            seconds(spread(seen).median_s),
-            "–" if found is None else ratio(found.median),
-            low_high,
-            "–" if record.first_call_s is None else seconds(record.first_call_s),
-            _peak(record),
-            "–" if limit is None else share(limit),
-            _accuracy(record),
-            _with_seconds(comparison, record, verdict),
-        ),
-        tone,
-    )
-
-
-def _reason(record: Record) -> str:
-    """Why there are no times; what declined it is named where it is not the variant itself."""
-    reason = record.failure or ""
-    name, _, rest = reason.partition(" declined: ")
-    if not (record.declined and rest):
-        return reason
-    return rest if record.name.partition(":")[0] == name else f"{name}: {rest}"
-
-
-def _in_short(record: Record) -> str:
-    """The first clause of the reason; the whole of it stands below the table."""
-    first = re.split(r"; | \(|\. ", _reason(record))[0]
-    return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
-
-
-def _peak(record: Record) -> str:
-    """A dash where it was not asked, or where the device can't tell."""
-    peak = None if record.memory is None else record.memory.peak_bytes
-    return "–" if peak is None else size(peak)
-
-
-def _unseen(record: Record) -> str:
-    return record.notes.get("dropped", "not reached: the budget ended before")
-
-
-def _accuracy(record: Record) -> str:
-    """In a word, with the larger relative error, of outputs and gradients, where it is rounding."""
-    found = record.accuracy
-    if found is None:
-        return "–"
-    error = found.output_error
-    if found.verdict != "rounding" or error is None:
-        return "as exact" if found.verdict == "exact" else found.verdict
-    return f"rounding {max(error, found.gradient_error or 0):.1g}"
-
-
-def _with_seconds(comparison: Comparison, record: Record, verdict: str) -> str:
-    """`too noisy`, or `too few rounds`, with the budget that would settle it."""
-    needed, found = comparison.seconds_needed(record), comparison.ratio(record)
-    if verdict != "too noisy":
-        return verdict
-    word = "too few rounds" if found is None or math.isinf(found.high) else verdict
-    if needed is None:
-        return word
-    return f"{word}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
-
-
-def _remarks(comparison: Comparison) -> list[Section]:
+def _folded(lines: Sequence[str]) -> list[Section]:
     """The two lines that matter most; the others folded."""
-    about = [line for one in comparison.records for line in _about(comparison, one)]
-    lines = [*_runner_up(comparison), *about, *_legend(comparison)]
     first = [one for one in lines if isinstance(one, Urgent)]
     ordered = [*first, *(one for one in lines if one not in first)]
     shown = max(SHOWN, len(first))
     if len(ordered) <= shown + 1:
-        return [Section("\n".join(ordered))]
+        return [Section("\n".join(ordered))] if ordered else []
     return [Section("\n".join(ordered[:shown])), Section(Folded("\n".join(ordered[shown:])))]
 
 
 def _about(comparison: Comparison, record: Record) -> list[str]:
     lines: list[str] = []
-    if record.failure and _in_short(record) != _reason(record):
-        lines.append(f"{comparison.verdict(record)}: {_reason(record)}")
+    if record.failure and in_short(record) != reason(record):
+        lines.append(f"{comparison.verdict(record)}: {reason(record)}")
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]

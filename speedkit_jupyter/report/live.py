@@ -8,14 +8,13 @@ from dataclasses import replace
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.standing import Standing
+from speedkit_jupyter.report.comparison_columns import BLANK, TONES
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Row, Section, Table, Tone
+from speedkit_jupyter.report.elements import Row, Section, Table
 from speedkit_jupyter.report.units import ratio
 
 WIDTH = 24
 COLUMNS = ("variant", "speed-up", INTERVAL, "state")
-TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
-BLANK = "–"
 
 
 def live_report(progress: Progress, title: str = "") -> Document:

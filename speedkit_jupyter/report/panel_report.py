@@ -10,21 +10,17 @@ from speedkit_jupyter import machines
 from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.config import ALONE
 from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.optimizations.base import Decision
 from speedkit_jupyter.planning import Plan
 from speedkit_jupyter.preview import Preview
+from speedkit_jupyter.report.comparison_report import narrow_comparison_report
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Changed, Code, Folded, Picture, Row, Section, Table
+from speedkit_jupyter.report.elements import Changed, Code, Picture, Row, Section, Table
 from speedkit_jupyter.report.plan_report import outcome, worth_measuring
 from speedkit_jupyter.report.units import word
 
 if TYPE_CHECKING:
     import torch
-
-    from speedkit_jupyter.measure.results.comparison import Comparison
-
-SHORT = ("variant", "median", "speed-up", INTERVAL, "accuracy", "verdict")
 
 
 def state_report(found: Preview, name: str) -> Document:
@@ -102,9 +98,8 @@ def result_report(result: Any) -> Document:
     """A result for the panel: drawn now, since a search would keep its model alive."""
     from speedkit_jupyter.measure.results.comparison import Comparison
 
-    document: Document = result.report().brief()
-    if isinstance(result, Comparison):
-        document = _shortened(document, result)
+    is_comparison = isinstance(result, Comparison)
+    document = narrow_comparison_report(result) if is_comparison else result.report().brief()
     sections = tuple(replace(one, body=_drawn(one.body)) for one in document.sections)
     return replace(document, sections=sections)
 
@@ -156,39 +151,6 @@ def _reason(decision: Decision, found: Preview) -> Row:
 
 def _marked(before: Any, after: Any) -> str:
     return word(after) if before == after else Changed(word(after))
-
-
-def _shortened(document: Document, comparison: Comparison) -> Document:
-    """The columns that fit beside controls, and a picture for a single ratio too."""
-    about = tuple(f"{one.name}: " for one in comparison.records)
-    sections: list[Section] = []
-    for section in document.sections:
-        body = section.body
-        if isinstance(body, Table):
-            kept = [number for number, name in enumerate(body.columns) if name in SHORT]
-            rows = tuple(replace(r, cells=tuple(r.cells[i] for i in kept)) for r in body.rows)
-            columns = tuple(body.columns[i] for i in kept)
-            table = Table(columns, rows, body.numbers, columns[:1])
-            sections += [*_picture(comparison), Section(table)]
-        elif isinstance(body, str | Folded):
-            text = body if isinstance(body, str) else body.text
-            lines = "\n".join(line for line in text.splitlines() if line.startswith(about))
-            kept_lines = lines if isinstance(body, str) else Folded(lines)
-            sections += [Section(kept_lines)] if lines else []
-    return replace(document, sections=tuple(sections))
-
-
-def _picture(comparison: Comparison) -> Sequence[Section]:
-    ratios = [comparison.ratio(one) for one in comparison.records]
-    if not any(ratio is not None and ratio.low > 0 for ratio in ratios):
-        return []
-
-    def png() -> bytes:
-        from speedkit_jupyter.report import plots
-
-        return plots.as_png(plots.speedups(comparison))
-
-    return [Section(Picture(png, "Speed-up with its interval, as in the table"))]
 
 
 def _drawn(body: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from speedkit_jupyter.context import plan_in_force
+from speedkit_jupyter.applying import plan_applied_to
 from speedkit_jupyter.database import Learned
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
@@ -41,7 +41,7 @@ def tuning_report(tuning: Tuning) -> Document:
     sections.append(Section(undone))
     if tuning.helped:
         # As with --apply.
-        in_force = any(plan_in_force(model) is not None for model in tuning.models)
+        in_force = any(plan_applied_to(model) is not None for model in tuning.models)
         sections.append(Section(Code(NEXT.partition("\n")[2] if in_force else NEXT)))
     return Document(_headline(tuning), tuple(sections), tuning.to_dict())
 

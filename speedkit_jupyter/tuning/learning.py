@@ -13,8 +13,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import arguments, database
+from speedkit_jupyter.applying import hidden, prepare
 from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware

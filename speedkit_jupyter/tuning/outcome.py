@@ -8,8 +8,9 @@ from dataclasses import InitVar, asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.alive import Alive
+from speedkit_jupyter.applying import applied_to, apply_speedups
 from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext, apply_speedups, in_force
+from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.database import Learned
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
@@ -126,7 +127,7 @@ class Tuning(Shown):
                 apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
                 for model in models
             ]
-        applied = [one for one in map(in_force, models) if one is not None]
+        applied = [one for one in map(applied_to, models) if one is not None]
         if self.unclear and applied:
             warnings.warn(
                 "the search could not tell, so nothing is applied; another plan is in force and "
@@ -134,7 +135,7 @@ class Tuning(Shown):
                 stacklevel=2,
             )
         for model in () if self.unclear else models:
-            while (plan := in_force(model)) is not None:
+            while (plan := applied_to(model)) is not None:
                 plan.restore()
         return []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 
-from speedkit_jupyter.context import hidden
+from speedkit_jupyter.applying import hidden
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware

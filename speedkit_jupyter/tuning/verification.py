@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.applying import hidden, prepare
 from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.results.comparison import Record

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from speedkit_jupyter import context
-from speedkit_jupyter.context import SpeedContext, apply_speedups, in_force
+from speedkit_jupyter.applying import applied_to, apply_speedups
+from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.listeners import Listeners
 from speedkit_jupyter.preview import Preview, preview
@@ -42,7 +43,7 @@ class Choice:
         self._optimizers: list[ref[torch.optim.Optimizer]] | None = None
         self.name = session.name_of(model)
         self.step: Callable[..., object] | str | None = None
-        applied = in_force(model)
+        applied = applied_to(model)
         self.config = self._begun() if applied is None else applied.config
         self.run: Run | None = None
         self.result: Comparison | None = None
@@ -101,14 +102,14 @@ class Choice:
     def restore(self) -> None:
         """Put everything back, on this model."""
         model = self._alive()
-        while (applied := in_force(model)) is not None:
+        while (applied := applied_to(model)) is not None:
             applied.restore()
 
     @property
     def context(self) -> SpeedContext | None:
         """The context that is in force on the model."""
         model = self.model
-        return None if model is None else in_force(model)
+        return None if model is None else applied_to(model)
 
     def measure(self, budget_s: float) -> None:
         """Baseline against the choice, between the turns of the event loop."""
@@ -197,7 +198,7 @@ class Choice:
     def _applied_or_restored(self, model: torch.nn.Module) -> None:
         if model is not self.model:
             return
-        applied = in_force(model)
+        applied = applied_to(model)
         if applied is not None:
             self.config = applied.config
         self._tell("")

@@ -43,7 +43,7 @@ from _ratios import machine
 from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware, tune
-from speedkit_jupyter.context import prepare
+from speedkit_jupyter.applying import prepare
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, benchmark, flags
-from speedkit_jupyter.context import in_force
+from speedkit_jupyter.applying import applied_to
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
@@ -62,7 +62,7 @@ class Notebook:
     def state(self) -> dict[str, Any]:
         """Everything, values and settings, and where tensors lie."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        plan = in_force(self.model)
+        plan = applied_to(self.model)
         return {
             "tensors": [(id(t), t.stride(), t.tolist()) for t in tensors],
             "gradients": [p.grad if p.grad is None else p.grad.tolist() for p in tensors[:6]],
@@ -126,7 +126,7 @@ def test_whenever_a_turn_is_given_up_everything_is_in_place(kind, plan, trained,
     assert all(seen)
     assert notebook.state() == before
     assert run.result.records[1].times_s
-    while (applied := in_force(notebook.model)) is not None:
+    while (applied := applied_to(notebook.model)) is not None:
         applied.restore()
 
 
@@ -194,7 +194,7 @@ def test_what_a_cell_changes_meanwhile_ends_the_run_and_stays(changing_flags, wh
     assert message in run.message
     assert "That stays" in run.message
     assert notebook.state() == after[0]
-    while (applied := in_force(notebook.model)) is not None:
+    while (applied := applied_to(notebook.model)) is not None:
         applied.restore()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune
-from speedkit_jupyter.context import prepare
+from speedkit_jupyter.applying import prepare
 from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds.budget import Budget, advice, clear_answer_s
 from speedkit_jupyter.measure.rounds.pace import Pace

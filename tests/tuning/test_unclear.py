@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, database, tune
-from speedkit_jupyter.context import in_force
+from speedkit_jupyter.applying import applied_to
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning.candidates import Candidate
@@ -65,7 +65,7 @@ def test_apply_without_a_winner_restores_the_model(work):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert tuning.apply() == []
-    assert in_force(network) is None
+    assert applied_to(network) is None
     assert first.restored
     assert second.restored
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, flags, restore_all, session
-from speedkit_jupyter.context import in_force, observed
+from speedkit_jupyter.applying import applied_to
+from speedkit_jupyter.context import observed
 from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import INTERVAL
@@ -129,7 +130,7 @@ def test_with_a_plan_in_force_the_table_has_before_now_and_after(names):
     assert "0 of 1 convolutions ● 1 of 1 convolutions ● 0 of 1 convolutions" in shown
     assert not panel.buttons["Apply"].disabled
     panel.buttons["Apply"].click()
-    assert in_force(names.model).plan["channels_last"].active is False
+    assert applied_to(names.model).plan["channels_last"].active is False
     panel.buttons["Restore"].click()
 
 

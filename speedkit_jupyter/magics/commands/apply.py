@@ -8,9 +8,10 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
+from speedkit_jupyter.applying import apply_speedups
 from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.config import SpeedConfig, from_arguments, from_word
-from speedkit_jupyter.context import SpeedContext, apply_speedups
+from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser

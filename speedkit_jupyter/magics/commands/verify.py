@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.context import plan_in_force
+from speedkit_jupyter.applying import plan_applied_to
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.errors import STOPPED
@@ -74,7 +74,7 @@ def _plan(step: Step) -> Any:
     model = step.models[0] if step.models else None
     if model is None:
         return AUTO
-    if plan_in_force(model) is not None:
+    if plan_applied_to(model) is not None:
         return CURRENT
     return learning.tuned(model, step.holders(model)) or AUTO
 

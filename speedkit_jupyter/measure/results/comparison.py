@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -233,10 +236,11 @@ class Comparison(Shown):
         return 0.0 if found is None else found.median
 
     def _row(self, record: Record) -> dict[str, Any]:
+        """What was measured, and what follows from it."""
         ratio = self.ratio(record)
         seconds = self.times_s(record)
         times = spread(seconds) if seconds else None
-        return {
+        derived = {
             "name": record.name,
             "verdict": self.verdict(record),
             "speedup": None if ratio is None else ratio.median,
@@ -244,38 +248,19 @@ class Comparison(Shown):
             "high": None if ratio is None or ratio.high == float("inf") else ratio.high,
             "median_s": None if times is None else times.median_s,
             "quartiles_s": None if times is None else [times.low_s, times.high_s],
-            "first_call_s": record.first_call_s,
-            "settling_s": record.settling_s,
             "break_even_steps": self.break_even_steps(record),
-            "limit_s": record.limit_s,
             "share_of_limit": self.share_of_limit(record),
-            "failure": record.failure,
-            "declined": record.declined,
-            "same_as_baseline": record.same_as_baseline,
-            "accuracy": None if record.accuracy is None else asdict(record.accuracy),
-            "memory": None if record.memory is None else asdict(record.memory),
-            "compilations": asdict(record.compilations),
-            "applied": record.applied,
-            "notes": record.notes,
-            "plan": record.plan,
-            "times_s": list(seconds),
         }
+        return derived | asdict(record) | {"times_s": list(seconds)}
 
 
 def _record(row: Mapping[str, Any]) -> Record:
-    return Record(
-        name=row["name"],
-        times_s=[] if row["same_as_baseline"] else list(row["times_s"]),
-        first_call_s=row["first_call_s"],
-        settling_s=row["settling_s"],
-        failure=row["failure"],
-        declined=bool(row.get("declined", False)),
-        accuracy=None if row["accuracy"] is None else Accuracy(**row["accuracy"]),
-        same_as_baseline=row["same_as_baseline"],
-        applied=dict(row["applied"]),
-        notes=dict(row["notes"]),
-        plan=dict(row["plan"]),
-        memory=None if row["memory"] is None else Memory(**row["memory"]),
-        compilations=Compilations(**row["compilations"]),
-        limit_s=row["limit_s"],
-    )
+    """What was measured; what follows from it is computed anew."""
+    known = {one.name: row[one.name] for one in fields(Record) if one.name in row}
+    times_s = [] if row["same_as_baseline"] else row["times_s"]
+    return _adapter().validate_python(known | {"times_s": times_s})
+
+
+@cache
+def _adapter() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)

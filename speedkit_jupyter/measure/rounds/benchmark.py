@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from speedkit_jupyter.context import hidden, prepare
+from speedkit_jupyter.applying import hidden, prepare
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.facts import has_lazy_parameters
 from speedkit_jupyter.measure.checks import memory

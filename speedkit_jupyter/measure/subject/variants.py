@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import database
+from speedkit_jupyter.applying import plan_applied_to
 from speedkit_jupyter.config import SpeedConfig, from_arguments, from_word
-from speedkit_jupyter.context import plan_in_force
 from speedkit_jupyter.exceptions import StepError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG, find
 
@@ -72,7 +72,7 @@ def config_of(one: Variant, models: Sequence[torch.nn.Module]) -> SpeedConfig | 
     """The variant's config; `current` asks for what is applied to the models now."""
     if one.name != CURRENT or not models:
         return one.config
-    plan = plan_in_force(models[0])
+    plan = plan_applied_to(models[0])
     return None if plan is None else plan.to_config()
 
 

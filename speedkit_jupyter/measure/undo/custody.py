@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter import interrupts
-from speedkit_jupyter.context import hide, in_force, show
+from speedkit_jupyter.applying import applied_to, hide, show
 from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.fingerprint import Fingerprint
@@ -120,7 +120,7 @@ class Visit:
         Raises ChangedMeanwhile where the block changed what is measured; that then stays.
         """
         start = time.perf_counter()
-        plans = [one for one in map(in_force, self.step.models) if one is not None]
+        plans = [one for one in map(applied_to, self.step.models) if one is not None]
         with interrupts.held_back():
             self._go_home(for_good=False)
             for plan in plans:

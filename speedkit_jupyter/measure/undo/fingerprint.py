@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import flags
-from speedkit_jupyter.context import in_force
+from speedkit_jupyter.applying import applied_to
 from speedkit_jupyter.measure.undo.isolation import State
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Fingerprint:
         return min(words, key=ORDER.index) if words else ""
 
     def _plans_now(self) -> list[Any]:
-        plans = [in_force(model) for model in self._step.models]
+        plans = [applied_to(model) for model in self._step.models]
         return [*plans, *(one.active for one in plans if one)]
 
     def _settings_now(self) -> list[Any]:

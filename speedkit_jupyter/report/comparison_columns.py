@@ -1,0 +1,146 @@
+"""The columns of a benchmark's table: one entry each."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
+from speedkit_jupyter.measure.rounds.budget import advice
+from speedkit_jupyter.report.elements import Row, Table, Tone
+from speedkit_jupyter.report.units import ratio, seconds, share, size
+
+BLANK = "–"
+TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
+# A reason of so many characters has room in the table.
+SHORT = 60
+
+
+@dataclass(frozen=True)
+class Column:
+    """A title, and what stands below it: None for a dash.
+
+    Where the text is too narrow, columns leave in the order of `leaves`, 1 first; 0 stays. One
+    that `is_brief` stands beside the controls of a panel, too.
+    """
+
+    title: str
+    cell: Callable[[Comparison, Record], str | None]
+    is_number: bool = True
+    wraps: bool = False
+    leaves: int = 0
+    is_brief: bool = False
+
+
+def comparison_table(comparison: Comparison, is_brief: bool = False) -> Table:
+    """A row for each variant; where it has no times, the last column says why."""
+    columns = [one for one in COLUMNS if one.is_brief or not is_brief]
+    leaving = sorted((one for one in columns if one.leaves), key=lambda one: -one.leaves)
+    return Table(
+        tuple(one.title for one in columns),
+        tuple(_row(comparison, record, columns) for record in comparison.records),
+        numbers=tuple(one.title for one in columns if one.is_number),
+        wraps=tuple(one.title for one in columns if one.wraps),
+        optional=tuple(one.title for one in leaving),
+    )
+
+
+def _row(comparison: Comparison, record: Record, columns: list[Column]) -> Row:
+    cells = [one.cell(comparison, record) or BLANK for one in columns]
+    if record.failure or not comparison.times_s(record):
+        cells[1:-1] = [BLANK] * len(cells[1:-1])
+    return Row(tuple(cells), TONES.get(comparison.verdict(record), "plain"))
+
+
+def _median(comparison: Comparison, record: Record) -> str | None:
+    times_s = comparison.times_s(record)
+    return seconds(spread(times_s).median_s) if times_s else None
+
+
+def _known(comparison: Comparison, record: Record) -> Ratio | None:
+    """None with too few rounds to say anything, or nothing that could differ."""
+    found = comparison.ratio(record)
+    return None if found is None or math.isinf(found.high) or record.same_as_baseline else found
+
+
+def _speedup(comparison: Comparison, record: Record) -> str | None:
+    found = _known(comparison, record)
+    return ratio(found.median) if found else None
+
+
+def _interval(comparison: Comparison, record: Record) -> str | None:
+    found = _known(comparison, record)
+    return f"{ratio(found.low)} to {ratio(found.high)}" if found else None
+
+
+def _first_call(comparison: Comparison, record: Record) -> str | None:
+    return None if record.first_call_s is None else seconds(record.first_call_s)
+
+
+def _peak(comparison: Comparison, record: Record) -> str | None:
+    """None where it was not asked, or where the device can't tell."""
+    peak = None if record.memory is None else record.memory.peak_bytes
+    return None if peak is None else size(peak)
+
+
+def _of_limit(comparison: Comparison, record: Record) -> str | None:
+    limit = comparison.share_of_limit(record)
+    return None if limit is None else share(limit)
+
+
+def _accuracy(comparison: Comparison, record: Record) -> str | None:
+    """In a word, with the larger relative error, of outputs and gradients, where it is rounding."""
+    found = record.accuracy
+    if found is None:
+        return None
+    error = found.output_error
+    if found.verdict != "rounding" or error is None:
+        return "as exact" if found.verdict == "exact" else found.verdict
+    return f"rounding {max(error, found.gradient_error or 0):.1g}"
+
+
+def _verdict(comparison: Comparison, record: Record) -> str:
+    """`too noisy`, or `too few rounds`, with the budget that would settle it."""
+    verdict = comparison.verdict(record)
+    if record.failure:
+        return f"{verdict}: {in_short(record)}"
+    if not comparison.times_s(record):
+        return record.notes.get("dropped", "not reached: the budget ended before")
+    needed, found = comparison.seconds_needed(record), comparison.ratio(record)
+    if verdict != "too noisy":
+        return verdict
+    word = "too few rounds" if found is None or math.isinf(found.high) else verdict
+    if needed is None:
+        return word
+    return f"{word}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
+
+
+def reason(record: Record) -> str:
+    """Why there are no times; what declined it is named where it is not the variant itself."""
+    whole = record.failure or ""
+    name, _, rest = whole.partition(" declined: ")
+    if not (record.declined and rest):
+        return whole
+    return rest if record.name.partition(":")[0] == name else f"{name}: {rest}"
+
+
+def in_short(record: Record) -> str:
+    """The first clause of the reason; the whole of it stands below the table."""
+    first = re.split(r"; | \(|\. ", reason(record))[0]
+    return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
+
+
+COLUMNS = (
+    Column("variant", lambda _, one: one.name, is_number=False, wraps=True, is_brief=True),
+    Column("median", _median, is_brief=True),
+    Column("speed-up", _speedup, is_brief=True),
+    Column(INTERVAL, _interval, wraps=True, is_brief=True),
+    Column("first call", _first_call, leaves=2),
+    Column("memory", _peak, leaves=3),
+    Column("of limit", _of_limit, leaves=1),
+    Column("accuracy", _accuracy, is_number=False, wraps=True, is_brief=True),
+    Column("verdict", _verdict, is_number=False, is_brief=True),
+)
