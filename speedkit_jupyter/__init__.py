@@ -8,25 +8,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.version import __version__ as __version__
+from speedkit_jupyter.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.applying import apply_speedups as apply_speedups
-    from speedkit_jupyter.applying import autocast_context as autocast_context
-    from speedkit_jupyter.applying import sdp_context as sdp_context
     from speedkit_jupyter.codegen.forms import code as code
-    from speedkit_jupyter.config import SpeedConfig as SpeedConfig
-    from speedkit_jupyter.context import SpeedContext as SpeedContext
-    from speedkit_jupyter.context import restore_all as restore_all
-    from speedkit_jupyter.exceptions import ConfigError as ConfigError
-    from speedkit_jupyter.exceptions import SpeedKitError as SpeedKitError
-    from speedkit_jupyter.exceptions import StepError as StepError
-    from speedkit_jupyter.facts import Facts as Facts
-    from speedkit_jupyter.hardware import Hardware as Hardware
+    from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
     from speedkit_jupyter.optimizations.base import Decision as Decision
-    from speedkit_jupyter.planning import Plan as Plan
-    from speedkit_jupyter.planning import plan as plan
+    from speedkit_jupyter.optimizations.facts import Facts as Facts
+    from speedkit_jupyter.plans.applying import apply_speedups as apply_speedups
+    from speedkit_jupyter.plans.applying import autocast_context as autocast_context
+    from speedkit_jupyter.plans.applying import sdp_context as sdp_context
+    from speedkit_jupyter.plans.config import SpeedConfig as SpeedConfig
+    from speedkit_jupyter.plans.context import SpeedContext as SpeedContext
+    from speedkit_jupyter.plans.context import restore_all as restore_all
+    from speedkit_jupyter.plans.planning import Plan as Plan
+    from speedkit_jupyter.plans.planning import plan as plan
+    from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
+    from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
+    from speedkit_jupyter.support.exceptions import StepError as StepError
     from speedkit_jupyter.tuning.functions import tune as tune
     from speedkit_jupyter.tuning.functions import verify as verify
     from speedkit_jupyter.tuning.learning import tuned as tuned
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 
 _HOMES = {  # where each public name lives
-    "ConfigError": "exceptions",
+    "ConfigError": "support.exceptions",
     "Decision": "optimizations.base",
-    "Facts": "facts",
-    "Hardware": "hardware",
+    "Facts": "optimizations.facts",
+    "Hardware": "machines.hardware",
     "Panel": "widgets.panel",
-    "Plan": "planning",
-    "SpeedConfig": "config",
-    "SpeedContext": "context",
-    "SpeedKitError": "exceptions",
-    "StepError": "exceptions",
+    "Plan": "plans.planning",
+    "SpeedConfig": "plans.config",
+    "SpeedContext": "plans.context",
+    "SpeedKitError": "support.exceptions",
+    "StepError": "support.exceptions",
     "benchmark": "measure.subject.from_function",
     "code": "codegen.forms",
-    "apply_speedups": "applying",
-    "autocast_context": "applying",
-    "plan": "planning",
-    "restore_all": "context",
-    "sdp_context": "applying",
+    "apply_speedups": "plans.applying",
+    "autocast_context": "plans.applying",
+    "plan": "plans.planning",
+    "restore_all": "plans.context",
+    "sdp_context": "plans.applying",
     "tune": "tuning.functions",
     "tuned": "tuning.learning",
     "verify": "tuning.functions",

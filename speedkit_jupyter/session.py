@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from speedkit_jupyter import lookup
-from speedkit_jupyter.applying import applied_to
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.listeners import Listeners
-from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.subject.discovery import holding, optimizers_among
-from speedkit_jupyter.wrappers import unwrapped
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support import lookup
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.listeners import Listeners
+from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch

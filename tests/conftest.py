@@ -22,8 +22,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from made_time import MadeTime, install
 
-from speedkit_jupyter import flags
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines.hardware import Hardware
 
 # A loaded machine makes examples slow, never wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -184,8 +184,8 @@ def clean_flags() -> Iterator[None]:
     yield
     changes = flags.diff(before, flags.snapshot())
     layers = len(flags.OVERRIDES._layers)
-    if "speedkit_jupyter.context" in sys.modules:
-        from speedkit_jupyter.context import restore_all
+    if "speedkit_jupyter.plans.context" in sys.modules:
+        from speedkit_jupyter.plans.context import restore_all
 
         restore_all()
     flags.OVERRIDES._layers.clear()

@@ -14,27 +14,13 @@ PACKAGE = Path(speedkit_jupyter.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Imports go to the left only; what stands in one group may import one another.
 LAYERS = (
-    ("exceptions", "handlers", "version"),
-    ("interrupts", "listeners", "lookup", "tracebacks", "entering", "registry"),
-    ("database", "database_rows", "machines", "wrappers", "alive"),
-    (
-        "arguments",
-        "devices",
-        "fp32_precision",
-        "hardware",
-        "flags",
-        "flattening",
-        "facts",
-        "yaml_lines",
-    ),
+    ("support",),
+    ("machines",),
     ("optimizations",),
-    ("config",),
-    ("planning",),
-    ("context",),
-    ("preview",),
+    ("plans",),
     ("measure",),
     ("session",),
-    ("tuning", "compiler"),
+    ("tuning",),
     ("codegen", "report"),
     ("magics", "widgets"),
 )

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, flags, machines
-from speedkit_jupyter.context import observed
-from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machines
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision, Effect, Target
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.plans.context import observed
 
 ROOT = Path(__file__).parents[1]
 MACHINES = machines.names()

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from speedkit_jupyter import ConfigError, SpeedConfig, plan
-from speedkit_jupyter.config import from_arguments
+from speedkit_jupyter.plans.config import from_arguments
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -19,10 +19,10 @@ from speedkit_jupyter import (
     SpeedKitError,
     apply_speedups,
     autocast_context,
-    flags,
     restore_all,
 )
-from speedkit_jupyter.applying import hidden, prepare
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.plans.applying import hidden, prepare
 
 
 @pytest.fixture

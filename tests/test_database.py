@@ -10,11 +10,12 @@ import time
 
 import pytest
 
-from speedkit_jupyter import SpeedKitError, database
+from speedkit_jupyter import SpeedKitError
+from speedkit_jupyter.support import database
 
 WRITER = """
 import sys
-from speedkit_jupyter import database
+from speedkit_jupyter.support import database
 for number in range(int(sys.argv[2])):
     database.save(sys.argv[1], {"variants": [], "number": number, "filler": "x" * 100_000})
     print(number, flush=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, devices, machines, plan
-from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, machines, plan
+from speedkit_jupyter.machines import devices
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
 
 every = pytest.mark.parametrize("kind", devices.KINDS.values(), ids=lambda one: one.name)
 

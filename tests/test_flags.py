@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speedkit_jupyter import flags, fp32_precision
-from speedkit_jupyter.flags import OverrideStack
+from speedkit_jupyter.machines import flags, fp32_precision
+from speedkit_jupyter.machines.flags import OverrideStack
 from speedkit_jupyter.optimizations import CATALOG
 
 pytestmark = pytest.mark.usefixtures("changing_flags")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speedkit_jupyter import fp32_precision
+from speedkit_jupyter.machines import fp32_precision
 
 OLD_WAYS: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
     "set_float32_matmul_precision": (
@@ -200,7 +200,7 @@ def test_repair_keeps_bf16_products_on_a_machine_without_cuda() -> None:
 
 IN_A_NEW_PROCESS = """
 import torch
-from speedkit_jupyter import fp32_precision, flags
+from speedkit_jupyter.machines import flags, fp32_precision
 
 conv = torch.backends.cudnn.conv
 untouched = conv.fp32_precision

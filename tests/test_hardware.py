@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from speedkit_jupyter import ConfigError, Hardware, machines
-from speedkit_jupyter.hardware import Accelerator, Cpu
+from speedkit_jupyter.machines.hardware import Accelerator, Cpu
 
 MACHINES = machines.names()
 Load = Callable[[str], Hardware]

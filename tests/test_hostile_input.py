@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError, database
+from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError
 from speedkit_jupyter.report.history_report import history_list, history_report, since
 from speedkit_jupyter.report.tuning_report import tuned_list
+from speedkit_jupyter.support import database
 
 NINE = [", ".join([f"*a{i}"] * 9) for i in range(8)]
 MERGES = "a0: &a0 {k: v}\n" + "\n".join(

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.interrupts import in_windows, one_in_a_row, window
 from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.support.interrupts import in_windows, one_in_a_row, window
 
 
 def send(times: int) -> None:

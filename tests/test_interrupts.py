@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from speedkit_jupyter.interrupts import held_back
+from speedkit_jupyter.support.interrupts import held_back
 
 
 def test_an_interrupt_arrives_after_the_block():

@@ -25,8 +25,8 @@ from speedkit_jupyter import (
     tune,
     verify,
 )
-from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.preview import preview
+from speedkit_jupyter.plans.preview import preview
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.tuning.candidates import Candidate
 
 EVERYTHING = SpeedConfig.from_dict(

@@ -26,8 +26,8 @@ from speedkit_jupyter import (
     tune,
 )
 from speedkit_jupyter.measure.subject.environment import environment
-from speedkit_jupyter.planning import describe
-from speedkit_jupyter.preview import preview
+from speedkit_jupyter.plans.planning import describe
+from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
 from speedkit_jupyter.tuning import learning
 

@@ -16,9 +16,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, flags, machines, plan
-from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, machines, plan
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
 from speedkit_jupyter.report.plan_report import plan_report
 
 PINNED = Path(__file__).parent / "plans"

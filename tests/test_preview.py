@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, flags
-from speedkit_jupyter.context import observed
+from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.base import Target
-from speedkit_jupyter.preview import preview
+from speedkit_jupyter.plans.context import observed
+from speedkit_jupyter.plans.preview import preview
 
 CONFIGS = [
     {},

@@ -10,19 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import (
-    Hardware,
-    SpeedConfig,
-    apply_speedups,
-    applying,
-    context,
-    handlers,
-    interrupts,
-    leaving,
-    registry,
-)
-from speedkit_jupyter.applying import applied_to, prepare
+from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups
 from speedkit_jupyter.optimizations import memory_layout, properties
+from speedkit_jupyter.plans import applying, context, leaving
+from speedkit_jupyter.plans.applying import applied_to, prepare
+from speedkit_jupyter.support import handlers, interrupts, registry
 
 OURS = {
     one.__file__

@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, flags, fp32_precision
-from speedkit_jupyter.applying import applied_to
+from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.machines import flags, fp32_precision
 from speedkit_jupyter.optimizations.properties import Property
-from speedkit_jupyter.preview import preview
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.preview import preview
 
 ALL = {"threads": 1, "tf32": "medium", "channels_last": True, "sdpa": "math", "precision": "bf16"}
 CONTIGUOUS = (8, 4, 2, 1)
@@ -341,8 +342,9 @@ def test_two_threads_that_apply_and_restore_on_one_model_leave_it_as_it_was():
 
 READER = """
 import sys, threading, torch
-from speedkit_jupyter import SpeedConfig, flags
-from speedkit_jupyter.preview import preview
+from speedkit_jupyter import SpeedConfig
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.plans.preview import preview
 sys.setswitchinterval(1e-6)
 keys = [(b, o) for b in ("cuda", "mkldnn") for o in ("all", "matmul", "conv", "rnn")]
 get = torch._C._get_fp32_precision_getter

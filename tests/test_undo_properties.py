@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, flags
+from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 
 

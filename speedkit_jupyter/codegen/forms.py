@@ -13,15 +13,15 @@ from speedkit_jupyter.codegen.optimizer_source import makeable, making
 from speedkit_jupyter.codegen.script import MODEL, Script, assembled, gather, header
 from speedkit_jupyter.codegen.training_call import call_of
 from speedkit_jupyter.codegen.training_step import function
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError, did_you_mean
-from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
-from speedkit_jupyter.planning import Plan
-from speedkit_jupyter.planning import plan as plan_for
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.planning import Plan
+from speedkit_jupyter.plans.planning import plan as plan_for
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Section
-from speedkit_jupyter.wrappers import each_once, unwrapped
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from speedkit_jupyter.codegen.script import (
     keywords,
 )
 from speedkit_jupyter.codegen.training_step import function
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 
 def accelerate(script: Script) -> str:

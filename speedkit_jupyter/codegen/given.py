@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speedkit_jupyter.optimizations.snippet import Form
-from speedkit_jupyter.wrappers import is_wrapper, layers
+from speedkit_jupyter.support.wrappers import is_wrapper, layers
 
 Block = list[str]
 # `Accelerator(mixed_precision=...)` puts its own forward in the model's place, and keeps the first.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from speedkit_jupyter.codegen.given import UNPATCHING, Given
 from speedkit_jupyter.codegen.training_call import Call
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
-from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.plans.planning import Plan, describe
 
 if TYPE_CHECKING:
     import torch

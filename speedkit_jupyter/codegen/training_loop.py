@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.codegen.training_call import Call, call_of, needs_closure
-from speedkit_jupyter.context import SpeedContext
+from speedkit_jupyter.plans.context import SpeedContext
 
 if TYPE_CHECKING:
     import torch

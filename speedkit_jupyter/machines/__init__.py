@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from speedkit_jupyter.exceptions import ConfigError, did_you_mean
+from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 
 # A file, or the name of one that ships: plans are made as for that machine.
 VARIABLE = "SPEEDKIT_HARDWARE"

@@ -24,8 +24,8 @@ def unregister(shell: Any) -> None:
     """Restore everything and take the magics away."""
     import sys
 
-    if "speedkit_jupyter.context" in sys.modules:  # else nothing can have been applied
-        from speedkit_jupyter.context import restore_all
+    if "speedkit_jupyter.plans.context" in sys.modules:  # else nothing can have been applied
+        from speedkit_jupyter.plans.context import restore_all
 
         restore_all()
     if "speedkit_jupyter.session" in sys.modules:

@@ -7,8 +7,8 @@ from typing import Any
 from IPython.display import display
 
 from speedkit_jupyter.codegen.training_loop import Words
-from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.magics.namespace import inside_others, models, optimizers
+from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.tuning.search import Search

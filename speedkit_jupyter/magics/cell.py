@@ -15,10 +15,10 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
 from speedkit_jupyter.measure.undo.kinds.names import Names
-from speedkit_jupyter.tracebacks import door
+from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.tracebacks import door
 
 # What IPython makes of a line or a cell magic.
 MAGICS = {"run_line_magic": "%", "run_cell_magic": "%%"}

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.tracebacks import users_part
+from speedkit_jupyter.support.tracebacks import users_part
 
 R = TypeVar("R")
 STOPPED = "stopped; everything is as before"

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.exceptions import did_you_mean
+from speedkit_jupyter.support.exceptions import did_you_mean
 
 # An option word (`--budget`, `--budget=3`, `-n10`), and a value that follows it, quoted or not.
 OPTION = re.compile(r"\s*(--?[A-Za-z][^\s=]*)(=\S*)?")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter import lookup
-from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.wrappers import is_optimizer, unwrapped
+from speedkit_jupyter.support import lookup
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 
 if TYPE_CHECKING:
     import torch

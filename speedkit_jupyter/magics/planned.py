@@ -7,12 +7,12 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import ConfigError, SpeedKitError
-from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers
-from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
 from speedkit_jupyter.tuning import learning
 
 

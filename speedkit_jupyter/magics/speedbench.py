@@ -10,10 +10,6 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter import database
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError, StepError, did_you_mean, is_text
-from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.magics import speedbench_options
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell, streams_kept
@@ -41,10 +37,14 @@ from speedkit_jupyter.measure.subject.discovery import (
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import check_free, parse, variant_names
+from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.report.history_report import since
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import MeasuredCell, Session
-from speedkit_jupyter.tracebacks import lets_go
+from speedkit_jupyter.support import database
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, did_you_mean, is_text
+from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 

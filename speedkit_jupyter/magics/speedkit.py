@@ -7,10 +7,10 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.magics import line as words
 from speedkit_jupyter.magics.commands import COMMANDS
 from speedkit_jupyter.session import Session
+from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 
 
 def run(names: MutableMapping[str, Any], session: Session, line: str) -> None:

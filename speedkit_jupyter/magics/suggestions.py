@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 Names = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def variants(names: Names) -> list[str]:
 
 def saved(names: Names) -> list[str]:
     """The names of saved benchmarks."""
-    from speedkit_jupyter import database
+    from speedkit_jupyter.support import database
 
     with suppress(SpeedKitError):  # a store that can't be used is told where it is asked for
         return sorted({one.name for one in database.saved()})
@@ -54,7 +54,7 @@ def saved(names: Names) -> list[str]:
 
 def learned(names: Names) -> list[str]:
     """The numbers of learned plans."""
-    from speedkit_jupyter import database
+    from speedkit_jupyter.support import database
 
     with suppress(SpeedKitError):
         return ["all", *(str(one.number) for one in database.learned())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speedkit_jupyter import flags
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.base import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile

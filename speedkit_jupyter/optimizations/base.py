@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic.fields import FieldInfo
 
-from speedkit_jupyter import flags
-from speedkit_jupyter.alive import Alive
-from speedkit_jupyter.facts import Facts, OptimizerFacts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations.facts import Facts, OptimizerFacts
 from speedkit_jupyter.optimizations.options import Fields, choices, fields_of
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
-from speedkit_jupyter.wrappers import each_once, layers
+from speedkit_jupyter.support.alive import Alive
+from speedkit_jupyter.support.wrappers import each_once, layers
 
 if TYPE_CHECKING:
     import torch

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from speedkit_jupyter.facts import (
-    Facts,
-    channels_last_stride,
-    is_channels_last,
-    is_convolution,
-)
-from speedkit_jupyter.flattening import flattens
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -27,6 +20,13 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
+from speedkit_jupyter.optimizations.facts import (
+    Facts,
+    channels_last_stride,
+    is_channels_last,
+    is_convolution,
+)
+from speedkit_jupyter.optimizations.flattening import flattens
 from speedkit_jupyter.optimizations.memory_layout import LAYOUT, Found, owns_its_storage
 from speedkit_jupyter.optimizations.newcomers import newcomers
 from speedkit_jupyter.optimizations.properties import MISSING, Layer

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter import devices, flags
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -31,6 +30,7 @@ from speedkit_jupyter.optimizations.builds import (
     removed_half_written_build,
     was_interrupted,
 )
+from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.properties import MISSING, put_back_entries
 from speedkit_jupyter.optimizations.snippet import Form, Snippet, call, source

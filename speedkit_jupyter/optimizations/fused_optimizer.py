@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, Field
 
-from speedkit_jupyter import devices
-from speedkit_jupyter.exceptions import did_you_mean
-from speedkit_jupyter.facts import Facts, OptimizerFacts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines import devices
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -21,10 +19,12 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
+from speedkit_jupyter.optimizations.facts import Facts, OptimizerFacts
 from speedkit_jupyter.optimizations.newcomers import newcomers
 from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.settings import FUSED
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.support.exceptions import did_you_mean
 
 if TYPE_CHECKING:
     import torch

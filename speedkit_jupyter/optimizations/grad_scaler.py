@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -22,9 +20,11 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
+from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.precision import framework_precision
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import torch

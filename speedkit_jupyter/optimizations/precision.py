@@ -10,10 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter import devices, flags
-from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Accelerator, Hardware
+from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -21,7 +19,9 @@ from speedkit_jupyter.optimizations.base import (
     Request,
     Target,
 )
+from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 

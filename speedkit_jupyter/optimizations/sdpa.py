@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter import flags
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -19,6 +18,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.fp32_precision import NAMES
-from speedkit_jupyter.hardware import Accelerator, Hardware
+from speedkit_jupyter.machines.fp32_precision import NAMES
+from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -19,6 +18,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
+from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 

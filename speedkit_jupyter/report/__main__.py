@@ -10,9 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups, flags
+from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups
 from speedkit_jupyter.codegen.given_models import given
-from speedkit_jupyter.preview import preview
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table
 from speedkit_jupyter.report.panel_report import changes

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from speedkit_jupyter.database import Saved
 from speedkit_jupyter.measure.results.statistics import Ratio, change, spread
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, day, ratio, seconds
+from speedkit_jupyter.support.database import Saved
 
 SAME_WHERE = ("device", "torch")
 EARLIER = "of an earlier version of SpeedKit"
@@ -132,12 +132,18 @@ def _brief(row: Mapping[str, Any]) -> str:
     return f"{row['name']} {seconds(spread(times).median_s)}" if times else row["name"]
 
 
+def _environment(one: Saved) -> Mapping[str, Any]:
+    """Empty where another version has kept none."""
+    found: Mapping[str, Any] = one.result.get("environment", {})
+    return found
+
+
 def _where(one: Saved) -> str:
-    environment = one.result["environment"]
+    environment = _environment(one)
     return f"{day(one.saved_at)}: {environment.get('device')}, torch {environment.get('torch')}"
 
 
 def _elsewhere(one: Saved, newest: Saved) -> str:
     """Where it was measured, if that is not where the newest was."""
-    then, now = one.result["environment"], newest.result["environment"]
+    then, now = _environment(one), _environment(newest)
     return _where(one) if any(then.get(k) != now.get(k) for k in SAME_WHERE) else ""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.codegen.forms import code
-from speedkit_jupyter.config import ALONE
-from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.optimizations.base import Decision
-from speedkit_jupyter.planning import Plan
-from speedkit_jupyter.preview import Preview
+from speedkit_jupyter.plans.config import ALONE
+from speedkit_jupyter.plans.planning import Plan
+from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.comparison_report import narrow_comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Changed, Code, Picture, Row, Section, Table
 from speedkit_jupyter.report.plan_report import outcome, worth_measuring
 from speedkit_jupyter.report.units import word
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import torch

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from speedkit_jupyter.codegen.training_loop import Words, loop
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.flags import Change
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines.flags import Change
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base import Decision
-from speedkit_jupyter.planning import Plan, describe
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, size, word

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from speedkit_jupyter.applying import plan_applied_to
-from speedkit_jupyter.database import Learned
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
+from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
 from speedkit_jupyter.report.units import count, day, ratio, seconds, size
+from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.tuning.outcome import Tuning
 
 # Compiling that took less goes without saying.

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from speedkit_jupyter import optimizations
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.subject.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Effect
-from speedkit_jupyter.planning import plan
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.planning import plan
 
 # Values of these are a choice among equals: none of them is the strongest.
 CHOICES = ("threads", "sdpa")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter import arguments
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import CURRENT, config_of, variant
-from speedkit_jupyter.tracebacks import lets_go
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 from speedkit_jupyter.tuning.verification import Verifier

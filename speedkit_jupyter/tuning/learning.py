@@ -12,12 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import arguments, database
-from speedkit_jupyter.applying import hidden, prepare
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
@@ -28,8 +23,13 @@ from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
-from speedkit_jupyter.planning import Plan, describe
-from speedkit_jupyter.wrappers import unwrapped
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.planning import Plan, describe
+from speedkit_jupyter.support import arguments, database
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch

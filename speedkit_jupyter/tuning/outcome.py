@@ -7,25 +7,25 @@ import warnings
 from dataclasses import InitVar, asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.alive import Alive
-from speedkit_jupyter.applying import applied_to, apply_speedups
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.database import Learned
-from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.planning import Plan, plan
+from speedkit_jupyter.plans.applying import applied_to, apply_speedups
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.support.alive import Alive
+from speedkit_jupyter.support.database import Learned
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.facts import Facts
-    from speedkit_jupyter.hardware import Hardware
+    from speedkit_jupyter.machines.hardware import Hardware
+    from speedkit_jupyter.optimizations.facts import Facts
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 
-from speedkit_jupyter.applying import hidden
-from speedkit_jupyter.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import (
     Candidate,

@@ -10,9 +10,6 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.applying import hidden, prepare
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
@@ -22,6 +19,9 @@ from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.replays import Replays
+from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.losses import Losses, watched
 from speedkit_jupyter.tuning.losses import number as number_of

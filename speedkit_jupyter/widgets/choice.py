@@ -6,23 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from speedkit_jupyter import context
-from speedkit_jupyter.applying import applied_to, apply_speedups
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.listeners import Listeners
-from speedkit_jupyter.preview import Preview, preview
+from speedkit_jupyter.plans import context
+from speedkit_jupyter.plans.applying import applied_to, apply_speedups
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import Session
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.listeners import Listeners
 from speedkit_jupyter.tuning.learning import or_learned
 
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.config import SpeedConfig
     from speedkit_jupyter.measure.results.comparison import Comparison
     from speedkit_jupyter.measure.subject.step import Step
     from speedkit_jupyter.measure.undo.event_loop import Engine, Run
+    from speedkit_jupyter.plans.config import SpeedConfig
 
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
 NO_STEP = (

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-from speedkit_jupyter.config import SpeedConfig, from_word
-from speedkit_jupyter.exceptions import ConfigError
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision, Optimization
 from speedkit_jupyter.optimizations.options import choices
+from speedkit_jupyter.plans.config import SpeedConfig, from_word
 from speedkit_jupyter.report.panel_report import unavailable
 from speedkit_jupyter.report.units import word
+from speedkit_jupyter.support.exceptions import ConfigError
 
 # Words of more letters than these in all stand in a list rather than on buttons.
 ON_BUTTONS = 34

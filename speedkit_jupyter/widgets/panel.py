@@ -8,19 +8,20 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import arguments, session
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import ArgumentError, SpeedKitError
-from speedkit_jupyter.preview import Preview
+from speedkit_jupyter import session
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.live import live_report
 from speedkit_jupyter.report.panel_report import as_code, panel_report, state_report
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import controls
 from speedkit_jupyter.widgets.layout import Parts, label_px
 from speedkit_jupyter.widgets.saved import Saved
-from speedkit_jupyter.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from speedkit_jupyter import Hardware
 from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
-from speedkit_jupyter.planning import describe
+from speedkit_jupyter.plans.planning import describe
 
 
 def ratio(

@@ -37,9 +37,10 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
-from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark, flags, tune
-from speedkit_jupyter.context import restore_all
+from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark, tune
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.plans.context import restore_all
 
 PACKAGE, GAP = os.sep + "speedkit_jupyter" + os.sep, 7
 PLAN = "threads:1+channels_last+fused_optimizer+sdpa:math"

@@ -43,13 +43,13 @@ from _ratios import machine
 from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware, tune
-from speedkit_jupyter.applying import prepare
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.policies import Grid

@@ -25,7 +25,8 @@ from _ratios import machine
 from IPython.testing.globalipapp import start_ipython
 from IPython.utils.capture import capture_output
 
-from speedkit_jupyter import benchmark, flags
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.machines import flags
 
 for title, table in FAMILIES.items():
     family(title, table)

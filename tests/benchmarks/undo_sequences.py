@@ -33,7 +33,8 @@ from _ratios import machine
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, flags, fp32_precision, restore_all
+from speedkit_jupyter import SpeedConfig, apply_speedups, restore_all
+from speedkit_jupyter.machines import flags, fp32_precision
 
 WISHES: dict[str, tuple[Any, ...]] = {
     "channels_last": (True, True, False),

@@ -34,7 +34,7 @@ def slow_step():  # so noisy that no verdict is clear before the click, however 
     train_step()
 
 def state():
-    from speedkit_jupyter import flags
+    from speedkit_jupyter.machines import flags
     tensors = [p.tolist() for p in model.parameters()]
     strides = [p.stride() for p in model.parameters()]
     return tensors, strides, str(optimizer.state_dict()), dict(flags.snapshot())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, verify
-from speedkit_jupyter.wrappers import unwrapped
+from speedkit_jupyter.support.wrappers import unwrapped
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from IPython.utils.capture import capture_output
 
-from speedkit_jupyter import context, database
 from speedkit_jupyter.magics.commands import COMMANDS
+from speedkit_jupyter.plans import context
+from speedkit_jupyter.support import database
 
 LINES = (
     "apply model --precision bf16 --optimizer optimizer --ctx ctx", "apply --threads 1 --rules",

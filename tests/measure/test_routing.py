@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import SpeedConfig, StepError
-from speedkit_jupyter.applying import prepare
 from speedkit_jupyter.measure.rounds.routing import Router
+from speedkit_jupyter.plans.applying import prepare
 
 
 @pytest.fixture

@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, benchmark, flags
-from speedkit_jupyter.applying import applied_to
+from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, benchmark
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.measure.undo import custody
 from speedkit_jupyter.measure.undo.event_loop import Run
+from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("one_thread")

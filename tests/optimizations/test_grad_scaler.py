@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.applying import hidden
+from speedkit_jupyter.plans.applying import hidden
 
 
 @pytest.fixture

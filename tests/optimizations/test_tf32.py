@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, flags, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
+from speedkit_jupyter.machines import flags
 
 ON_GPU = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
 

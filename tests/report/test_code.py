@@ -22,8 +22,8 @@ from speedkit_jupyter import (
     plan,
 )
 from speedkit_jupyter.codegen.forms import FORMS
-from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
 
 MACHINES = machines.names()
 PYTHON_FORMS = [form for form in FORMS if form != "yaml"]

@@ -9,8 +9,9 @@ import fresh
 import pytest
 import torch
 
-from speedkit_jupyter import Facts, SpeedConfig, code, flags, plan
-from speedkit_jupyter.facts import OptimizerFacts
+from speedkit_jupyter import Facts, SpeedConfig, code, plan
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +69,7 @@ torch.manual_seed(0)
 # Flags are read where a batch meets its loss: inside whatever surrounds the forward pass.
 END = """
 def loss_fn(outputs, targets):
-    from speedkit_jupyter import flags
+    from speedkit_jupyter.machines import flags
     inside.update(flags.snapshot())
     return nn.functional.mse_loss(outputs.float(), targets)
 inside, losses = {}, []
@@ -165,7 +166,10 @@ def test_tf32_is_the_same_in_both_of_torchs_ways_to_say_it(tmp_path, hardware, v
     now = {"float32_matmul_precision": "medium"}
     found = plan(SpeedConfig(tf32=value).alone(), hardware("a100"), Facts(device="cuda", flags=now))
     assert found["tf32"].active
-    save = "from speedkit_jupyter import flags\ntorch.save(dict(flags.snapshot()), sys.argv[1])\n"
+    save = """
+from speedkit_jupyter.machines import flags
+torch.save(dict(flags.snapshot()), sys.argv[1])
+"""
     apply = f"""
 from speedkit_jupyter.optimizations.base import Decision, Target
 from speedkit_jupyter.optimizations.tf32 import Tf32

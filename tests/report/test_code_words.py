@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, code
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.planning import plan
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.planning import plan
 
 FUSED = SpeedConfig(fused_optimizer=True).alone()
 

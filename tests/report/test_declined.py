@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.subject.variants import variant, words
 from speedkit_jupyter.report import text_table
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.elements import Row, Table
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.tuning.scoring import why_not
 
 DECLINED = {

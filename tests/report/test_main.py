@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from speedkit_jupyter import flags
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.report.__main__ import main
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune
-from speedkit_jupyter.applying import prepare
 from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds.budget import Budget, advice, clear_answer_s
 from speedkit_jupyter.measure.rounds.pace import Pace
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.tuning.search import Search
 
 CASES = [

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Hardware, apply_speedups, database, tune, tuned
+from speedkit_jupyter import Hardware, apply_speedups, tune, tuned
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning import learning
 
 LATE = 0.008  # seconds of a slow step

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import database, tune
+from speedkit_jupyter import tune
+from speedkit_jupyter.support import database
 
 # Until after the race: warm-up, check and rounds of two that take 0.05 s.
 DISTURBED_S = 2.5

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import StepError, tune
-from speedkit_jupyter.facts import Facts
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
+from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combinations, strongest
 from speedkit_jupyter.tuning.early_stopping import FAR_ROUNDS
 from speedkit_jupyter.tuning.policies import Grid

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, database, tune
-from speedkit_jupyter.applying import applied_to
+from speedkit_jupyter import SpeedConfig, apply_speedups, tune
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.proof import Proof
 from speedkit_jupyter.tuning.search import Search

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, apply_speedups, database, plan, tuned
+from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tuned
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.report.history_report import history_report, since
 from speedkit_jupyter.report.tuning_report import tuned_list
+from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning import learning
 
 

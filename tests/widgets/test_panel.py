@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, flags, restore_all, session
-from speedkit_jupyter.applying import applied_to
-from speedkit_jupyter.context import observed
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, restore_all, session
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Target
-from speedkit_jupyter.planning import plan
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.context import observed
+from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.learning import Task
 

@@ -8,10 +8,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.applying import apply_speedups
 from speedkit_jupyter.codegen.training_loop import Words
-from speedkit_jupyter.config import SpeedConfig, from_arguments, from_word
-from speedkit_jupyter.context import SpeedContext
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
@@ -25,6 +22,9 @@ from speedkit_jupyter.magics.options import add_model, add_optimizer, offer, off
 from speedkit_jupyter.magics.planned import or_learned
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.options import choices
+from speedkit_jupyter.plans.applying import apply_speedups
+from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
+from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import CTX, Session, is_free
 

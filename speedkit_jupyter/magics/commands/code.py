@@ -9,9 +9,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter import lookup
 from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
-from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers
@@ -20,7 +18,9 @@ from speedkit_jupyter.magics.options import add_model, add_optimizer, offer_word
 from speedkit_jupyter.magics.planned import named, planned
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import Session
-from speedkit_jupyter.wrappers import unwrapped
+from speedkit_jupyter.support import lookup
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.wrappers import unwrapped
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:

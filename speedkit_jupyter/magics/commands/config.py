@@ -7,11 +7,11 @@ from argparse import Namespace
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.config import SpeedConfig
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import offer
+from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Section
 from speedkit_jupyter.session import Session

@@ -7,8 +7,6 @@ from argparse import Namespace
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter import database
-from speedkit_jupyter.exceptions import did_you_mean
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
@@ -17,6 +15,8 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.history_report import history_list, history_report
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import Session
+from speedkit_jupyter.support import database
+from speedkit_jupyter.support.exceptions import did_you_mean
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from IPython.display import display
 
-from speedkit_jupyter import flags
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import Session

@@ -6,8 +6,8 @@ from argparse import Namespace
 
 from IPython.display import display
 
-from speedkit_jupyter.context import restore_all
 from speedkit_jupyter.magics.command import Command, Names
+from speedkit_jupyter.plans.context import restore_all
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section
 from speedkit_jupyter.report.units import count

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from IPython.display import display
 
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.namespace import models
 from speedkit_jupyter.magics.planned import planned

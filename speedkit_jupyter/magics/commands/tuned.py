@@ -7,7 +7,6 @@ from argparse import Namespace
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter import database
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
@@ -16,6 +15,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.tuning_report import tuned_list
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import Session
+from speedkit_jupyter.support import database
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:

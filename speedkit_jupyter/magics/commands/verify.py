@@ -8,7 +8,6 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.applying import plan_applied_to
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.errors import STOPPED
@@ -19,8 +18,9 @@ from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
+from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.session import Session
-from speedkit_jupyter.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.functions import verifier_of
 

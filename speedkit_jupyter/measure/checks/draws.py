@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import devices
+from speedkit_jupyter.machines import devices
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.checks.memory import Memory
@@ -25,6 +24,7 @@ from speedkit_jupyter.measure.results.statistics import (
     shared,
     spread,
 )
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speedkit_jupyter.exceptions import SpeedKitError
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # All hold raw samples, environment and the command to repeat it. A page needs nothing else.
 FORMATS: dict[str, Callable[[Any], str]] = {

@@ -8,9 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from speedkit_jupyter.applying import hidden, prepare
-from speedkit_jupyter.exceptions import StepError
-from speedkit_jupyter.facts import has_lazy_parameters
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
@@ -28,6 +25,9 @@ from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant, config_of
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.optimizations.facts import has_lazy_parameters
+from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.support.exceptions import StepError
 
 # Without a budget of the user's it takes so long, or more where a step is long.
 DEFAULT_S = 10.0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.devices import synchronize
+from speedkit_jupyter.machines.devices import synchronize
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.exceptions import StepError
+from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.rounds.loss_scaling import ScaledSteps
-from speedkit_jupyter.tracebacks import door
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
     import torch

@@ -14,16 +14,17 @@ from threading import enumerate as running_threads
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from speedkit_jupyter import devices, interrupts
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.checks.course import Course, goes_on, observing, parameters_of
 from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.tracebacks import door
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import interrupts
-from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.statistics import least_values, median_interval
@@ -22,6 +20,8 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
     import torch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import OVERFLOW
+from speedkit_jupyter.support.exceptions import StepError
 
 # A first step that takes so many times the usual and this share of the budget, and compiled
 # nothing, is enough to choose by.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo.walk import Walk
-from speedkit_jupyter.wrappers import each_once, is_wrapper, unwrapped
+from speedkit_jupyter.support.wrappers import each_once, is_wrapper, unwrapped
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.planning import describe
-from speedkit_jupyter.version import __version__
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.plans.planning import describe
+from speedkit_jupyter.support.version import __version__
 
 if TYPE_CHECKING:
     import torch

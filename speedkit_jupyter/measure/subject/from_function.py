@@ -6,9 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter import arguments
-from speedkit_jupyter.exceptions import StepError
-from speedkit_jupyter.interrupts import in_windows
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
@@ -20,8 +17,11 @@ from speedkit_jupyter.measure.subject.discovery import (
 )
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import variant
-from speedkit_jupyter.tracebacks import lets_go
-from speedkit_jupyter.wrappers import each_once
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.subject.discovery import holds
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
 
 if TYPE_CHECKING:
     import torch

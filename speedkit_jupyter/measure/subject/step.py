@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.context import SpeedContext
-from speedkit_jupyter.exceptions import StepError
-from speedkit_jupyter.facts import OptimizerFacts
 from speedkit_jupyter.measure.subject.discovery import NO_PARAMETERS, holding, is_quantized
 from speedkit_jupyter.measure.subject.repeats import Repeats
 from speedkit_jupyter.measure.undo.custody import Visit
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.walk import Walk
-from speedkit_jupyter.wrappers import unwrapped
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch

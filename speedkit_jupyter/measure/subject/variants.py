@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import database
-from speedkit_jupyter.applying import plan_applied_to
-from speedkit_jupyter.config import SpeedConfig, from_arguments, from_word
-from speedkit_jupyter.exceptions import StepError, did_you_mean
 from speedkit_jupyter.optimizations import CATALOG, find
+from speedkit_jupyter.plans.applying import plan_applied_to
+from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
+from speedkit_jupyter.support import database
+from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 
 if TYPE_CHECKING:
     import torch

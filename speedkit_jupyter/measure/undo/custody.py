@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter import interrupts
-from speedkit_jupyter.applying import applied_to, hide, show
-from speedkit_jupyter.exceptions import StepError
 from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.fingerprint import Fingerprint
 from speedkit_jupyter.measure.undo.kinds import process
@@ -24,6 +21,9 @@ from speedkit_jupyter.measure.undo.kinds.descriptors import Descriptors
 from speedkit_jupyter.measure.undo.kinds.patches import Patches
 from speedkit_jupyter.measure.undo.kinds.settings import Settings
 from speedkit_jupyter.measure.undo.replays import Replays
+from speedkit_jupyter.plans.applying import applied_to, hide, show
+from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.subject.step import Step

@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
-from speedkit_jupyter.exceptions import SpeedKitError
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # A turn is given up at most this often, and handing everything over and back takes at most one
 # part in so many of the time.

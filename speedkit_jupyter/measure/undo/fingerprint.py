@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import flags
-from speedkit_jupyter.applying import applied_to
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.plans.applying import applied_to
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.subject.step import Step

@@ -211,7 +211,7 @@ def _without_collecting() -> Iterator[None]:
 @contextmanager
 def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
     """Whatever the block does to the state (arguments as for State) is undone at its end."""
-    from speedkit_jupyter import interrupts
+    from speedkit_jupyter.support import interrupts
 
     state = State(*arguments, **more)
     try:

@@ -9,7 +9,6 @@ from multiprocessing.process import BaseProcess
 from types import CellType, FunctionType
 from typing import Any
 
-from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.undo.kinds.instances import Attributes
 from speedkit_jupyter.measure.undo.kinds.mirrors import mirrors_a_file
@@ -17,6 +16,7 @@ from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.undo.kinds.registry import Registry
 from speedkit_jupyter.measure.undo.kinds.weak import PROXIES
+from speedkit_jupyter.support.lookup import is_a
 
 # More are not looked at. Containers of more elements than LARGE come last, so that they hide
 # nothing.

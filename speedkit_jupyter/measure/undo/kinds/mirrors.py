@@ -10,10 +10,10 @@ import logging
 import sys
 from typing import Any
 
-from speedkit_jupyter.lookup import is_a
 from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.undo.kinds.streams import Files
+from speedkit_jupyter.support.lookup import is_a
 
 # Those that open their file by its name, each time or in C.
 BY_NAME = frozenset(

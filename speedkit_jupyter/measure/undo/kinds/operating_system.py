@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from speedkit_jupyter import interrupts
 from speedkit_jupyter.measure.undo.kinds.settings import Setting, owner_of
+from speedkit_jupyter.support import interrupts
 
 
 def settings() -> Iterator[Setting]:

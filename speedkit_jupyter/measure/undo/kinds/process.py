@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from speedkit_jupyter import devices
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.undo.kinds import (
     interpreter,
     loaded_libraries,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from speedkit_jupyter import flags
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.undo.kinds.settings import (
     Known,
     Setting,

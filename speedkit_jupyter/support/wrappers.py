@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from speedkit_jupyter.lookup import attributes_of, is_a
+from speedkit_jupyter.support.lookup import attributes_of, is_a
 
 if TYPE_CHECKING:
     import torch

@@ -11,20 +11,21 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import flags, interrupts
-from speedkit_jupyter.config import SpeedConfig
-from speedkit_jupyter.entering import Entering
-from speedkit_jupyter.exceptions import SpeedKitError
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.flags import Change
-from speedkit_jupyter.hardware import Hardware
-from speedkit_jupyter.leaving import Exit, ExitMethod, or_restored, surely
-from speedkit_jupyter.listeners import Listeners
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines.flags import Change
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
 from speedkit_jupyter.optimizations.base import Target
-from speedkit_jupyter.planning import Plan, plan
-from speedkit_jupyter.registry import Registry
-from speedkit_jupyter.wrappers import unwrapped
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.entering import Entering
+from speedkit_jupyter.plans.leaving import Exit, ExitMethod, or_restored, surely
+from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.listeners import Listeners
+from speedkit_jupyter.support.registry import Registry
+from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch

@@ -24,8 +24,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from speedkit_jupyter import arguments, devices, machines
-from speedkit_jupyter.exceptions import ConfigError, did_you_mean, printable
+from speedkit_jupyter import machines
+from speedkit_jupyter.machines import devices
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean, printable
 
 # Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
 # NVIDIA's "Turing" product pages.

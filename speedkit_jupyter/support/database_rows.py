@@ -73,7 +73,7 @@ class ResultShape(_Shape):
     """What `to_dict` of a Comparison or a Timing gives."""
 
     variants: list[_Variant]
-    environment: dict[str, Any]
+    environment: dict[str, Any] = {}
 
 
 class PlanShape(_Shape):

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from speedkit_jupyter.exceptions import ConfigError
+from speedkit_jupyter.support.exceptions import ConfigError
 
 Path = tuple[str, ...]
 # A config has a dozen options, a few fields deep.

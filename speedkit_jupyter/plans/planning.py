@@ -10,12 +10,13 @@ from typing import Any
 
 import yaml
 
-from speedkit_jupyter import arguments, machines
-from speedkit_jupyter.config import ALONE, SpeedConfig
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter import machines
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
 from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.config import ALONE, SpeedConfig
+from speedkit_jupyter.support import arguments
 
 LEFT = "left as it is: this plan is what it names, and no more"
 

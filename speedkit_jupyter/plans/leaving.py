@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter import interrupts
+from speedkit_jupyter.support import interrupts
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.context import SpeedContext
+    from speedkit_jupyter.plans.context import SpeedContext
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from speedkit_jupyter.handlers import (
+from speedkit_jupyter.support.handlers import (
     MOST_IN_A_ROW,
     WINDOWS,
     Held,

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter import arguments, interrupts
-from speedkit_jupyter.config import SpeedConfig, nothing
-from speedkit_jupyter.context import SpeedContext, contexts_on
-from speedkit_jupyter.exceptions import ArgumentError
-from speedkit_jupyter.facts import OptimizerFacts
-from speedkit_jupyter.leaving import surely
-from speedkit_jupyter.planning import Plan
-from speedkit_jupyter.wrappers import each_once
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.plans.config import SpeedConfig, nothing
+from speedkit_jupyter.plans.context import SpeedContext, contexts_on
+from speedkit_jupyter.plans.leaving import surely
+from speedkit_jupyter.plans.planning import Plan
+from speedkit_jupyter.support import arguments, interrupts
+from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch

@@ -14,11 +14,12 @@ from pydantic import AliasChoices, ConfigDict, PrivateAttr, ValidationError, cre
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from speedkit_jupyter import arguments, database, machines, yaml_lines
-from speedkit_jupyter.exceptions import ConfigError, did_you_mean
+from speedkit_jupyter import machines
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.optimizations.base import Optimization, Request, Source
 from speedkit_jupyter.optimizations.options import Fields
+from speedkit_jupyter.support import arguments, database, yaml_lines
+from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 
 # The key of `SpeedConfig.alone()` in files and dicts.
 ALONE = "alone"

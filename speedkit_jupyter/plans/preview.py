@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.applying import applied_to
-from speedkit_jupyter.config import SpeedConfig, from_word
-from speedkit_jupyter.context import SpeedContext, observed
-from speedkit_jupyter.facts import Facts
-from speedkit_jupyter.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision, Target
-from speedkit_jupyter.planning import Plan, plan
-from speedkit_jupyter.wrappers import each_once
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.config import SpeedConfig, from_word
+from speedkit_jupyter.plans.context import SpeedContext, observed
+from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch

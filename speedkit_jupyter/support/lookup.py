@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from speedkit_jupyter.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 
 # torch's own names for a part of a Sequential: `model.0.weight`.
 PART = re.compile(r"\.(\d+)(?=[.\[]|$)")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from speedkit_jupyter import interrupts
+from speedkit_jupyter.support import interrupts
 
 ROOT = ("generic", "all")
 BACKENDS = ("cuda", "mkldnn")

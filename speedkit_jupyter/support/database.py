@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from speedkit_jupyter import database_rows
-from speedkit_jupyter.database_rows import ENGINE as ENGINE
-from speedkit_jupyter.database_rows import Learned as Learned
-from speedkit_jupyter.database_rows import Saved as Saved
-from speedkit_jupyter.exceptions import SpeedKitError, is_text
+from speedkit_jupyter.support import database_rows
+from speedkit_jupyter.support.database_rows import ENGINE as ENGINE
+from speedkit_jupyter.support.database_rows import Learned as Learned
+from speedkit_jupyter.support.database_rows import Saved as Saved
+from speedkit_jupyter.support.exceptions import SpeedKitError, is_text
 
 Kept = TypeVar("Kept")
 

@@ -8,8 +8,8 @@ import reprlib
 import sys
 from typing import Any
 
-from speedkit_jupyter.exceptions import ArgumentError, ConfigError, StepError
-from speedkit_jupyter.wrappers import is_optimizer
+from speedkit_jupyter.support.exceptions import ArgumentError, ConfigError, StepError
+from speedkit_jupyter.support.wrappers import is_optimizer
 
 
 def seconds(name: str, value: Any) -> float | None:

@@ -14,7 +14,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from speedkit_jupyter import fp32_precision, interrupts
+from speedkit_jupyter.machines import fp32_precision
+from speedkit_jupyter.support import interrupts
 
 Values = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ class Switch(NamedTuple):
 
 
 # What gives the switches that an optimization owns; the catalog enters its own when it is loaded.
-CATALOG = f"{__package__}.optimizations"
+CATALOG = "speedkit_jupyter.optimizations"
 OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.flattening import flattens
-from speedkit_jupyter.wrappers import each_once, layers
+from speedkit_jupyter.optimizations.flattening import flattens
+from speedkit_jupyter.support.wrappers import each_once, layers
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ class Facts:
         cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> Facts:
         """Read the facts. Nothing is run, moved or allocated on a device."""
-        from speedkit_jupyter import flags
+        from speedkit_jupyter.machines import flags
 
         tensors = [*model.parameters(), *model.buffers()]
         parameters = list(model.parameters())

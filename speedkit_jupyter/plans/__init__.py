@@ -1,0 +1,1 @@
+"""From what is asked for to a plan that is in force, and back."""

@@ -1,0 +1,1 @@
+"""What all else stands on, and what knows nothing of plans."""
