@@ -7,8 +7,8 @@ QUICKSTART := notebooks/01_quickstart.ipynb
 
 # What depends on the machine is tested as on others too, besides `quick`, which pins a plain CPU.
 DEPENDING := magics measure tuning widgets
-ON_MACHINES := $(addprefix tests/,measure/test_inside.py measure/test_routing.py \
-  measure/test_benchmark.py magics/test_speedbench.py magics/test_speedkit.py \
+ON_MACHINES := $(addprefix tests/,measure/rounds/test_inside.py measure/rounds/test_routing.py \
+  measure/rounds/test_benchmark.py magics/test_speedbench.py magics/test_speedkit.py \
   tuning/test_search.py tuning/test_learning.py widgets/test_panel.py)
 # The oldest torch that the package declares, Colab's, and the newest that there is.
 TORCHS := 2.9.1 2.11.0 newest
@@ -46,6 +46,7 @@ slow: .venv/installed
 # The rest of the long lists, some minutes: before a release, and after work on what they test.
 thorough: .venv/installed
 	$(BIN)/pytest -m thorough
+	$(BIN)/pytest -m "hypothesis and not browser" --hypothesis-profile thorough
 
 # Two at a time, each with one thread: with two each they would wait for one another. So it is in
 # the browser.

@@ -18,16 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import examples
 import pytest
-from hypothesis import HealthCheck, settings
 from made_time import MadeTime, install
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 
-# A loaded machine makes examples slow, never wrong.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+examples.register()
 
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -55,7 +53,7 @@ PROFILES = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest tests/test_plan.py --regenerate-plans` writes tests/plans/ anew."""
+    """`pytest tests/plans/test_plan.py --regenerate-plans` writes tests/plans/ anew."""
     parser.addoption(
         "--regenerate-plans", action="store_true", help="write the pinned plans of test_plan.py"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "measure"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from second_thread import KINDS, clipped, network, training
 
 from speedkit_jupyter import benchmark

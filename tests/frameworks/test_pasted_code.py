@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 from IPython.core.error import UsageError
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
-import fresh
 
 from speedkit_jupyter.codegen.forms import FORMS
 from speedkit_jupyter.magics.commands import COMMANDS

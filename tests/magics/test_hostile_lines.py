@@ -6,7 +6,8 @@ import sqlite3
 import traceback
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from IPython.utils.capture import capture_output
@@ -59,7 +60,7 @@ def check(message: str) -> None:
     assert len(message) < 3000
 
 
-@settings(max_examples=80, suppress_health_check=list(HealthCheck))
+@examples(80)
 @given(mutated(LINES))
 def test_any_line_is_an_answer_or_one_usage_error(shell, monkeypatch, tmp_path, line):
     monkeypatch.chdir(tmp_path)
@@ -84,7 +85,7 @@ BENCHES = (
 )  # fmt: skip
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@examples(40)
 @given(mutated(BENCHES))
 def test_any_line_of_a_benchmark_is_an_answer_or_one_error_about_it(shell, line):
     try:

@@ -4,15 +4,9 @@ faults are not.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import _planted
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import _planted
 from _nets import net
 from planted import examined, word
 

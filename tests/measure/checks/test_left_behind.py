@@ -4,21 +4,16 @@ same gradients do, words, counts and modes. `tests/benchmarks/_left.py` has the 
 
 from __future__ import annotations
 
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
+from _left import LEFT
+from planted import accused, examined, word
 from torch import nn
 
 from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.ways import astray, moved, real
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from _left import LEFT
-from planted import accused, examined, word
 
 
 def checked(step, model, optimizer, plan):

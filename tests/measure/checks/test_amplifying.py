@@ -5,22 +5,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from _amplifying import nets
+from planted import OPTIMIZERS, accused, examined, training_step
 from torch import nn
 
 from speedkit_jupyter.measure.checks import rounding, yardstick
 from speedkit_jupyter.measure.checks.buffers import misled
 from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.ways import astray
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from _amplifying import nets
-from planted import OPTIMIZERS, accused, examined, training_step
 
 ACCUSED = {
     "excited without norm, 2": "bf16",  # a parameter that stays in the baseline too

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from planted import examined, word
 from torch import nn
 from torch.nn import functional
 
 from speedkit_jupyter.measure.checks import draws
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from planted import examined, word
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = (2, 4, 8, 8)

@@ -3,13 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter import ConfigError, SpeedConfig, plan
 from speedkit_jupyter.plans.config import from_arguments
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture
@@ -259,9 +260,7 @@ configs = st.fixed_dictionaries(
 )
 
 
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(80)
 @given(values=configs)
 def test_saving_and_loading_loses_nothing(path: Path, values: dict[str, object]) -> None:
     config = SpeedConfig.from_dict(values)

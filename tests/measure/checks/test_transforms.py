@@ -6,17 +6,11 @@ gradients do.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 from planted import examined
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
@@ -87,9 +88,7 @@ EXACT = st.fixed_dictionaries(
         "fused_optimizer": st.booleans(),
     },
 )
-QUICK = settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = examples(10)
 
 
 def build(model: str, optimizer: str) -> tuple[nn.Module, Any, torch.Tensor]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter.machines import flags, fp32_precision
@@ -57,7 +58,7 @@ def test_every_switch_has_other_values_and_an_owner_or_is_nobodys() -> None:
     assert set(flags.switches()) == {*flags._nobodys(), *owned}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(first=anything, second=anything)
 def test_restore_comes_back_to_any_state_from_any_other(first: Any, second: Any) -> None:
     set_all(first)
@@ -122,7 +123,7 @@ def push(stack: OverrideStack, wish: dict[str, Any]) -> flags.Layer:
     return stack.push(wish, lambda: set_all(list(wish.items())))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(sequence=moves)
 def test_in_any_order_the_latest_still_applied_is_in_force(sequence: Any) -> None:
     stack, original = OverrideStack(), flags.snapshot()
@@ -148,7 +149,7 @@ def test_in_any_order_the_latest_still_applied_is_in_force(sequence: Any) -> Non
     assert not stack._originals
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(before=moves, after=moves, name=st.sampled_from(("num_threads", "default_dtype")))
 def test_what_the_user_set_meanwhile_survives_any_order(before: Any, after: Any, name: str) -> None:
     stack, original = OverrideStack(), flags.snapshot()

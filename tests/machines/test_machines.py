@@ -31,7 +31,7 @@ from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
 from speedkit_jupyter.tuning import learning
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SHIPPED = machines.names()
 SAYS_SO = "as for {}, by SPEEDKIT_HARDWARE"
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter.machines import fp32_precision
@@ -92,7 +93,7 @@ def fresh() -> None:
             torch._C._set_fp32_precision_setter(*key, "none")
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(sequence=sequences)
 def test_reading_changes_nothing_visible(sequence: Any) -> None:
     fresh()
@@ -103,7 +104,7 @@ def test_reading_changes_nothing_visible(sequence: Any) -> None:
     assert fp32_precision.own() == first
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(wanted=sequences, meanwhile=sequences, later=sequences)
 def test_a_written_state_reads_and_behaves_like_the_one_that_was_read(
     wanted: Any, meanwhile: Any, later: Any
@@ -155,7 +156,7 @@ def test_the_old_setting_is_recovered_where_torch_cannot_read_it(precision: str)
     assert fp32_precision.own()["float32_matmul_precision"] == precision
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(sequence=sequences)
 def test_repair_makes_the_readers_work_and_keeps_what_was_in_force(sequence: Any) -> None:
     fresh()

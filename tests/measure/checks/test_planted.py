@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 import torch
+from _nets import net
+from _planted import KINDS, STOCHASTIC, Planted
+from planted import examined, inference, judged, training_step, word
 from torch import nn
 
 from speedkit_jupyter import benchmark
@@ -19,12 +20,6 @@ from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.tuning.policies import Worthwhile
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from _nets import net
-from _planted import KINDS, STOCHASTIC, Planted
-from planted import examined, inference, judged, training_step, word
 
 CHOSEN = {
     "output, bf16": ("3 % too large", "shifted by 5 % of its scatter", "one element", "one row"),

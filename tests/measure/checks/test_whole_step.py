@@ -4,12 +4,12 @@ is written down, and later steps. `tests/benchmarks/_whole.py` has all kinds, th
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
+from _whole import WHOLE
+from planted import word
 from torch import nn
 
 from speedkit_jupyter.measure.checks import yardstick
@@ -19,11 +19,6 @@ from speedkit_jupyter.measure.checks.wording import differ, misspelt, tokens
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from _whole import WHOLE
-from planted import word
 
 CHOSEN = {
     "bf16": (

@@ -16,7 +16,7 @@ from speedkit_jupyter.optimizations.base import Decision, Effect, Target
 from speedkit_jupyter.optimizations.facts import OptimizerFacts
 from speedkit_jupyter.plans.context import observed
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MACHINES = machines.names()
 every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.name)
 

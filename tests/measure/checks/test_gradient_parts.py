@@ -5,18 +5,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-from speedkit_jupyter.measure.checks.gradient_parts import parts
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 from _packed import HONEST, PACKED
 from planted import examined, judged, word
+
+from speedkit_jupyter.measure.checks.gradient_parts import parts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

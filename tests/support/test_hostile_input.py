@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError
@@ -234,7 +235,7 @@ def write_over(table: str, column: str, document: object) -> None:
     connection.close()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(JSON | NEARLY_RESULT, max_size=3), st.lists(JSON | NEARLY_PLAN, max_size=3))
 def test_whatever_lies_in_the_store_is_listed_or_left_out(
     tmp_path_factory, results: list[object], plans: list[object]

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -48,14 +48,11 @@ def train(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
 # --- random sequences ---
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(seed=st.integers(20_000, 2**32))
 def test_no_sequence_of_plans_on_overlapping_models_leaves_a_bit(seed):
-    sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-    try:
-        import undo_sequences
-    finally:
-        sys.path.pop(0)
+    import undo_sequences
+
     assert undo_sequences.play(seed)[0] == []
 
 

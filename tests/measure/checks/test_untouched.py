@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 from _nets import net
 from _packed import gradient_times
 from planted import examined, training_step, word
+from torch import nn
+from torch.nn import functional
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

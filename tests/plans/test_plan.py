@@ -1,7 +1,7 @@
 """Plans are pinned in tests/plans/: for each optimization what is decided where, and why.
 
 After a change on purpose write them anew, and read the difference before committing it:
-    pytest tests/test_plan.py --regenerate-plans
+    pytest tests/plans/test_plan.py --regenerate-plans
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, machines, plan
@@ -22,7 +23,7 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts import OptimizerFacts
 from speedkit_jupyter.report.plan_report import plan_report
 
-PINNED = Path(__file__).parent / "plans"
+PINNED = Path(__file__).parent
 MACHINES = machines.names()
 FACTS = Facts(
     parameters=11_000_000, convolutions=20, linears=1, optimizers=(OptimizerFacts("AdamW"),)
@@ -269,7 +270,7 @@ def outcome(decision: Decision) -> tuple[Any, ...]:
     return decision.name, decision.value, decision.active, dict(decision.details)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(machine=st.sampled_from(MACHINES), wish=wishes)
 def test_a_plan_as_config_gives_the_same_plan_again(machine: str, wish: dict[str, Any]) -> None:
     hardware = Hardware.from_json(machine)

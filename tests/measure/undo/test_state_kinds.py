@@ -18,14 +18,12 @@ from typing import Any
 
 import pytest
 import torch
+from _kinds import KINDS, PRELUDE, Kind
 from torch import nn
 
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.kinds import locks
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from _kinds import KINDS, PRELUDE, Kind
 
 FAMILIES = (
     "weak references", "threads and locks", "views", "exceptions", "C objects", "arrays, more",

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from planted import examined
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 
 from speedkit_jupyter.measure.checks import leaves
 from speedkit_jupyter.measure.checks.plain import plain
 from speedkit_jupyter.measure.undo.isolation import isolated
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from planted import examined
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

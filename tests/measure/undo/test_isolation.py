@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -90,7 +91,7 @@ def everything(network: Network, optimizer: Any, scaler: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     kind=st.sampled_from(sorted(OPTIMIZERS)),
     sparse=st.booleans(),

@@ -5,14 +5,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 from _amplifying import NETS
 from _beside import BESIDE
 from planted import examined, judged, training_step, word

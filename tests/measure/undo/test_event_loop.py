@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -104,7 +105,7 @@ def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> Run:
     return run
 
 
-@settings(max_examples=4, deadline=None)
+@examples(4)
 @given(
     kind=st.sampled_from(["adam", "fused", "momentum"]),
     plan=st.sampled_from(

@@ -1,0 +1,25 @@
+"""How many examples a property is tried on: so many, and more under `--hypothesis-profile`."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# A loaded machine makes examples slow, never wrong; a fixture that lasts over all examples of a
+# test is one that each of them leaves as it was.
+SURE = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+QUICK, THOROUGH = 100, 1500
+
+
+def register() -> None:
+    """`quick` is the default, `thorough` is part of `make thorough`."""
+    settings.register_profile("quick", max_examples=QUICK, **SURE)
+    settings.register_profile("thorough", max_examples=THOROUGH, **SURE)
+    settings.load_profile("quick")
+
+
+def examples(number: int) -> settings:
+    """So many in the quick profile."""
+    return settings(max_examples=number * settings.default.max_examples // QUICK)
