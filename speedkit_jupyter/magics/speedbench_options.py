@@ -24,6 +24,8 @@ SWITCHES = {
 @lru_cache(maxsize=1)
 def parser() -> Parser:
     """Those of `%%timeit`, of a comparison, and of a search."""
+    from speedkit_jupyter.measure.rounds.timing import RUNS  # its engine is not needed to load
+
     parser = Parser(f"%%{NAME}")
     plans = "compare plans: baseline, current, auto, words as bf16+compile, YAML files, saved names"
     offer(parser.add_argument("--compare", metavar="NAMES", help=plans), suggestions.variants)
@@ -47,7 +49,9 @@ def parser() -> Parser:
     parser.add_argument("--steps", type=whole_number, metavar="NUMBER", help=steps)
     loops = "timing: loops in a run; 0 or none: until a run takes 0.2 s"
     parser.add_argument("-n", type=int, metavar="LOOPS", help=loops)
-    parser.add_argument("-r", type=whole_number, metavar="RUNS", help="timing: how many runs (7)")
+    parser.add_argument(
+        "-r", type=whole_number, metavar="RUNS", help=f"timing: how many runs ({RUNS})"
+    )
     parser.add_argument("-p", type=digits, metavar="DIGITS", help="timing: digits to show (3)")
     parser.add_argument("-v", metavar="NAME", help="the variable that the result gets")
     return parser

@@ -13,7 +13,7 @@ For each of twelve workloads, three of them with steps of 0.2 to 0.5 s, in one r
 
     python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
 
-A workload takes some minutes, all of them about 80 on two cores. Each is appended to the file with
+A workload takes some minutes, all of them about an hour on two cores. Each is appended to the file with
 the state of the code (the commit), so that a run can be stopped and goes on where it was; what
 another state has measured is measured anew. `--table` only prints the newest state, and says
 whether it is complete. Exits 1 where a promise is broken: the plan is at least 0.97 as fast as the

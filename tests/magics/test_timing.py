@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import speedbench
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.rounds.timing import Timing
+from speedkit_jupyter.measure.rounds.timing import LEAST_RUNS, RUNS, Timing
 
 pytestmark = pytest.mark.real_time
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
@@ -28,7 +28,7 @@ def test_a_cell_without_any_model_is_timed_as_by_timeit(shell):
     shown = shell.run("%%speedbench\nimport time; time.sleep(0.21)")  # one loop is enough
     assert f"per loop, {INTERVAL}" in shown
     assert "mean ± std. dev." in shown
-    assert "7 runs, " in shown
+    assert f"{RUNS} runs, " in shown
 
 
 def test_the_object_has_what_timeits_object_has(shell):
@@ -246,7 +246,7 @@ def test_what_a_step_prints_is_printed_as_often_as_by_timeit(shell):
 def test_few_runs_have_no_interval(shell):
     shown = shell.run("%%speedbench -n 2 -r 3\nsum(range(10))")
     assert "per loop (3 runs" in shown
-    assert "Fewer than 6 runs" in shown
+    assert f"Fewer than {LEAST_RUNS} runs" in shown
 
 
 def test_modes_and_counters_that_the_cell_changes_are_as_before(shell):

@@ -38,10 +38,9 @@ class Shown:
         return report_of(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write `path`: a page that needs nothing else (.html) or the plain values (.json).
+        """Write `path` in the format of its ending, one of `export.FORMATS`.
 
-        Both hold raw samples, environment and the command to repeat it. Raises SpeedKitError for
-        another ending, or where nothing can be written.
+        Raises SpeedKitError for another ending, or where nothing can be written.
         """
         return export.save(self, path)
 

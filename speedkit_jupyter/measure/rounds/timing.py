@@ -141,7 +141,7 @@ class Timing(Shown):
 class Timer:
     """Drain `run()`, then read `timing`.
 
-    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then 7 runs.
+    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then RUNS.
     With `budget_s` it takes so many seconds: as many runs as fit, and loops so that 7 do. Where
     both are given, the step runs exactly so often. They are counted from when it runs, or from
     `begun_s` on the clock.
