@@ -69,7 +69,10 @@ class Search:
         model = step.models[0]
         with hidden(model):
             facts = Facts.read(model, step.holders(model))
-        self._tuning = Tuning(step, Hardware.current(), facts, objective, steps)
+        hardware = Hardware.current()
+        if facts.device_type == "cpu":  # an engine that was never measured is never tried
+            hardware = hardware.with_gemm()
+        self._tuning = Tuning(step, hardware, facts, objective, steps)
         self.begun_s: float | None = None
         self._identity: tuple[str, Task] | None = None
         self._stages = Stages(self.step, self._tuning, Budget(budget_s or DEFAULT_S), 0.0)
