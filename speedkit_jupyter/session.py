@@ -33,8 +33,8 @@ def modules_in(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
     """The notebook's own modules, by name."""
     import torch
 
-    public = [(name, one) for name, one in list(names.items()) if name[:1] != "_"]
-    return {name: one for name, one in public if is_a(one, torch.nn.Module)}
+    public = [(name, value) for name, value in list(names.items()) if name[:1] != "_"]
+    return {name: value for name, value in public if is_a(value, torch.nn.Module)}
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,25 @@ class Session:
 
         A name that means another object by now is marked.
         """
-        self.contexts = {n: one for n, one in self.contexts.items() if not one.restored}
-        known = {id(one) for one in self.contexts.values()}
+        self.contexts = {n: context for n, context in self.contexts.items() if not context.restored}
+        ids = {id(context) for context in self.contexts.values()}
         for name, model in modules_in(names).items():
-            found = applied_to(model)
-            if found is not None and id(found) not in known:
-                self.contexts[name] = found
-                known.add(id(found))
+            context = applied_to(model)
+            if context is not None and id(context) not in ids:
+                self.contexts[name] = context
+                ids.add(id(context))
         return [
-            (n if _means(names, n, one.model) else f"{n} (an earlier model)", one)
-            for n, one in self.contexts.items()
+            (n if _means(names, n, context.model) else f"{n} (an earlier model)", context)
+            for n, context in self.contexts.items()
         ]
 
     def remember(self, name: str, context: SpeedContext) -> None:
         """A plan that was applied; one on an earlier model of that name stays known too."""
         earlier = self.contexts.get(name)
         if earlier is not None and earlier.model is not context.model:
-            others = (f"{name} (earlier model {number})" for number in itertools.count(1))
-            free = next(one for one in others if one not in self.contexts)
-            self.contexts = {free if n == name else n: one for n, one in self.contexts.items()}
+            candidates = (f"{name} (earlier model {number})" for number in itertools.count(1))
+            free = next(candidate for candidate in candidates if candidate not in self.contexts)
+            self.contexts = {free if n == name else n: value for n, value in self.contexts.items()}
         self.contexts[name] = context
 
     def variable_for(self, name: str, model: torch.nn.Module) -> str:
@@ -119,23 +119,25 @@ class Session:
         own = "_".join(re.findall(r"\w+", name))
         more = (f"{CTX}_{own}_{number}" for number in itertools.count(2))
         tried = itertools.chain((CTX, f"{CTX}_{own}"), more)
-        return next(one for one in tried if is_free(names.get(one), model))
+        return next(candidate for candidate in tried if is_free(names.get(candidate), model))
 
     def variable_of(self, context: SpeedContext) -> str:
         """The name that a context has in the notebook."""
         names = [] if self.names is None else list(self.names.items())
-        return next((n for n, one in names if one is context and n[:1] != "_"), CTX)
+        return next((n for n, value in names if value is context and n[:1] != "_"), CTX)
 
     def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
         """The name that the notebook gave to a model."""
-        public = [(name, one) for name, one in list((self.names or {}).items()) if name[:1] != "_"]
-        return next((name for name, one in public if one is model), otherwise)
+        public = [
+            (name, value) for name, value in list((self.names or {}).items()) if name[:1] != "_"
+        ]
+        return next((name for name, value in public if value is model), otherwise)
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """The optimizers of the notebook that hold a parameter of the model."""
-        public = [one for name, one in list((self.names or {}).items()) if name[:1] != "_"]
-        found = {id(one): one for one in optimizers_among(public)}
-        return holding(found.values(), model)
+        public = [value for name, value in list((self.names or {}).items()) if name[:1] != "_"]
+        optimizers = {id(optimizer): optimizer for optimizer in optimizers_among(public)}
+        return holding(optimizers.values(), model)
 
     def keep(self, name: str, context: SpeedContext, variable: str | None = None) -> str:
         """Remember an applied plan, and put its context into the namespace; returns its name."""
@@ -183,6 +185,6 @@ def begin(names: MutableMapping[str, Any]) -> Session:
 def end() -> None:
     """Forget the session, and stop what it measures between the cells."""
     for session in _CURRENT:
-        for one in list(session.shared.values()):
-            one.stop()
+        for choice in list(session.shared.values()):
+            choice.stop()
     _CURRENT.clear()

@@ -55,8 +55,8 @@ def code(
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
-        model, (plan, found) = plan.model, as_of_now(plan, each_once(_listed(optimizers)))
-        optimizers = optimizers or found
+        model, (plan, members) = plan.model, as_of_now(plan, each_once(_listed(optimizers)))
+        optimizers = optimizers or members
     if form == "yaml":
         return plan.to_yaml()
     own = precision_of(model)
@@ -69,14 +69,14 @@ def code(
         "transformers": frameworks.transformers,
     }
     if form not in writers:
-        known = ", ".join(FORMS)
-        raise SpeedKitError(f"there is no form {form!r}: {known}.{did_you_mean(form, FORMS)}")
+        forms = ", ".join(FORMS)
+        raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
     named = _named(plan, optimizers)
-    others = zip(named, _in_order(optimizers), strict=False)
+    pairs = zip(named, _in_order(optimizers), strict=False)
     given = Given(
         of_model(model, form),  # type: ignore[arg-type]
         is_patched(model),
-        wrapped(others),
+        wrapped(pairs),
     )
     call = call_of(model)
     return writers[form](gather(plan, form, named, call, name, given))  # type: ignore[arg-type]
@@ -91,19 +91,22 @@ def as_of_now(
     """
     made, own = context.plan, list(context.target.optimizers)
     whole = len(own) == len(made.facts.optimizers)  # none is gone
-    known = dict(zip(own, made.facts.optimizers, strict=True)) if whole else {}
-    known |= met_later(context.target)
-    found = _listed(wanted) or list(known)
-    if found == own or not found:
-        return made, found
-    facts = tuple(known.get(one) or OptimizerFacts.read(one, [context.model]) for one in found)
+    readings = dict(zip(own, made.facts.optimizers, strict=True)) if whole else {}
+    readings |= met_later(context.target)
+    optimizers = _listed(wanted) or list(readings)
+    if optimizers == own or not optimizers:
+        return made, optimizers
+    facts = tuple(
+        readings.get(optimizer) or OptimizerFacts.read(optimizer, [context.model])
+        for optimizer in optimizers
+    )
     replaced = replace(made.facts, optimizers=facts)
-    return plan_for(made.config, made.hardware, replaced), found
+    return plan_for(made.config, made.hardware, replaced), optimizers
 
 
 def _in_order(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
     """As they were handed over, wrappers and all; each once."""
-    return list({id(unwrapped(one)): one for one in _listed(optimizers)}.values())
+    return list({id(unwrapped(optimizer)): optimizer for optimizer in _listed(optimizers)}.values())
 
 
 def _listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
@@ -119,10 +122,10 @@ def code_report(
 ) -> Document:
     """The same to be shown; `name` is the user's word for the model."""
     text = code(plan, form, optimizers, model=model, name=name)
-    what = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
+    title = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
     language = "yaml" if form == "yaml" else "python"
     body = Section(Code(text.rstrip("\n"), language))
-    return Document(f"The plan for `{name}` as {what}", (body,), {"form": form, "code": text})
+    return Document(f"The plan for `{name}` as {title}", (body,), {"form": form, "code": text})
 
 
 def _torch(script: Script) -> str:
@@ -152,10 +155,10 @@ def _named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimize
     if optimizers and len(optimizers) != number:
         raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(optimizers)}")
     if isinstance(optimizers, Mapping):
-        return {_word(name): unwrapped(one) for name, one in optimizers.items()}
+        return {_word(name): unwrapped(optimizer) for name, optimizer in optimizers.items()}
     names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
-    found: Sequence[torch.optim.Optimizer | None] = optimizers or [None] * number
-    return dict(zip(names, found, strict=True))
+    values: Sequence[torch.optim.Optimizer | None] = optimizers or [None] * number
+    return dict(zip(names, values, strict=True))
 
 
 def _word(name: str) -> str:

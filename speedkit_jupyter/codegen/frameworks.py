@@ -40,7 +40,7 @@ def accelerate(script: Script) -> str:
 def fabric(script: Script) -> str:
     """With a `Fabric`, which is handed the compiled model."""
     make = [f"fabric = Fabric({_arguments(script.arguments)})"]
-    model = next((one.compiled for one in script.snippets if one.compiled), "model")
+    model = next((snippet.compiled for snippet in script.snippets if snippet.compiled), "model")
     names = ", ".join(["model", *script.optimizers])
     setup = f"{names} = fabric.setup({', '.join([model, *script.optimizers])})"
     prepare = [*script.reasons("compiled"), setup]

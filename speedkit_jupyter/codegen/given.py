@@ -61,8 +61,8 @@ def precision_of(model: Any) -> str:
         return ""
     if is_patched(model):
         state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
-        found = str(getattr(state, "_shared_state", {}).get("_mixed_precision", ""))
-        return found if found in ("bf16", "fp16") else ""
+        precision = str(getattr(state, "_shared_state", {}).get("_mixed_precision", ""))
+        return precision if precision in ("bf16", "fp16") else ""
     strategy = getattr(model, "__dict__", {}).get("_strategy")
     of_fabric = getattr(getattr(strategy, "precision", None), "precision", "")
     return {"bf16-mixed": "bf16", "16-mixed": "fp16"}.get(str(of_fabric), "")
@@ -70,7 +70,9 @@ def precision_of(model: Any) -> str:
 
 def wrapped(optimizers: Iterable[tuple[str, Any]]) -> frozenset[str]:
     """The names that stand for a framework's wrapper."""
-    return frozenset(name for name, one in optimizers if one is not None and is_wrapper(one))
+    return frozenset(
+        name for name, optimizer in optimizers if optimizer is not None and is_wrapper(optimizer)
+    )
 
 
 def new_state() -> tuple[Block, list[str]]:

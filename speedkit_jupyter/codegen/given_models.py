@@ -25,14 +25,14 @@ def given(text: str) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
     if not (file and name.isidentifier()):
         raise SpeedKitError(f"--model {text}: write FILE:NAME, as in train.py:make_model")
     made = _called(_module(Path(file), text), name, text)
-    model, *others = made if isinstance(made, tuple | list) else (made,)
-    optimizers = [o for one in others for o in (one if isinstance(one, Sequence) else [one])]
+    model, *parts = made if isinstance(made, tuple | list) else (made,)
+    optimizers = [o for part in parts for o in (part if isinstance(part, Sequence) else [part])]
     if not isinstance(model, torch.nn.Module):
         kind = type(model).__name__
         raise SpeedKitError(f"--model {text}: it makes a {kind}, not a torch.nn.Module")
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
-            kind = type(one).__name__
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            kind = type(optimizer).__name__
             raise SpeedKitError(f"--model {text}: beside the model it makes a {kind}, no optimizer")
     return model, optimizers
 
@@ -40,7 +40,7 @@ def given(text: str) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
 def _module(file: Path, text: str) -> Any:
     """The file, imported under its own name with its folder on the path, as Python runs it."""
     if not file.is_file():
-        siblings = [one.name for one in file.parent.glob("*.py")]
+        siblings = [sibling.name for sibling in file.parent.glob("*.py")]
         raise SpeedKitError(
             f"--model {text}: there is no file {file}.{did_you_mean(file.name, siblings)}"
         )
@@ -62,7 +62,7 @@ def _module(file: Path, text: str) -> Any:
 def _called(module: Any, name: str, text: str) -> Any:
     make = getattr(module, name, None)
     if not callable(make):
-        functions = [one for one, value in vars(module).items() if callable(value)]
+        functions = [attribute for attribute, value in vars(module).items() if callable(value)]
         hint = did_you_mean(name, functions)
         raise SpeedKitError(f"--model {text}: there is no function {name!r} in there.{hint}")
     try:

@@ -40,20 +40,23 @@ def keywords_of(script: Script, name: str) -> dict[str, str]:
     """What the plan adds to one optimizer."""
     index = list(script.optimizers).index(name)
     return {
-        k: v for one in script.snippets if one.optimizers for k, v in one.optimizers[index].items()
+        k: v
+        for snippet in script.snippets
+        if snippet.optimizers
+        for k, v in snippet.optimizers[index].items()
     }
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Those that differ from the class's own; a scheduler's learning rate is its first one."""
     group = optimizer.param_groups[0]
-    found = {}
+    keywords = {}
     for name, parameter in signature(type(optimizer)).parameters.items():
         if name in group and name != "params":
             value = group["initial_lr"] if name == "lr" and "initial_lr" in group else group[name]
             if parameter.default is Parameter.empty or not _same(value, parameter.default):
-                found[name] = value
-    return found
+                keywords[name] = value
+    return keywords
 
 
 def _made(script: Script, name: str, extra: dict[str, str]) -> Block:

@@ -46,7 +46,7 @@ class Piece:
     @property
     def place(self) -> str:
         """Where the reason stands; what the framework does unasked is among its arguments."""
-        return next((one for one in PLACES if getattr(self.snippet, one)), "arguments")
+        return next((place for place in PLACES if getattr(self.snippet, place)), "arguments")
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class Script:
 
     def blocks(self, place: str) -> list[Block]:
         """A block for each piece with lines for this place."""
-        found = []
+        blocks = []
         for piece in self.pieces:
             lines = getattr(piece.snippet, place)
             if lines:
                 reason = comment(piece.reason) if piece.place == place and piece.reason else []
-                found.append([*reason, *lines])
-        return found
+                blocks.append([*reason, *lines])
+        return blocks
 
     def setup(self) -> list[Block]:
         """Process-wide switches; those of torch.compile where the model is compiled."""
@@ -119,7 +119,7 @@ class Script:
 
     def surrounded(self, lines: Sequence[str]) -> Block:
         """The lines within everything that belongs around a forward pass."""
-        managers = [one for snippet in self.snippets for one in snippet.forward]
+        managers = [manager for snippet in self.snippets for manager in snippet.forward]
         if not managers:
             return [*lines]
         inner = [f"{INDENT}{line}" for line in lines]
@@ -195,7 +195,7 @@ def broken(line: str) -> Block:
     if len(line) <= WIDTH or text.startswith("#"):
         return [line]
     head, arguments, tail = _parts(text)
-    inner = [one for part in arguments for one in broken(f"{indent}{INDENT}{part},")]
+    inner = [row for part in arguments for row in broken(f"{indent}{INDENT}{part},")]
     return [indent + head, *inner, indent + tail] if arguments else [line]
 
 
@@ -212,15 +212,15 @@ def _parts(text: str) -> tuple[str, list[str], str]:
 
 def _arguments(text: str) -> tuple[list[str], int]:
     """What commas part, down to the closing bracket, and where that is."""
-    found, begin, depth = [], 0, 0
+    parts, begin, depth = [], 0, 0
     for place, character in enumerate(text):
         depth += (character in "([") - (character in ")]")
         if depth < 0 or (character == "," and depth == 0):
-            found.append(text[begin:place].strip())
+            parts.append(text[begin:place].strip())
             begin = place + 1
         if depth < 0:
-            return found, place
-    return [*found, text[begin:].strip()], len(text)
+            return parts, place
+    return [*parts, text[begin:].strip()], len(text)
 
 
 def keywords(arguments: Mapping[str, str]) -> list[str]:
@@ -244,5 +244,5 @@ def _groups(imports: Iterable[str]) -> list[Block]:
     """The standard library's imports, then the others; `import` before `from`."""
     ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
     standard = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
-    others = [line for line in ordered if line not in standard]
-    return [group for group in (standard, others) if group]
+    packages = [line for line in ordered if line not in standard]
+    return [group for group in (standard, packages) if group]

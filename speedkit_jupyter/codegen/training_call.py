@@ -77,9 +77,15 @@ def call_of(model: torch.nn.Module | None) -> Call:
         return Call("loss" if _is_transformers(model) else "outputs")
     if _is_transformers(model):
         return Call("batch")
-    required = [one for one in parameters.values() if one.default is one.empty]
-    plain = [one.name for one in required if one.kind <= one.POSITIONAL_OR_KEYWORD]
-    if any(one.kind is one.KEYWORD_ONLY for one in required):
+    required = [
+        parameter for parameter in parameters.values() if parameter.default is parameter.empty
+    ]
+    plain = [
+        parameter.name
+        for parameter in required
+        if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in required):
         return Call("batch")
     if len(plain) > 1 or (model is not None and parameters is not UNKNOWN and not parameters):
         return Call("several", tuple(plain))
@@ -93,13 +99,16 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
     """Those of forward; of a wrapper that passes everything on, those of what it wraps."""
     for _ in range(5):
         try:
-            found = inspect.signature(model.forward).parameters
+            parameters = inspect.signature(model.forward).parameters
         except (AttributeError, TypeError, ValueError):
             return UNKNOWN
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-        passes_on = all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in found.values())
-        if not (found and passes_on):
-            return found
+        passes_on = all(
+            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            for parameter in parameters.values()
+        )
+        if not (parameters and passes_on):
+            return parameters
         if inner is None:
             return UNKNOWN
         model = inner
@@ -110,7 +119,7 @@ def _is_transformers(model: Any) -> bool:
     """Whether it is a model of transformers, which need not be installed to ask."""
     inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
     classes = (*type(model).__mro__, *type(inner).__mro__)
-    return any(one.__name__ == "PreTrainedModel" for one in classes)
+    return any(base.__name__ == "PreTrainedModel" for base in classes)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer | None, name: str) -> bool:

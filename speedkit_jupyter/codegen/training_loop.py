@@ -31,33 +31,36 @@ def loop(context: SpeedContext, words: Words) -> str:
     inputs = ", ".join(call.parameters) if call.kind == "several" else "x"
     forward = call.loss(words.model, inputs, "y")
     forward = [f"with {words.ctx}.autocast():", *(INDENT + line for line in forward)]
-    closures = any(needs_closure(one, type(one).__name__) for one in words.optimizers.values())
+    closures = any(
+        needs_closure(optimizer, type(optimizer).__name__)
+        for optimizer in words.optimizers.values()
+    )
     if closures:
         return "\n".join([*lines, *_with_closure(forward, names)])
     steps = _scaled(words.ctx, names) if context.plan["grad_scaler"].active else _plain(names)
-    return "\n".join([*lines, *forward, *steps, *(f"{one}.zero_grad()" for one in names)])
+    return "\n".join([*lines, *forward, *steps, *(f"{name}.zero_grad()" for name in names)])
 
 
 def _plain(names: list[str]) -> list[str]:
-    return ["loss.backward()", *(f"{one}.step()" for one in names)]
+    return ["loss.backward()", *(f"{name}.step()" for name in names)]
 
 
 def _scaled(ctx: str, names: list[str]) -> list[str]:
     scaler = f"{ctx}.grad_scaler"
-    clip = [f"{scaler}.unscale_({one})" for one in names]
+    clip = [f"{scaler}.unscale_({name})" for name in names]
     return [
         f"{scaler}.scale(loss).backward()",
         f"# to clip gradients, before you do: {'; '.join(clip)}",
-        *(f"{scaler}.step({one})" for one in names),
+        *(f"{scaler}.step({name})" for name in names),
         f"{scaler}.update()",
     ]
 
 
 def _with_closure(forward: list[str], names: list[str]) -> list[str]:
     """For optimizers that run the model themselves, and take no GradScaler."""
-    clear = [f"{one}.zero_grad()" for one in names]
+    clear = [f"{name}.zero_grad()" for name in names]
     inside = [*clear, *forward, "loss.backward()", "return loss"]
-    steps = [f"{one}.step(closure)" for one in names]
+    steps = [f"{name}.step(closure)" for name in names]
     return ["def closure():", *(INDENT + line for line in inside), "", *steps]
 
 
@@ -67,4 +70,4 @@ def _moved(call: Call, ctx: str) -> list[str]:
         own = [f"batch = {{name: one{to} for name, one in batch.items()}}"]
         return own if call.kind != "batch" else [*own, f"y = y{to}"]
     every = [*(call.parameters if call.kind == "several" else ("x",)), "y"]
-    return [f"{', '.join(every)} = {', '.join(one + to for one in every)}"]
+    return [f"{', '.join(every)} = {', '.join(name + to for name in every)}"]

@@ -32,8 +32,8 @@ def function(script: Script, model: str, backward: str) -> Block:
 
 def _closures(script: Script) -> bool:
     facts = script.plan.facts.optimizers
-    known = zip(script.optimizers.values(), facts, strict=False)
-    return any(needs_closure(one, its.name) for one, its in known)
+    pairs = zip(script.optimizers.values(), facts, strict=False)
+    return any(needs_closure(optimizer, fact.name) for optimizer, fact in pairs)
 
 
 def _with_closure(script: Script, forward: Block, backward: str) -> Block:
@@ -48,7 +48,7 @@ def _steps(script: Script) -> list[str]:
     scaled = [snippet.step for snippet in script.snippets if snippet.training]
     hint = "# To clip gradients: {scaler}.unscale_({optimizer}) and then clip, here."
     named = [step.partition(".step(")[0] for step in scaled]
-    hints = [hint.replace("{scaler}", one) for one in named]
+    hints = [hint.replace("{scaler}", scaler) for scaler in named]
     return [*hints, *(scaled or ["{optimizer}.step()"])]
 
 

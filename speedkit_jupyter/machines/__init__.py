@@ -13,7 +13,7 @@ VARIABLE = "SPEEDKIT_HARDWARE"
 
 def names() -> list[str]:
     """What ships, in alphabetical order."""
-    return sorted(one.stem for one in Path(__file__).parent.glob("*.json"))
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
 
 
 def chosen() -> str:
@@ -40,7 +40,7 @@ def find(word: str) -> Path:
         raise ConfigError([f"{word}: {error}"]) from None
     if name in names():
         return Path(__file__).parent / f"{name}.json"
-    siblings = [str(given.with_name(one.name)) for one in given.parent.glob("*.json")]
+    siblings = [str(given.with_name(sibling.name)) for sibling in given.parent.glob("*.json")]
     hint = did_you_mean(word, siblings) or did_you_mean(given.stem, names())
     raise ConfigError(
         [f"{word}: there is no such file, and no such machine among {', '.join(names())}.{hint}"]

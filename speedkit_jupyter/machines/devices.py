@@ -60,11 +60,11 @@ def _cuda() -> list[Fields]:
 
     if not torch.cuda.is_available():
         return []
-    found = []
+    records = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         rocm = getattr(properties, "gcnArchName", None) if torch.version.hip else None
-        found.append(
+        records.append(
             {
                 "name": properties.name,
                 "capability": (properties.major, properties.minor),
@@ -73,7 +73,7 @@ def _cuda() -> list[Fields]:
                 "multiprocessors": properties.multi_processor_count,
             }
         )
-    return found
+    return records
 
 
 def _mps() -> list[Fields]:
@@ -107,8 +107,8 @@ def _xpu() -> list[Fields]:
 
 
 KINDS: dict[str, Kind] = {
-    one.name: one
-    for one in (
+    kind.name: kind
+    for kind in (
         Kind("cuda", _cuda),
         Kind("mps", _mps, is_numbered=False, has_triton=False),
         Kind("xpu", _xpu, in_fabric=False),
@@ -123,20 +123,20 @@ def kind_of(device: str) -> Kind | None:
 
 def in_use() -> list[Kind]:
     """Those that this process has begun to use."""
-    return [one for one in KINDS.values() if one.is_in_use()]
+    return [kind for kind in KINDS.values() if kind.is_in_use()]
 
 
 def words() -> str:
     """What a device may be called, for help and errors: `cpu, cuda, cuda:N, mps`."""
-    found = ["cpu"]
-    for one in KINDS.values():
-        found += [one.name, f"{one.name}:N"] if one.is_numbered else [one.name]
-    return ", ".join(found)
+    names = ["cpu"]
+    for kind in KINDS.values():
+        names += [kind.name, f"{kind.name}:N"] if kind.is_numbered else [kind.name]
+    return ", ".join(names)
 
 
 def pattern() -> str:
     """Of every word for a device."""
-    numbers = {one.name: "(:[0-9]{1,3})?" if one.is_numbered else "" for one in KINDS.values()}
+    numbers = {kind.name: "(:[0-9]{1,3})?" if kind.is_numbered else "" for kind in KINDS.values()}
     return "|".join(["cpu", *(f"{name}{number}" for name, number in numbers.items())])
 
 
@@ -151,8 +151,8 @@ def synchronize(device: torch.device) -> None:
 
 def release_cached() -> None:
     """Give back to the driver what torch's allocators keep for later."""
-    for one in in_use():
-        one.module.empty_cache()
+    for kind in in_use():
+        kind.module.empty_cache()
 
 
 def _numbered(device: torch.device) -> tuple[torch.device, ...]:

@@ -140,9 +140,9 @@ class OverrideStack:
         top = self._top(name)
         return self._originals[name] if top is None else top.values[name]
 
-    def _adopt_changes_by_the_user(self, found: Values) -> None:
+    def _adopt_changes_by_the_user(self, values: Values) -> None:
         """What the user set since the last override is what its undo must come back to."""
-        for name, value in found.items():
+        for name, value in values.items():
             if self._top(name) is None or self._in_force(name) == value:
                 continue
             for layer in self._layers:
@@ -159,9 +159,9 @@ OVERRIDES = OverrideStack()
 def _read(names: Iterable[str]) -> Values:
     """Exactly, for what is put back later: the fp32 switches' own values, not inherited ones."""
     names = tuple(names)
-    known = switches()
+    table = switches()
     fp32 = fp32_precision.own() if set(names) & set(fp32_precision.NAMES) else {}
-    return {name: fp32[name] if name in fp32 else known[name].read() for name in names}
+    return {name: fp32[name] if name in fp32 else table[name].read() for name in names}
 
 
 def _write(values: Values) -> None:
@@ -179,9 +179,9 @@ def _write_plain(values: Values) -> None:
             switch.write(values[name])
 
 
-def attribute(owner: Any, name: str, *others: Any) -> Switch:
+def attribute(owner: Any, name: str, *values: Any) -> Switch:
     """A switch that is an attribute of a module of torch's."""
-    return Switch(partial(getattr, owner, name), partial(setattr, owner, name), others)
+    return Switch(partial(getattr, owner, name), partial(setattr, owner, name), values)
 
 
 def switches() -> dict[str, Switch]:
@@ -208,12 +208,12 @@ def _reductions() -> dict[str, Switch]:
     """Read below torch.backends, whose getters hide the second half of the setting (split-K)."""
     import torch
 
-    found = {}
+    table = {}
     for dtype in ("fp16", "bf16"):
         name = f"allow_{dtype}_reduced_precision_reduction"
         read = getattr(torch._C, f"_get_cublas_{name}")
         # Since torch 2.11 they have a second half: whether sums may be split.
-        others = ((False, False), (False, True)) if isinstance(read(), tuple) else (False,)
+        values = ((False, False), (False, True)) if isinstance(read(), tuple) else (False,)
         write = partial(setattr, torch.backends.cuda.matmul, name)
-        found[f"cuda.matmul.{name}"] = Switch(read, write, others)
-    return found
+        table[f"cuda.matmul.{name}"] = Switch(read, write, values)
+    return table

@@ -82,7 +82,7 @@ def restore(values: Mapping[str, Any]) -> None:
 def own() -> dict[str, Any]:
     """Every fp32 switch's own value, by name, found by probing; leaves torch as it was."""
     with interrupts.held_back():
-        found = _own_values()
+        values = _own_values()
         try:
             legacy = {
                 MATMUL_PRECISION: _readable_matmul_precision(),
@@ -90,8 +90,8 @@ def own() -> dict[str, Any]:
                 MKLDNN_TF32: _mkldnn_tf32(),
             }
         finally:
-            _write_own(found)
-    return legacy | {name_of(*key): value for key, value in found.items()}
+            _write_own(values)
+    return legacy | {name_of(*key): value for key, value in values.items()}
 
 
 def write(values: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ def _told_matmul_precision(said: Mapping[tuple[str, str], str]) -> str:
 def _told_cudnn_tf32(said: Mapping[tuple[str, str], str]) -> bool | None:
     with suppress(RuntimeError):
         return _cudnn_tf32()
-    conv, rnn = (said["cuda", one] == "tf32" for one in ("conv", "rnn"))
+    conv, rnn = (said["cuda", operation] == "tf32" for operation in ("conv", "rnn"))
     return not conv if conv is rnn else None
 
 
@@ -211,11 +211,11 @@ def _own_values() -> dict[tuple[str, str], str]:
 
 def _own(key: tuple[str, str], parent: tuple[str, str]) -> str:
     """`none` where `key` follows its parent through two different values; the caller undoes."""
-    seen = []
+    values = []
     for probe in ("ieee", "tf32"):
         _set(parent, probe)
-        seen.append(_get(key))
-    return "none" if seen == ["ieee", "tf32"] else seen[0]
+        values.append(_get(key))
+    return "none" if values == ["ieee", "tf32"] else values[0]
 
 
 def _write_own(values: Mapping[tuple[str, str], str]) -> None:

@@ -128,9 +128,11 @@ class Hardware(_Record):
     def accelerator(self, device: str) -> Accelerator | None:
         """The accelerator that a device string ("cuda", "cuda:1", "mps") names, if it is here."""
         kind, _, index = device.partition(":")
-        found = [one for one in self.accelerators if one.kind == kind]
+        accelerators = [
+            accelerator for accelerator in self.accelerators if accelerator.kind == kind
+        ]
         number = int(index or 0)
-        return found[number] if number < len(found) else None
+        return accelerators[number] if number < len(accelerators) else None
 
     @classmethod
     def current(cls) -> Hardware:
@@ -142,11 +144,11 @@ class Hardware(_Record):
         if not word:
             return cls.detect()
         try:
-            found = cls.from_json(machines.find(word))
+            hardware = cls.from_json(machines.find(word))
         except ConfigError as error:
-            raise ConfigError(f"{machines.VARIABLE}: {one}" for one in error.problems) from None
-        found._pinned = Path(word).stem
-        return found
+            raise ConfigError(f"{machines.VARIABLE}: {line}" for line in error.problems) from None
+        hardware._pinned = Path(word).stem
+        return hardware
 
     @classmethod
     def detect(cls) -> Hardware:
@@ -198,7 +200,7 @@ class Hardware(_Record):
         except RecursionError:
             raise ConfigError([f"{name}: nested too deeply"]) from None
         except ValidationError as error:
-            problems = [f"{name}: {_problem(one)}" for one in error.errors()]
+            problems = [f"{name}: {_problem(detail)}" for detail in error.errors()]
             raise ConfigError([*dict.fromkeys(problems)]) from None
 
     def to_json(self) -> str:
@@ -206,21 +208,21 @@ class Hardware(_Record):
         return self.model_dump_json(indent=2)
 
 
-def _problem(one: ErrorDetails) -> str:
+def _problem(detail: ErrorDetails) -> str:
     """The key's path, and what is wrong there; for a wrong key the nearest right one."""
-    path = one["loc"]
+    path = detail["loc"]
     if not path:
         return 'a machine is a mapping, as in {"system": "Linux"}'
     where = ".".join(map(str, path))
     if "capability" in path:  # of its two numbers, too
         where = where[: where.index("capability") + len("capability")]
         return f"{where}: two whole numbers, as in [8, 0], or null"
-    if one["type"] != "extra_forbidden":
-        return f"{where}: {one['msg']}"
+    if detail["type"] != "extra_forbidden":
+        return f"{where}: {detail['msg']}"
     records: dict[int | str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}
     record = records.get(path[0], Hardware)
-    known = list(record.model_fields)
-    return f"{where}: unknown key; allowed: {', '.join(known)}.{did_you_mean(path[-1], known)}"
+    fields = list(record.model_fields)
+    return f"{where}: unknown key; allowed: {', '.join(fields)}.{did_you_mean(path[-1], fields)}"
 
 
 def _system() -> Literal["Linux", "Windows", "Darwin"]:
@@ -256,7 +258,9 @@ def _features(capabilities: dict[str, object]) -> tuple[str, ...]:
     import torch
 
     features = [
-        one for one in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if capabilities.get(one)
+        feature
+        for feature in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16")
+        if capabilities.get(feature)
     ]
     # torch before 2.11 has no public list of capabilities, but these.
     for feature, probe in (
@@ -275,8 +279,8 @@ def _cpu_name(capabilities: dict[str, object]) -> str:
     if not name:
         try:
             lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-            found = re.search(r"model name\s*:\s*(.+)", lines)
-            name = found.group(1) if found else ""
+            match = re.search(r"model name\s*:\s*(.+)", lines)
+            name = match.group(1) if match else ""
         except OSError:
             name = ""
     return name.strip() or platform.processor() or "unknown"

@@ -54,9 +54,11 @@ class Applied:
         for number, context in enumerate(self._contexts):
             every = models(names) | inside_others(names)
             name = _name(every, context.model) or f"model_{number + 1}"
-            known = optimizers(names)
-            held = {_name(known, one): one for one in context.target.optimizers}
-            named = {n or f"optimizer_{i}": one for i, (n, one) in enumerate(held.items(), 1)}
+            listing = optimizers(names)
+            held = {_name(listing, optimizer): optimizer for optimizer in context.target.optimizers}
+            named = {
+                n or f"optimizer_{i}": optimizer for i, (n, optimizer) in enumerate(held.items(), 1)
+            }
             ctx = self._session.keep(name, context)
             display(applied_report(context, Words(name, named, ctx)))
 
@@ -67,4 +69,4 @@ class Applied:
 
 
 def _name(known: dict[str, Any], value: Any) -> str | None:
-    return next((name for name, one in known.items() if one is value), None)
+    return next((name for name, candidate in known.items() if candidate is value), None)

@@ -78,7 +78,7 @@ class Cell:
         """
         if self._silence.stream is not None:
             self._silence.stream = sys.stdout
-        quiet = (_InThisThread(self._silence, found) for found in (sys.stdout, sys.stderr))
+        quiet = (_InThisThread(self._silence, stream) for stream in (sys.stdout, sys.stderr))
         with redirect_stdout(next(quiet)), redirect_stderr(next(quiet)):
             yield
 
@@ -107,9 +107,9 @@ class Cell:
         start = time.perf_counter()
         code = self._shell.compile(ast.fix_missing_locations(tree), self._file, "exec")
         took_s = time.perf_counter() - start
-        found: dict[str, Any] = {}
-        exec(code, self._names, found)
-        inner_loop = found[ours["loop"]]
+        space: dict[str, Any] = {}
+        exec(code, self._names, space)
+        inner_loop = space[ours["loop"]]
         inner_loop.__code__ = inner_loop.__code__.replace(co_name="<module>")
 
         @door
@@ -153,11 +153,11 @@ class Cell:
 
     def undefined(self) -> list[str]:
         """Names that the cell reads and that mean nothing, in the order of the code."""
-        known = {*self._names, *dir(builtins), *self.assigned()}
-        known |= {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)}
+        names = {*self._names, *dir(builtins), *self.assigned()}
+        names |= {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)}
         used = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)]
         used.sort(key=lambda node: (node.lineno, node.col_offset))
-        return [node.id for node in used if node.id not in known]
+        return [node.id for node in used if node.id not in names]
 
     def reads(self, name: str) -> bool:
         """Whether the cell's own code uses a name."""
@@ -166,7 +166,7 @@ class Cell:
     def names(self) -> Names:
         """Every name that the code uses, set-up and all: what it reaches, it reaches from there."""
         before = self._shell.compile(self._before, self._file, "exec")
-        codes = [one for one in (before, self._code, self._last) if one is not None]
+        codes = [code for code in (before, self._code, self._last) if code is not None]
         declared = [n for n in ast.walk(self._before) if isinstance(n, ast.Global)]
         bound = (name for node in declared for name in node.names)
         return Names(self._names, self._used(), bound, codes)
@@ -187,11 +187,11 @@ class Cell:
 @contextmanager
 def streams_kept() -> Iterator[None]:
     """Whatever an interrupt keeps from being undone inside: what is printed after it is shown."""
-    found = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = found
+        sys.stdout, sys.stderr = streams
 
 
 class _Silence(TextIOBase):
@@ -258,9 +258,9 @@ def _free_names(*trees: ast.AST) -> dict[str, str]:
         for value in (field if isinstance(field, list) else [field])
         if isinstance(value, str)
     }
-    found = {}
+    names = {}
     for name in ("loop", "steps", "begin", "end", "step"):
-        found[name] = f"_speedbench_{name}"
-        while found[name] in used:
-            found[name] += "_"
-    return found
+        names[name] = f"_speedbench_{name}"
+        while names[name] in used:
+            names[name] += "_"
+    return names

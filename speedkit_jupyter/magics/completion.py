@@ -23,7 +23,7 @@ def complete(shell: Any, event: Any) -> list[str]:
 
 def _offered(parser: ArgumentParser, words: list[str], names: Any) -> list[str]:
     """For the option that was typed last, or else for the next word and for further options."""
-    options = {name: one for one in parser._actions for name in one.option_strings}
+    options = {name: action for action in parser._actions for name in action.option_strings}
     last = words[-1] if words else ""
     if last[-1:] in (",", "+") and len(words) > 1:  # a list goes on
         last = words[-2]
@@ -41,13 +41,13 @@ def _of_next(
     for word, before in zip(words, ["", *words], strict=False):
         is_value = before in options and options[before].nargs != 0
         typed += not (word in options or is_value)
-    places = [one for one in parser._actions if not one.option_strings]
+    places = [action for action in parser._actions if not action.option_strings]
     return _of(places[typed], names) if typed < len(places) else []
 
 
 def _of(action: Action, names: Any) -> list[str]:
     """Its words, or what it can name in this notebook."""
-    found = getattr(action, "found", None)
-    if found is not None:
-        return list(found(names))
+    source = getattr(action, "found", None)
+    if source is not None:
+        return list(source(names))
     return list(getattr(action, "words", None) or action.choices or ())

@@ -24,10 +24,10 @@ def help_page(commands: Mapping[str, Command], topic: str | None = None) -> Docu
     """All subcommands and options, or those of one."""
     parsers = _parsers(commands)
     if topic is not None:
-        what = commands[topic].summary if topic in commands else BENCHES["%%speedbench"]
+        summary = commands[topic].summary if topic in commands else BENCHES["%%speedbench"]
         section = _options(topic, parsers.get(topic))
-        return Document(f"{_command(topic)}: {what}", (replace(section, title=""),))
-    magics = {f"%speedkit {one.name}": one.summary for one in commands.values()} | BENCHES
+        return Document(f"{_command(topic)}: {summary}", (replace(section, title=""),))
+    magics = {f"%speedkit {entry.name}": entry.summary for entry in commands.values()} | BENCHES
     table = Table(("magic", "what it does"), tuple(map(Row, magics.items())))
     sections = (_options(name, parser) for name, parser in parsers.items())
     return Document(TITLE, (Section(table), Section(SPELLING), *sections))
@@ -35,7 +35,7 @@ def help_page(commands: Mapping[str, Command], topic: str | None = None) -> Docu
 
 def _parsers(commands: Mapping[str, Command]) -> dict[str, Parser]:
     """Of all that take anything."""
-    taking = {name: one.parser for name, one in commands.items() if one.takes_arguments}
+    taking = {name: entry.parser for name, entry in commands.items() if entry.takes_arguments}
     return {speedbench_options.NAME: speedbench_options.parser(), **taking}
 
 

@@ -39,15 +39,15 @@ class Parser(argparse.ArgumentParser):
             words = choice[2].replace("'", "")
             hint = did_you_mean(choice[1], words.split(", "))
             raise UsageError(f"{self.prog}: {choice[1]!r} is not allowed; allowed: {words}.{hint}")
-        found = re.search(r"unrecognized arguments: (\S+)", message)
-        if found and found[1] in ("-h", "--help"):
-            known = ", ".join(options(self))
-            begin = f"its options are {known}; " if known else ""
+        match = re.search(r"unrecognized arguments: (\S+)", message)
+        if match and match[1] in ("-h", "--help"):
+            names = ", ".join(options(self))
+            begin = f"its options are {names}; " if names else ""
             message = f"{begin}{self.help_command} says what it takes"
-        elif found and found[1].startswith("-"):
-            message = f"unknown option {found[1]!r}.{self._hint(found[1])}"
-        elif found:
-            message = f"{found[1]!r} is one word too many (lists take commas without spaces)"
+        elif match and match[1].startswith("-"):
+            message = f"unknown option {match[1]!r}.{self._hint(match[1])}"
+        elif match:
+            message = f"{match[1]!r} is one word too many (lists take commas without spaces)"
         raise UsageError(f"{self.prog}: {message}")
 
     def _hint(self, option: str) -> str:
@@ -72,9 +72,9 @@ def split(line: str) -> list[str]:
         raise UsageError(f"can't be read: {error}") from None
 
 
-def _kept(found: re.Match[str]) -> str:
+def _kept(match: re.Match[str]) -> str:
     """Quotes and blanks within brackets belong to a word, as in `models['lm']`."""
-    return found[0] if found[1] else re.sub(r"(['\"\s\\])", r"\\\1", found[0])
+    return match[0] if match[1] else re.sub(r"(['\"\s\\])", r"\\\1", match[0])
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, tuple[str, ...]]:
@@ -92,12 +92,12 @@ def described(parser: Parser) -> list[tuple[str, str]]:
     rows = []
     for action in parser._actions:
         allowed: Iterable[object] = action.choices or getattr(action, "words", None) or ()
-        words = [str(one) for one in allowed]
+        words = [str(word) for word in allowed]
         value = str(action.metavar or ("" if action.nargs == 0 else action.dest.upper()))
         optional = f"[{value}]" if action.nargs == "?" else value
         name = next(iter(action.option_strings), "")
-        what = f"{action.help}: {', '.join(words)}" if words else str(action.help)
-        rows.append((f"{name} {optional}".strip(), what))
+        summary = f"{action.help}: {', '.join(words)}" if words else str(action.help)
+        rows.append((f"{name} {optional}".strip(), summary))
     return rows
 
 

@@ -33,10 +33,10 @@ def optimizers(names: Mapping[str, Any]) -> dict[str, torch.optim.Optimizer]:
     """The optimizers in a namespace, each once, by the first of its or its wrapper's names."""
     import torch
 
-    found: dict[int, tuple[str, Any]] = {}
-    for name, one in _instances(names, torch.optim.Optimizer).items():
-        found.setdefault(id(unwrapped(one)), (name, unwrapped(one)))
-    return dict(found.values())
+    entries: dict[int, tuple[str, Any]] = {}
+    for name, optimizer in _instances(names, torch.optim.Optimizer).items():
+        entries.setdefault(id(unwrapped(optimizer)), (name, unwrapped(optimizer)))
+    return dict(entries.values())
 
 
 def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.nn.Module]:
@@ -46,15 +46,15 @@ def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.n
     """
     import torch
 
-    found = models(names)
+    candidates = models(names)
     if name is None:
-        whole = _whole(found) or _whole(inside_others(names)) or found
+        whole = _whole(candidates) or _whole(inside_others(names)) or candidates
         if len(whole) == 1:
             return next(iter(whole.items()))
         if not whole:
             raise UsageError("there is no model in this notebook yet: define one first")
         raise UsageError(f"which model? {', '.join(whole)}")
-    value = _looked_up(names, name, list(found), "model")
+    value = _looked_up(names, name, list(candidates), "model")
     if not isinstance(value, torch.nn.Module):
         raise UsageError(f"{name} is of class {type(value).__name__}, not a torch.nn.Module")
     return lookup.canonical(name), value
@@ -65,13 +65,13 @@ def find_optimizers(
 ) -> dict[str, torch.optim.Optimizer]:
     """The optimizers of those names, or all that hold a parameter of the model."""
     parameters = {id(p) for p in model.parameters()}
-    found = optimizers(names) if wanted is None else named_optimizers(names, wanted)
+    candidates = optimizers(names) if wanted is None else named_optimizers(names, wanted)
     holding = {
-        name: one
-        for name, one in found.items()
-        if any(id(p) in parameters for group in one.param_groups for p in group["params"])
+        name: optimizer
+        for name, optimizer in candidates.items()
+        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
     }
-    for name in found if wanted else ():
+    for name in candidates if wanted else ():
         if name not in holding:
             raise UsageError(f"{name} holds no parameter of this model")
     return holding
@@ -81,24 +81,24 @@ def named_optimizers(
     names: Mapping[str, Any], wanted: Sequence[str]
 ) -> dict[str, torch.optim.Optimizer]:
     """The optimizers of those names; raises UsageError."""
-    found = {}
+    result = {}
     for name in wanted:
         value = _looked_up(names, name, list(optimizers(names)), "optimizer")
         if not is_optimizer(value):
             raise UsageError(
                 f"{name} is of class {type(value).__name__}, not a torch.optim.Optimizer"
             )
-        found[lookup.canonical(name)] = unwrapped(value)
-    return found
+        result[lookup.canonical(name)] = unwrapped(value)
+    return result
 
 
 def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
     """The function or method of that name (`train`, `trainer.step`); raises UsageError."""
-    functions = {n: one for n, one in names.items() if type(one) is FunctionType}
+    functions = {n: function for n, function in names.items() if type(function) is FunctionType}
     own = {
-        n: one
-        for n, one in functions.items()
-        if not str(one.__globals__.get("__name__", "")).startswith("IPython")
+        n: function
+        for n, function in functions.items()
+        if not str(function.__globals__.get("__name__", "")).startswith("IPython")
     }
     public = [n for n in own if n[:1] != "_"]
     try:
@@ -126,11 +126,11 @@ def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) 
         raise UsageError(
             f"{command}: -v {name or repr(name)}: this is no name for a variable of yours"
         )
-    found = names.get(name)
-    if lookup.is_a(found, torch.nn.Module) or is_optimizer(found):
-        what = "a model" if lookup.is_a(found, torch.nn.Module) else "an optimizer"
+    value = names.get(name)
+    if lookup.is_a(value, torch.nn.Module) or is_optimizer(value):
+        kind = "a model" if lookup.is_a(value, torch.nn.Module) else "an optimizer"
         raise UsageError(
-            f"{command}: -v {name}: {name} is {what}, which the result would replace: "
+            f"{command}: -v {name}: {name} is {kind}, which the result would replace: "
             "give another name"
         )
 
@@ -138,10 +138,10 @@ def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) 
 def holding_trainer(names: Mapping[str, Any], model: torch.nn.Module) -> str | None:
     """The name of the transformers' Trainer that trains this model, where there is one."""
     for name, value in list(names.items()):
-        known = {
-            (str(one.__module__).partition(".")[0], one.__name__) for one in type(value).__mro__
+        classes = {
+            (str(base.__module__).partition(".")[0], base.__name__) for base in type(value).__mro__
         }
-        if ("transformers", "Trainer") in known and name[:1] != "_":
+        if ("transformers", "Trainer") in classes and name[:1] != "_":
             held = lookup.attributes_of(value).get("model")
             if held is not None and unwrapped(held) is unwrapped(model):
                 return name
@@ -152,41 +152,41 @@ def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
     """The models that lists, dictionaries and the user's own objects hold, by how to write them."""
     import torch
 
-    found: dict[int, tuple[str, Any]] = {}
+    entries: dict[int, tuple[str, Any]] = {}
     for name, owner in list(names.items()):
         if name.startswith("_") or name in ("In", "Out") or lookup.is_a(owner, ModuleType | type):
             continue
         for word, value in _parts_of(owner):
             if lookup.is_a(value, torch.nn.Module):
-                found.setdefault(id(value), (f"{name}{word}", value))
-    return dict(found.values())
+                entries.setdefault(id(value), (f"{name}{word}", value))
+    return dict(entries.values())
 
 
 def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
     """One level, read and not computed."""
     if type(owner) in {list, tuple} and len(owner) <= MOST_PARTS:
-        yield from ((f"[{number}]", one) for number, one in enumerate(owner))
+        yield from ((f"[{number}]", part) for number, part in enumerate(owner))
     elif type(owner) is dict and len(owner) <= MOST_PARTS:
-        plain = ((key, one) for key, one in list(owner.items()) if type(key) in {str, int})
-        yield from ((f"[{key!r}]", one) for key, one in plain)
+        plain = ((key, part) for key, part in list(owner.items()) if type(key) in {str, int})
+        yield from ((f"[{key!r}]", part) for key, part in plain)
     else:
         inside = lookup.attributes_of(owner)
-        plain_names = ((key, one) for key, one in list(inside.items()) if str(key)[:1] != "_")
-        yield from ((f".{key}", one) for key, one in plain_names)
+        plain_names = ((key, part) for key, part in list(inside.items()) if str(key)[:1] != "_")
+        yield from ((f".{key}", part) for key, part in plain_names)
 
 
 def _instances(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    found: dict[int, tuple[str, Any]] = {}
+    entries: dict[int, tuple[str, Any]] = {}
     for name, value in list(names.items()):
         if not name.startswith("_") and lookup.is_a(value, kind):
-            found.setdefault(id(value), (name, value))
-    return dict(found.values())
+            entries.setdefault(id(value), (name, value))
+    return dict(entries.values())
 
 
-def _whole(found: Mapping[str, Any]) -> dict[str, Any]:
+def _whole(candidates: Mapping[str, Any]) -> dict[str, Any]:
     """Without loss functions and others that have no parameters, and what lies in a model."""
-    inside = {id(part) for one in found.values() for part in _parts(one)}
-    whole = {name: one for name, one in found.items() if id(one) not in inside}
+    inside = {id(part) for model in candidates.values() for part in _parts(model)}
+    whole = {name: model for name, model in candidates.items() if id(model) not in inside}
     return {n: m for n, m in whole.items() if next(m.parameters(), None) is not None}
 
 

@@ -18,9 +18,9 @@ def offer_words(action: argparse.Action, words: Iterable[str]) -> None:
     action.words = tuple(words)  # type: ignore[attr-defined]
 
 
-def offer(action: argparse.Action, found: Callable[[Mapping[str, Any]], list[str]]) -> None:
+def offer(action: argparse.Action, source: Callable[[Mapping[str, Any]], list[str]]) -> None:
     """What Tab offers for it, given the notebook's names."""
-    action.found = found  # type: ignore[attr-defined]
+    action.found = source  # type: ignore[attr-defined]
 
 
 def add_model(parser: Parser, about: str = MODEL) -> None:

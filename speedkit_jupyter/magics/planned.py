@@ -35,8 +35,8 @@ def planned(
 ) -> Plan:
     """What apply would do to a model that has no plan yet."""
     _, model = find_model(names, name)
-    found = find_optimizers(names, None, model) if optimizers is None else optimizers
-    listed = list(found.values())
+    mapping = find_optimizers(names, None, model) if optimizers is None else optimizers
+    listed = list(mapping.values())
     return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
 
 

@@ -70,7 +70,7 @@ def run(
     try:
         work = _work(shell, cell, arguments, setup, command)
         work.begun_s = begun_s
-        title = next((one for one in source.splitlines() if one.strip()), "")
+        title = next((row for row in source.splitlines() if row.strip()), "")
         session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
         skipped: list[str] = []
         earlier = database.saved(arguments.save, skipped)[-1:] if arguments.save else []
@@ -80,8 +80,8 @@ def run(
             applied.settle()
         if arguments.save:
             database.save(arguments.save, result.to_dict())
-            for one in skipped:
-                print(one)
+            for note in skipped:
+                print(note)
     except SpeedKitError as error:
         raise UsageError(f"%%speedbench: {error}") from None
     return result if arguments.o else None
@@ -169,8 +169,8 @@ def _loop(cell: Cell, setup: str) -> tuple[Loop, float]:
         cell.begin_with(setup)
         return cell.loop()
     except SyntaxError:
-        known = speedbench_options.parser()._option_string_actions
-        late = next((one for one in setup.split() if one.partition("=")[0] in known), None)
+        options = speedbench_options.parser()._option_string_actions
+        late = next((word for word in setup.split() if word.partition("=")[0] in options), None)
         if late is None:
             raise
         begin = setup.partition(late)[0].strip() or setup
@@ -198,14 +198,14 @@ def _drain(
     title = count(len(work.variants), "variant") if isinstance(work, Benchmark) else "timing"
     title = "tuning" if isinstance(work, Search) else title
     quiet = arguments.q or arguments.o  # with -o the cell's own output shows it
-    tried = [one.name for one in work.variants] if isinstance(work, Benchmark) else []
+    tried = [variant.name for variant in work.variants] if isinstance(work, Benchmark) else []
     draws = not quiet and not isinstance(work, Timer)
     with ProgressLine(title, tried, draws) as progress:
         steps: Generator[Progress, None, None] = work.run()
         try:
             with closing(steps):
-                for one in steps:
-                    progress.show(one)
+                for state in steps:
+                    progress.show(state)
         except KeyboardInterrupt:
             if work.has_results():
                 result = work.result()
@@ -238,8 +238,8 @@ def _say_nothing(line: str) -> None:
 def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
     """The cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
-    found = reached([cell.names()])
-    models, optimizers = outermost(found), optimizers_among(found)
+    objects = reached([cell.names()])
+    models, optimizers = outermost(objects), optimizers_among(objects)
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
     if not models and (arguments.compare or arguments.tune):
@@ -251,7 +251,7 @@ def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
                 f"%%speedbench: what stands behind {inner} is not looked into, and the rest of the "
                 f"cell uses no model: write it without {inner}, or name the model with --model"
             )
-        if is_quantized(found):
+        if is_quantized(objects):
             raise UsageError(f"%%speedbench: {NO_PARAMETERS}")
         raise UsageError(
             "%%speedbench: the cell uses no model that was there before: make it in an earlier "
@@ -272,7 +272,7 @@ def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
         step,
         models,
         optimizers,
-        bystanders_among(found, [*models, *optimizers]),
+        bystanders_among(objects, [*models, *optimizers]),
         names=names,
         assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
         others=[cell.names()],
@@ -287,5 +287,5 @@ def _is_free(ctx: Any, models: Sequence[Any]) -> bool:
     these models', which stands for the variant's anyway.
     """
     if isinstance(ctx, SpeedContext):
-        return not any(ctx.model is one for one in models)
+        return not any(ctx.model is model for model in models)
     return ctx is None

@@ -39,8 +39,8 @@ def parser() -> Parser:
     parser.add_argument("--check", type=names, action="extend", metavar="NAMES", help=check)
     save = "keep the result for %speedkit history and --compare"
     parser.add_argument("--save", metavar="NAME", help=save)
-    for option, what in SWITCHES.items():
-        parser.add_argument(option, action="store_true", help=what)
+    for option, summary in SWITCHES.items():
+        parser.add_argument(option, action="store_true", help=summary)
     aim = "with --tune: what to make less of (time)"
     parser.add_argument("--objective", choices=("time", "memory"), help=aim)
     steps = "with --tune: the least total time for so many steps, compiling included"

@@ -48,7 +48,7 @@ def saved(names: Names) -> list[str]:
     from speedkit_jupyter.support import database
 
     with suppress(SpeedKitError):  # a store that can't be used is told where it is asked for
-        return sorted({one.name for one in database.saved()})
+        return sorted({entry.name for entry in database.saved()})
     return []
 
 
@@ -57,7 +57,7 @@ def learned(names: Names) -> list[str]:
     from speedkit_jupyter.support import database
 
     with suppress(SpeedKitError):
-        return ["all", *(str(one.number) for one in database.learned())]
+        return ["all", *(str(entry.number) for entry in database.learned())]
     return ["all"]
 
 

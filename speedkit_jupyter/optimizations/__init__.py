@@ -29,17 +29,17 @@ CATALOG: tuple[Optimization, ...] = (
     FusedOptimizer(),
     Compile(),
 )
-flags.OWNERS[:] = [one.switches for one in CATALOG]
+flags.OWNERS[:] = [entry.switches for entry in CATALOG]
 
 
 def find(name: str) -> Optimization | None:
     """The one of that name, or of that other spelling."""
-    return next((one for one in CATALOG if name == one.name or name in one.aliases), None)
+    return next((entry for entry in CATALOG if name == entry.name or name in entry.aliases), None)
 
 
 def named(name: str) -> Optimization:
     """The one of that name; raises KeyError."""
-    found = find(name)
-    if found is None:
+    optimization = find(name)
+    if optimization is None:
         raise KeyError(name)
-    return found
+    return optimization

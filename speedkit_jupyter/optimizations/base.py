@@ -66,10 +66,10 @@ class Decision:
     def why(self) -> str:
         """The reason without its hint; never empty."""
         first = self.measured or ("as asked" if self.asked else "")
-        found = "; ".join(filter(None, (first, self.rule)))
+        reason = "; ".join(filter(None, (first, self.rule)))
         if self.variable:
-            found += f" (the environment variable {self.variable} decides)"
-        return found
+            reason += f" (the environment variable {self.variable} decides)"
+        return reason
 
     @property
     def reason(self) -> str:
@@ -128,13 +128,13 @@ class _Weakly:
         self._name = f"_{name}"
 
     def __set__(self, holder: Any, value: Any) -> None:
-        holder.__dict__[self._name] = [weakref.ref(one) for one in layers(value)]
+        holder.__dict__[self._name] = [weakref.ref(layer) for layer in layers(value)]
 
     def __get__(self, holder: Any, owner: type) -> Any:
         if holder is None:  # asked by dataclass for a default
             raise AttributeError
         alive = (reference() for reference in holder.__dict__[self._name])
-        return next((one for one in alive if one is not None), None)
+        return next((value for value in alive if value is not None), None)
 
 
 @dataclass(eq=False)
@@ -209,9 +209,9 @@ class Target:
         """
         if self._found is not None:
             return list(self._found)
-        found = self._searched()
-        self._found = found if self.remember else None
-        return found
+        optimizers = self._searched()
+        self._found = optimizers if self.remember else None
+        return optimizers
 
     def _searched(self) -> list[torch.optim.Optimizer]:
         import gc
@@ -224,9 +224,11 @@ class Target:
         # By type: isinstance would ask proxies and lazy modules for their __class__. An instance
         # refers to its class, and the garbage collector finds that faster than a loop would.
         kinds = _subclasses(torch.optim.Optimizer)
-        candidates += [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
+        candidates += [
+            optimizer for optimizer in gc.get_referrers(*kinds) if type(optimizer) in kinds
+        ]
         parameters = self._parameters()
-        return [one for one in each_once(candidates) if _holds(one, parameters)]
+        return [optimizer for optimizer in each_once(candidates) if _holds(optimizer, parameters)]
 
     def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it holds a parameter of the model."""
@@ -301,18 +303,18 @@ class Optimization(ABC):
 
     def changes(self) -> dict[str, Any]:
         """The words that name a change in comparisons, each with the config's value for it."""
-        found: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         for word in self.words:
             if word == "true":
-                found[self.name] = True
+                changes[self.name] = True
             elif word not in ("auto", "false"):
-                found[f"{self.name}:{word}"] = word
-        first, *others = [*self.fields] or [""]
-        for name in others:  # with words of their own, as compile's mode
+                changes[f"{self.name}:{word}"] = word
+        first, *names = [*self.fields] or [""]
+        for name in names:  # with words of their own, as compile's mode
             words = choices(self.fields[name].annotation)
             if "true" not in words:
-                found |= {f"{self.name}:{word}": {first: True, name: word} for word in words}
-        return found
+                changes |= {f"{self.name}:{word}": {first: True, name: word} for word in words}
+        return changes
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

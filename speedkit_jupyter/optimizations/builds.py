@@ -75,11 +75,11 @@ def removed_half_written_build(error: BaseException) -> bool:
 
     Inductor takes any file of that name for a finished one, also in later processes.
     """
-    found = re.search(
+    match = re.search(
         r"(\S+\.so): (file too short|invalid ELF header|file is truncated)", str(error)
     )
-    if found is None or not Path(found[1]).is_file():
+    if match is None or not Path(match[1]).is_file():
         return False
-    Path(found[1]).unlink()
+    Path(match[1]).unlink()
     forget_broken_builds()
     return True

@@ -55,7 +55,7 @@ class ChannelsLast(Optimization):
             return request.decline(False, "the model has no 2-D or 3-D convolution")
         if now:
             return request.leave(True, "the convolutions lie channels-last already")
-        flat = [one.name for one in facts.optimizers if one.flattens]
+        flat = [optimizer.name for optimizer in facts.optimizers if optimizer.flattens]
         if flat:
             return request.decline(False, f"{', '.join(flat)}: {FLAT}")
         if request.value is True:
@@ -81,8 +81,10 @@ class ChannelsLast(Optimization):
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Lay the weights out anew, and whatever must lie like them."""
         optimizers = target.live_optimizers()
-        flat = {id(p) for one in optimizers if flattens(one) for p in _parameters(one)}
-        weights = [one for one in _weights(target.model) if id(one) not in flat]
+        flat = {
+            id(p) for optimizer in optimizers if flattens(optimizer) for p in _parameters(optimizer)
+        }
+        weights = [weight for weight in _weights(target.model) if id(weight) not in flat]
         wishes = [(weight, channels_last_stride(weight)) for weight in weights]
         replaced = _Replaced(target.model, weights)
         with ExitStack() as stack:
@@ -195,8 +197,8 @@ class _Replaced:
             weight = None if module is None else module._parameters.get("weight")
             if weight is None or weight is weight_reference() or not is_convolution(module):
                 continue
-            wish, known = channels_last_stride(weight), LAYOUT.original(weight)
-            if known is MISSING:
+            wish, layout = channels_last_stride(weight), LAYOUT.original(weight)
+            if layout is MISSING:
                 LAYOUT.put_back(weight, original, wish, target.live_optimizers())
-            elif known.stride == wish:  # another plan found it as it lay under this one
+            elif layout.stride == wish:  # another plan found it as it lay under this one
                 LAYOUT.comes_back_to(weight, original)

@@ -101,8 +101,8 @@ class Compile(Optimization):
     def switches(self) -> Mapping[str, flags.Switch]:
         """Only where torch.compile's modules are loaded: importing them takes seconds."""
         return {
-            name: flags.attribute(sys.modules[module], attribute, other)
-            for name, module, attribute, other in SWITCHES
+            name: flags.attribute(sys.modules[module], attribute, value)
+            for name, module, attribute, value in SWITCHES
             if module in sys.modules
         }
 
@@ -122,14 +122,14 @@ class Compile(Optimization):
         if call is None:
             call = target.memo.compiled_call = CompiledCall(target, decision.details)
         attributes = target.model.__dict__
-        found = attributes.get("_compiled_call_impl", MISSING)
+        original = attributes.get("_compiled_call_impl", MISSING)
         with overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change):
             attributes["_compiled_call_impl"] = call
             try:
                 yield
             finally:
                 if attributes.get("_compiled_call_impl") is call:  # else the user's own by now
-                    put_back_entries(attributes, {"_compiled_call_impl": found})
+                    put_back_entries(attributes, {"_compiled_call_impl": original})
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`torch.compile(model)`: unlike `model.compile()` it takes torch.nn's own classes too."""

@@ -52,8 +52,8 @@ class Device(Optimization):
             return request.leave(here, f"the model is on {here} already")
         gpu = hardware.accelerator(asked)
         if asked != "cpu" and gpu is None:
-            found = ", ".join(one.name for one in hardware.accelerators) or "no GPU"
-            return request.decline(here, f"this machine has no {asked} (found: {found})")
+            names = ", ".join(accelerator.name for accelerator in hardware.accelerators) or "no GPU"
+            return request.decline(here, f"this machine has no {asked} (found: {names})")
         kind = devices.kind_of(asked)
         numbered = kind is not None and kind.is_numbered and ":" not in asked
         where = f"{asked}:0" if numbered else asked
@@ -126,18 +126,18 @@ def _check_that_it_is_here(device: str) -> None:
     here = Hardware.detect()
     if device == "cpu" or here.accelerator(device) is not None:
         return
-    found = ", ".join(one.name for one in here.accelerators) or "no GPU"
+    names = ", ".join(accelerator.name for accelerator in here.accelerators) or "no GPU"
     pinned = Hardware.current().pinned
     whose = f" ({machines.as_for(pinned)})" if pinned else ""
     raise SpeedKitError(
         f"the plan{whose} moves the model to {device}, which this machine has not (found: "
-        f"{found}); with `device: cpu` it stays on the CPU"
+        f"{names}); with `device: cpu` it stays on the CPU"
     )
 
 
 def _of_fabric(kind: str, index: str) -> dict[str, str]:
-    known = devices.kind_of(kind)
-    if kind != "cpu" and (known is None or not known.in_fabric):
+    device = devices.kind_of(kind)
+    if kind != "cpu" and (device is None or not device.in_fabric):
         raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
     return {"accelerator": f'"{kind}"', "devices": f"[{index}]" if index.strip("0") else "1"}
 

@@ -93,12 +93,12 @@ class Facts:
         """The same facts with such optimizers beside those that it has; alike ones count once."""
         if not optimizers:
             return self
-        found = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
-        return replace(self, optimizers=found)
+        union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
+        return replace(self, optimizers=union)
 
     def moved(self, device: str) -> Facts:
         """The same facts on another device, for the decisions that follow a move."""
-        optimizers = tuple(replace(one, devices=(device,)) for one in self.optimizers)
+        optimizers = tuple(replace(optimizer, devices=(device,)) for optimizer in self.optimizers)
         return replace(self, device=device, devices=(device,), optimizers=optimizers)
 
     @classmethod
@@ -126,7 +126,9 @@ class Facts:
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
             compiled=_compiled(model),
-            optimizers=tuple(OptimizerFacts.read(one, [model]) for one in each_once(optimizers)),
+            optimizers=tuple(
+                OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
+            ),
             flags=flags.snapshot(),
         )
 
@@ -201,11 +203,11 @@ def _compiled(model: torch.nn.Module) -> Compiled:
     import torch
 
     layered = layers(model)
-    if any(isinstance(one, torch.jit.ScriptModule) for one in layered):
+    if any(isinstance(layer, torch.jit.ScriptModule) for layer in layered):
         return "script"
-    if any("_orig_mod" in one._modules for one in layered):
+    if any("_orig_mod" in layer._modules for layer in layered):
         return "wrapper"
-    in_place = any(getattr(one, "_compiled_call_impl", None) is not None for one in layered)
+    in_place = any(getattr(layer, "_compiled_call_impl", None) is not None for layer in layered)
     return "in place" if in_place else "no"
 
 
@@ -230,5 +232,5 @@ def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _most_common(values: Iterable[str]) -> str | None:
-    seen = list(values)
-    return max(dict.fromkeys(seen), key=seen.count) if seen else None
+    words = list(values)
+    return max(dict.fromkeys(words), key=words.count) if words else None

@@ -30,21 +30,23 @@ def flattens(optimizer: torch.optim.Optimizer) -> bool:
 
 @lru_cache(maxsize=256)
 def _flattens(kind: type) -> bool:
-    waiting = [inspect.unwrap(one) for one in vars(kind).values() if inspect.isfunction(one)]
-    seen: set[Any] = set()
+    waiting = [
+        inspect.unwrap(function) for function in vars(kind).values() if inspect.isfunction(function)
+    ]
+    codes: set[Any] = set()
     while waiting:
         function = waiting.pop()
         for code in _codes(function.__code__):
-            if code in seen:
+            if code in codes:
                 continue
-            seen.add(code)
+            codes.add(code)
             if FLATTENING & set(code.co_names):
                 return True
             called = (function.__globals__.get(name) for name in code.co_names)
             waiting += [
-                one
-                for one in map(_unwrapped, called)
-                if inspect.isfunction(one) and one.__module__ == kind.__module__
+                function
+                for function in map(_unwrapped, called)
+                if inspect.isfunction(function) and function.__module__ == kind.__module__
             ]
     return False
 

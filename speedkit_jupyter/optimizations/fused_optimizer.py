@@ -121,11 +121,11 @@ class FusedOptimizer(Optimization):
             for optimizer in filter(can, target.optimizers):
                 layer.add(optimizer, True)
                 layer_of_loads(optimizer)
-            known = _known(target)
+            members = _known(target)
             for optimizer in target.live_optimizers():
-                if optimizer not in known:
+                if optimizer not in members:
                     welcome(optimizer)
-            stack.enter_context(newcomers(target, known, welcome))
+            stack.enter_context(newcomers(target, members, welcome))
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -136,7 +136,7 @@ class FusedOptimizer(Optimization):
             return Snippet("make the optimizer with fused=True where its class has a fused kernel")
         options = self.Options(enabled=True, name=decision.details.get("name"))
         can = [_obstacle(optimizer, options) is None for optimizer in facts.optimizers]
-        return Snippet(optimizers=tuple({"fused": "True"} if one else {} for one in can))
+        return Snippet(optimizers=tuple({"fused": "True"} if flag else {} for flag in can))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """`fused` of each optimizer's groups."""
@@ -196,7 +196,7 @@ def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
         (all(optimizer.fused), "is fused already"),
         (
             optimizer.name == "Adagrad"
-            and not {one.partition(":")[0] for one in optimizer.devices} <= {"cpu", "cuda"},
+            and not {device.partition(":")[0] for device in optimizer.devices} <= {"cpu", "cuda"},
             f"has no fused kernel on {', '.join(optimizer.devices)}",
         ),
         (optimizer.sparse_gradients, "fused kernels take no sparse gradients"),

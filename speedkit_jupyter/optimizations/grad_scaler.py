@@ -54,7 +54,7 @@ class GradScaler(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """On with fp16 autocast over float32 parameters."""
         asked = request.value.enabled
-        complexes = [one for one in facts.dtypes if one.startswith("complex")]
+        complexes = [dtype for dtype in facts.dtypes if dtype.startswith("complex")]
         if complexes and (asked is True or (asked == "auto" and facts.precision == "fp16")):
             return request.decline(
                 False,

@@ -33,20 +33,20 @@ def newcomers(
 
     here = None if target.search else threading.get_ident()
     reference = weakref.ref(target)
-    seen = weakref.WeakSet(known)
+    members = weakref.WeakSet(known)
     strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if here not in (None, threading.get_ident()):
             return
         count = len(optimizer.param_groups)
-        if optimizer in seen or strangers.get(optimizer) == count:
+        if optimizer in members or strangers.get(optimizer) == count:
             return
         target = reference()
         if target is None or not target.is_stepped_by(optimizer):
             strangers[optimizer] = count  # looked at again if it takes more parameters
             return
-        seen.add(optimizer)
+        members.add(optimizer)
         welcome(optimizer)
 
     handle = register_optimizer_step_pre_hook(hook)

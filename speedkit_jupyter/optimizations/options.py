@@ -34,6 +34,7 @@ def choices(annotation: Any) -> tuple[str, ...]:
         return ("true", "false")
     if get_origin(annotation) is Literal:
         return tuple(
-            str(one).lower() if isinstance(one, bool) else str(one) for one in get_args(annotation)
+            str(value).lower() if isinstance(value, bool) else str(value)
+            for value in get_args(annotation)
         )
     return tuple(word for part in get_args(annotation) for word in choices(part))

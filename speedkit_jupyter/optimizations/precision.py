@@ -51,7 +51,7 @@ class Precision(Optimization):
         if gpu is None:
             return self._auto_on_cpu(request, hardware)
         value, reason, always_pays = _native(gpu)
-        if value == "fp16" and any(one.startswith("complex") for one in facts.dtypes):
+        if value == "fp16" and any(dtype.startswith("complex") for dtype in facts.dtypes):
             return request.leave("fp32", "complex parameters: fp16 gradients could not be scaled")
         if value == "fp32":
             return request.leave(value, reason)
@@ -61,8 +61,8 @@ class Precision(Optimization):
 
     def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
         if hardware.cpu.bf16:
-            found = [one for one in hardware.cpu.features if one.endswith("bf16")]
-            units, pay = " and ".join(found), "pays" if len(found) == 1 else "pay"
+            features = [feature for feature in hardware.cpu.features if feature.endswith("bf16")]
+            units, pay = " and ".join(features), "pays" if len(features) == 1 else "pay"
             return request.offer(
                 "fp32",
                 "bf16",
@@ -113,21 +113,21 @@ class Precision(Optimization):
         import torch
 
         cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
-        found = {"autocast.cache_enabled": flags.Switch(*cached)}
+        switches = {"autocast.cache_enabled": flags.Switch(*cached)}
         for kind in _kinds_with_autocast():
-            found[f"autocast.{kind}.enabled"] = flags.Switch(
+            switches[f"autocast.{kind}.enabled"] = flags.Switch(
                 partial(torch.is_autocast_enabled, kind),
                 partial(torch.set_autocast_enabled, kind),
                 (True,),
             )
             usual = torch.get_autocast_dtype(kind)
-            other = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
-            found[f"autocast.{kind}.dtype"] = flags.Switch(
+            dtype = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
+            switches[f"autocast.{kind}.dtype"] = flags.Switch(
                 partial(torch.get_autocast_dtype, kind),
                 partial(torch.set_autocast_dtype, kind),
-                (other,),
+                (dtype,),
             )
-        return found
+        return switches
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """What ctx.autocast() will stand for."""
@@ -185,12 +185,12 @@ def framework_precision(dtype: str, device_type: str, form: Form) -> dict[str, s
     if dtype == "fp16" and device_type == "cpu":
         return {}
     fabric = {"bf16": '"bf16-mixed"', "fp16": '"16-mixed"'}
-    known: dict[str, dict[str, str]] = {
+    arguments: dict[str, dict[str, str]] = {
         "accelerate": {"mixed_precision": f'"{dtype}"'},
         "fabric": {"precision": fabric[dtype]},
         "transformers": {dtype: "True"},
     }
-    return known.get(form, {})
+    return arguments.get(form, {})
 
 
 def _has_fp16(gpu: Accelerator) -> bool:

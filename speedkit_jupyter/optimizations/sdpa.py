@@ -96,12 +96,12 @@ class Sdpa(Optimization):
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """The switches, and the tag for torch.compile's caches."""
-        first, others = _order(decision.value, facts.flags.get("sdp.priority_order", ()))
+        first, kernels = _order(decision.value, facts.flags.get("sdp.priority_order", ()))
         fused = decision.value != "math"
         return {
-            **{f"sdp.{one}": fused for one in ("flash", "efficient", "cudnn")},
+            **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
             "sdp.math": True,
-            "sdp.priority_order": [first, *others],
+            "sdp.priority_order": [first, *kernels],
             "compiler.cache_key_tag": _tag(
                 facts.flags.get("compiler.cache_key_tag", ""), decision.value
             ),
@@ -167,7 +167,7 @@ def _in_order(first: str) -> tuple[str, ...]:
     from torch.nn.attention import SDPBackend
 
     names = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
-    order = [names[one] for one in torch._C._get_sdp_priority_order() if one in names]
+    order = [names[number] for number in torch._C._get_sdp_priority_order() if number in names]
     return (first, *(name for name in order if name != first))
 
 
@@ -180,8 +180,8 @@ def _choose(backend: str) -> None:
     cuda.enable_mem_efficient_sdp(not only_math)
     cuda.enable_cudnn_sdp(not only_math)
     cuda.enable_math_sdp(True)
-    first, others = _order(backend, torch._C._get_sdp_priority_order())
-    torch._C._set_sdp_priority_order([first, *others])
+    first, kernels = _order(backend, torch._C._get_sdp_priority_order())
+    torch._C._set_sdp_priority_order([first, *kernels])
 
 
 def _order(backend: str, now: Sequence[int]) -> tuple[int, list[int]]:
@@ -189,7 +189,7 @@ def _order(backend: str, now: Sequence[int]) -> tuple[int, list[int]]:
     from torch.nn.attention import SDPBackend
 
     first = int(getattr(SDPBackend, BACKENDS[backend]))
-    return first, [one for one in now if one != first]
+    return first, [number for number in now if number != first]
 
 
 def _tag(now: str, backend: str) -> str:

@@ -89,10 +89,10 @@ class Fused(Property):
             _put_back(group, original.of_group(group))
         put_back_entries(thing.__dict__, original.attributes)
         for parameter in _steps(thing):
-            found = original.steps.get(parameter)
+            step = original.steps.get(parameter)
             capturable = any(group.get("capturable") for group in thing.param_groups)
-            device = found.device if found else (parameter.device if capturable else "cpu")
-            _move_step(thing, parameter, device, found.dtype if found else None)
+            device = step.device if step else (parameter.device if capturable else "cpu")
+            _move_step(thing, parameter, device, step.dtype if step else None)
 
 
 # State at module level, on purpose: what is set in an optimizer is known for the whole process.
@@ -128,12 +128,12 @@ _NOTHING = _Nothing()
 def _steps(optimizer: torch.optim.Optimizer) -> MutableMapping[torch.Tensor, Step]:
     from torch.utils.weak import WeakIdKeyDictionary
 
-    found: MutableMapping[torch.Tensor, Step] = WeakIdKeyDictionary()
+    steps: MutableMapping[torch.Tensor, Step] = WeakIdKeyDictionary()
     for parameter, state in optimizer.state.items():
         step = state.get("step") if isinstance(state, dict) else None
         if step is not None and hasattr(step, "dtype"):
-            found[parameter] = Step(step.device, step.dtype)
-    return found
+            steps[parameter] = Step(step.device, step.dtype)
+    return steps
 
 
 def _move_step(optimizer: Any, parameter: Any, device: Any, dtype: Any) -> None:

@@ -77,7 +77,7 @@ class Tf32(Optimization):
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """What torch's old setters write into both of its APIs."""
         lower = "ieee" if decision.value == "highest" else "tf32"
-        found = {
+        values = {
             "float32_matmul_precision": decision.value,
             "cuda.matmul.fp32_precision": lower,
             "mkldnn.matmul.fp32_precision": "bf16" if decision.value == "medium" else lower,
@@ -85,9 +85,9 @@ class Tf32(Optimization):
         on = decision.value != "highest"
         if facts.flags.get("cudnn.allow_tf32") is not on:
             inner = "tf32" if on else facts.flags.get("cuda.fp32_precision", "none")
-            found |= {f"cuda.{one}.fp32_precision": inner for one in ("conv", "rnn")}
-            found["cudnn.allow_tf32"] = on
-        return found
+            values |= {f"cuda.{operation}.fp32_precision": inner for operation in ("conv", "rnn")}
+            values["cudnn.allow_tf32"] = on
+        return values
 
     def as_is(self, facts: Facts) -> Any:
         """What torch's own setting says."""

@@ -61,8 +61,8 @@ class Threads(Optimization):
         """torch's own."""
         import torch
 
-        others = (1, 3, 5)
-        return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, others)}
+        values = (1, 3, 5)
+        return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """The number of threads."""

@@ -40,7 +40,7 @@ class _Origin:
 _Fields: Any = create_model(
     "_Fields",
     __config__=ConfigDict(frozen=True, extra="forbid"),
-    **{one.name: (one.Options, one.default) for one in CATALOG},  # type: ignore[call-overload]
+    **{item.name: (item.Options, item.default) for item in CATALOG},  # type: ignore[call-overload]
 )
 
 
@@ -92,7 +92,7 @@ class SpeedConfig(_Fields):
         try:
             text = yaml_lines.read(path)
         except FileNotFoundError:
-            siblings = [one.name for one in Path(path).parent.glob("*.y*ml")]
+            siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")]
             hint = did_you_mean(Path(path).name, siblings)
             raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
@@ -149,7 +149,7 @@ class SpeedConfig(_Fields):
         if optimization is not None and optimization.fields:
             given = getattr(self, name).model_dump(exclude_defaults=True)
             given[field or next(iter(optimization.fields))] = value
-            value = {key: one for key, one in given.items() if one is not None}
+            value = {key: part for key, part in given.items() if part is not None}
         values[name] = value
         twin = from_arguments(values, "the panel", firm={*self._firm, name})
         return twin.alone() if self._alone else twin
@@ -208,8 +208,8 @@ def _prepared(
         if optimization is None:
             problems.append(f"{where}{key}: unknown key; {_keys(key)}")
         elif optimization.name in spelled:
-            other = spelled[optimization.name]
-            problems.append(f"{where}{key}: the same as {other!r}, which stands there too")
+            spelling = spelled[optimization.name]
+            problems.append(f"{where}{key}: the same as {spelling!r}, which stands there too")
         else:
             spelled[optimization.name] = key
             prepared[optimization.name] = value
@@ -226,11 +226,11 @@ def _prepared(
 
 
 def _warn_of_unknown_variables() -> None:
-    known = {optimization.variable for optimization in CATALOG if optimization.variable}
-    known |= {database.FOLDER, machines.VARIABLE}
+    variables = {optimization.variable for optimization in CATALOG if optimization.variable}
+    variables |= {database.FOLDER, machines.VARIABLE}
     for name in os.environ:
-        if name.startswith("SPEEDKIT_") and name not in known:
-            hint = did_you_mean(name, known)
+        if name.startswith("SPEEDKIT_") and name not in variables:
+            hint = did_you_mean(name, variables)
             warnings.warn(f"{name}: no such environment variable.{hint}", stacklevel=4)
 
 
@@ -244,7 +244,7 @@ def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] =
 
 def nothing() -> SpeedConfig:
     """Asks for nothing, whatever rules and environment wish: everything is left as it is."""
-    return from_arguments({}, "baseline", firm=(one.name for one in CATALOG)).alone()
+    return from_arguments({}, "baseline", firm=(entry.name for entry in CATALOG)).alone()
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
@@ -262,8 +262,8 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
 
 
 def _keys(key: str) -> str:
-    names = [*(one.name for one in CATALOG), ALONE]
-    aliases = [alias for one in CATALOG for alias in one.aliases]
+    names = [*(entry.name for entry in CATALOG), ALONE]
+    aliases = [alias for entry in CATALOG for alias in entry.aliases]
     return f"allowed: {', '.join(names)}.{did_you_mean(key, [*names, *aliases])}"
 
 
@@ -282,22 +282,22 @@ def _problems(
     error: ValidationError, origin: _Origin, variables: Mapping[str, str]
 ) -> Iterator[str]:
     """One line for each key that pydantic refuses: where, what was given, what is allowed."""
-    seen = set()
-    for one in error.errors():
-        path, allowed = _allowed(one["loc"])
-        if path in seen:  # each branch of a union complains by itself
+    paths = set()
+    for detail in error.errors():
+        path, allowed = _allowed(detail["loc"])
+        if path in paths:  # each branch of a union complains by itself
             continue
-        seen.add(path)
+        paths.add(path)
         variable = variables.get(path[0])
         where = f"environment variable {variable}: " if variable else _where(origin, path)
-        yield f"{where}{'.'.join(path)}: {_mistake(one, path, allowed)}"
+        yield f"{where}{'.'.join(path)}: {_mistake(detail, path, allowed)}"
 
 
-def _mistake(one: ErrorDetails, path: Path_, allowed: str) -> str:
-    unknown = one["type"] == "extra_forbidden"
+def _mistake(detail: ErrorDetails, path: Path_, allowed: str) -> str:
+    unknown = detail["type"] == "extra_forbidden"
     if unknown and (twin := _other_spelling(path)):
         return f"the same as {twin!r}, which stands there too"
-    word = path[-1] if unknown else one["input"]
+    word = path[-1] if unknown else detail["input"]
     hint = did_you_mean(word, allowed.split(", ")) if isinstance(word, str) else ""
     mistake = "unknown key" if unknown else f"{yaml_lines.shown(word)} is not allowed"
     return f"{mistake}; allowed: {allowed}.{hint}"
@@ -305,8 +305,10 @@ def _mistake(one: ErrorDetails, path: Path_, allowed: str) -> str:
 
 def _where(origin: _Origin, path: Path_) -> str:
     paths = [path, *((alias, *path[1:]) for alias in _aliases(path[0]))]
-    candidates = [*paths, *(one[:1] for one in paths)]
-    line = next((origin.lines[one] for one in candidates if one in origin.lines), None)
+    candidates = [*paths, *(candidate[:1] for candidate in paths)]
+    line = next(
+        (origin.lines[candidate] for candidate in candidates if candidate in origin.lines), None
+    )
     return f"{origin.name}: " if line is None else f"{origin.name}, line {line}: "
 
 
@@ -319,7 +321,7 @@ def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:
     """The key's path (without pydantic's union branches) and the words that are allowed there."""
     optimization = find(str(location[0]))
     if optimization is None:
-        return (str(location[0]),), ", ".join(one.name for one in CATALOG)
+        return (str(location[0]),), ", ".join(entry.name for entry in CATALOG)
     path: Path_ = (optimization.name,)
     fields = optimization.fields
     if fields:
@@ -327,8 +329,8 @@ def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:
             return path, _described(next(iter(fields.values())))
         key = str(location[1])
         path = (*path, key)
-        known = next((one for name, one in fields.items() if key in _spellings(name, one)), None)
-        return path, _described(known) if known else ", ".join(fields)
+        info = next((info for name, info in fields.items() if key in _spellings(name, info)), None)
+        return path, _described(info) if info else ", ".join(fields)
     return path, _described(SpeedConfig.model_fields[optimization.name])
 
 
@@ -338,7 +340,7 @@ def _other_spelling(path: Path_) -> str | None:
     if optimization is None or len(path) == 1:
         return None
     fields = optimization.fields
-    return next((name for name, one in fields.items() if path[1] in _spellings(name, one)), None)
+    return next((name for name, info in fields.items() if path[1] in _spellings(name, info)), None)
 
 
 def _spellings(name: str, info: FieldInfo) -> tuple[str, ...]:

@@ -162,7 +162,9 @@ class SpeedContext:
         measured = _STANDING_IN.get(self._key)
         if measured is None and _STANDING_IN:
             here = threading.get_ident()
-            measured = next((one for one in _STANDING_IN.values() if one._thread == here), None)
+            measured = next(
+                (context for context in _STANDING_IN.values() if context._thread == here), None
+            )
         return self if measured is None else measured
 
     @cached_property
@@ -213,7 +215,7 @@ class SpeedContext:
         Every other context of the model stands for it meanwhile: a step that calls the one which
         `apply` made runs under the plan that is measured, and in a baseline under none.
         """
-        around = {k: one for k, one in _STANDING_IN.items() if k == self._key}
+        around = {k: context for k, context in _STANDING_IN.items() if k == self._key}
 
         def leave() -> None:
             _STANDING_IN.pop(self._key, None)
@@ -318,12 +320,12 @@ def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
 
 def _context(model: torch.nn.Module, state: dict[str, Any]) -> SpeedContext:
     """The context that is still held somewhere, or a new one of the same state."""
-    found: SpeedContext | None = state["_self"]()
-    if found is None:
-        found = SpeedContext.__new__(SpeedContext)
-        found._model, found.__dict__ = model, state
-        state["_self"] = weakref.ref(found)
-    return found
+    context: SpeedContext | None = state["_self"]()
+    if context is None:
+        context = SpeedContext.__new__(SpeedContext)
+        context._model, context.__dict__ = model, state
+        state["_self"] = weakref.ref(context)
+    return context
 
 
 def _end(states: list[dict[str, Any]]) -> None:
@@ -354,7 +356,7 @@ _LIVE = _Live()
 
 def observed(target: Target) -> dict[str, Any]:
     """Every flag, and the state of model and optimizers that the catalog may change, by name."""
-    seen = dict(flags.snapshot())
+    values = dict(flags.snapshot())
     for optimization in CATALOG:
-        seen.update(optimization.observe(target))
-    return seen
+        values.update(optimization.observe(target))
+    return values

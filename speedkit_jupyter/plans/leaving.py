@@ -61,6 +61,6 @@ class ExitMethod:
         if context is None:
             return _leave
         with or_restored(context):
-            found = Exit(_leave, context)
-            context._leaving = weakref.ref(found)
-            return found
+            method = Exit(_leave, context)
+            context._leaving = weakref.ref(method)
+            return method

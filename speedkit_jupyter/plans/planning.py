@@ -61,7 +61,7 @@ class Plan:
     @property
     def worth_measuring(self) -> dict[str, Any]:
         """What may pay here and may cost, and therefore waits: values by optimization."""
-        offered = {one.name: one.worth_measuring for one in self.decisions}
+        offered = {decision.name: decision.worth_measuring for decision in self.decisions}
         return {name: value for name, value in offered.items() if value is not None}
 
     @property
@@ -75,7 +75,7 @@ class Plan:
 
     def active_values(self) -> dict[str, Any]:
         """What is applied, in the config's words."""
-        return {one.name: _asked(one) for one in self.decisions if one.active}
+        return {decision.name: _asked(decision) for decision in self.decisions if decision.active}
 
     def to_config(self) -> SpeedConfig:
         """A config that asks for just this plan, whatever rules would decide about the rest."""
@@ -118,7 +118,7 @@ def plan(
     config = SpeedConfig() if config is None else config
     hardware = Hardware.current() if hardware is None else hardware
     facts = Facts() if facts is None else facts
-    decisions, found = [], facts
+    decisions, original = [], facts
     for optimization in CATALOG:
         request = config.request(optimization.name)
         decision = optimization.decide(request, hardware, facts)
@@ -129,7 +129,7 @@ def plan(
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)
-    return Plan(tuple(decisions), hardware, found, config)
+    return Plan(tuple(decisions), hardware, original, config)
 
 
 def describe(hardware: Hardware, device: str) -> str:

@@ -64,12 +64,12 @@ def preview(
     hardware = Hardware.current()
     planned = plan(config, hardware, facts)
     after = dict(now)
-    found = Preview(planned, before, now, after, {}, applied)
-    known = () if applied is None else applied.target.optimizers
-    later = any(all(one is not other for other in known) for one in optimizers)
-    if applied is None or found.pending or later:
+    view = Preview(planned, before, now, after, {}, applied)
+    members = () if applied is None else applied.target.optimizers
+    later = any(all(optimizer is not member for member in members) for optimizer in optimizers)
+    if applied is None or view.pending or later:
         after = before | _expected(planned, target, replace(facts, flags=before))
-    return replace(found, after=after, words=_words(config, hardware, facts))
+    return replace(view, after=after, words=_words(config, hardware, facts))
 
 
 def _with_memo(target: Target, applied: SpeedContext) -> Target:
@@ -81,37 +81,37 @@ def _original(
     facts: Facts, optimizers: Sequence[torch.optim.Optimizer], applied: SpeedContext
 ) -> Facts:
     """The facts before the plan in force; of optimizers that it does not know, those of now."""
-    known = dict(zip(map(id, applied.target.optimizers), applied.facts.optimizers, strict=True))
+    originals = dict(zip(map(id, applied.target.optimizers), applied.facts.optimizers, strict=True))
     return replace(
         applied.facts,
         optimizers=tuple(
-            known.get(id(one), its_facts)
-            for one, its_facts in zip(each_once(optimizers), facts.optimizers, strict=True)
+            originals.get(id(optimizer), its_facts)
+            for optimizer, its_facts in zip(each_once(optimizers), facts.optimizers, strict=True)
         ),
     )
 
 
 def _expected(planned: Plan, target: Target, facts: Facts) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for optimization, decision in zip(CATALOG, planned, strict=True):
         if decision.active:
-            found |= optimization.expected(decision, target, facts)
+            values |= optimization.expected(decision, target, facts)
         facts = optimization.facts_after(decision, facts)
-    return {name: value for name, value in found.items() if name in facts.flags}
+    return {name: value for name, value in values.items() if name in facts.flags}
 
 
 def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
     """What each optimization would decide for each of its words, all else as in the config."""
-    found: dict[str, dict[str, Decision]] = {}
+    decisions: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
         name, words = optimization.name, optimization.words
         asked = {
             word: config.changed(name, from_word(word, words)).request(name)
             for word in dict.fromkeys(("auto", *words))
         }
-        found[name] = {
+        decisions[name] = {
             word: optimization.decide(request, hardware, facts) for word, request in asked.items()
         }
         decision = optimization.decide(config.request(name), hardware, facts)
         facts = optimization.facts_after(decision, facts)
-    return found
+    return decisions

@@ -48,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(_as_one(documents).to_json())
     else:
-        print("\n\n".join(one.to_text() for one in documents.values()))
+        print("\n\n".join(document.to_text() for document in documents.values()))
     return 0
 
 
 def _as_one(documents: Mapping[str, Document]) -> Document:
     if len(documents) == 1:
         return next(iter(documents.values()))
-    return Document("", (), {name: one.to_dict() for name, one in documents.items()})
+    return Document("", (), {name: document.to_dict() for name, document in documents.items()})
 
 
 def _reports(config: SpeedConfig, options: argparse.Namespace) -> dict[str, Document]:
@@ -81,15 +81,15 @@ def _planned(
     name: str,
 ) -> Document:
     """The plan, what applying it would change, and every flag as it is."""
-    found = preview(model, config, optimizers)
-    document, now = plan_report(found.plan, name), flags.snapshot()
+    view = preview(model, config, optimizers)
+    document, now = plan_report(view.plan, name), flags.snapshot()
     every = tuple(Row((flag, word(value))) for flag, value in sorted(now.items()))
     sections = (
         *document.sections,
-        Section(changes(found), "What --apply would change"),
+        Section(changes(view), "What --apply would change"),
         Section(Table(("flag", "now"), every), "Every flag, as it is"),
     )
-    would = [{"name": flag, "before": row[0], "after": row[-1]} for flag, *row in found.rows()]
+    would = [{"name": flag, "before": row[0], "after": row[-1]} for flag, *row in view.rows()]
     data = {**document.data, "would_change": would, "flags": dict(now)}
     return Document(document.headline, sections, data)
 

@@ -37,19 +37,21 @@ class Column:
 
 def comparison_table(comparison: Comparison, is_brief: bool = False) -> Table:
     """A row for each variant; where it has no times, the last column says why."""
-    columns = [one for one in COLUMNS if one.is_brief or not is_brief]
-    leaving = sorted((one for one in columns if one.leaves), key=lambda one: -one.leaves)
+    columns = [column for column in COLUMNS if column.is_brief or not is_brief]
+    leaving = sorted(
+        (column for column in columns if column.leaves), key=lambda column: -column.leaves
+    )
     return Table(
-        tuple(one.title for one in columns),
+        tuple(column.title for column in columns),
         tuple(_row(comparison, record, columns) for record in comparison.records),
-        numbers=tuple(one.title for one in columns if one.is_number),
-        wraps=tuple(one.title for one in columns if one.wraps),
-        optional=tuple(one.title for one in leaving),
+        numbers=tuple(column.title for column in columns if column.is_number),
+        wraps=tuple(column.title for column in columns if column.wraps),
+        optional=tuple(column.title for column in leaving),
     )
 
 
 def _row(comparison: Comparison, record: Record, columns: list[Column]) -> Row:
-    cells = [one.cell(comparison, record) or BLANK for one in columns]
+    cells = [column.cell(comparison, record) or BLANK for column in columns]
     if record.failure or not comparison.times_s(record):
         cells[1:-1] = [BLANK] * len(cells[1:-1])
     return Row(tuple(cells), TONES.get(comparison.verdict(record), "plain"))
@@ -62,18 +64,18 @@ def _median(comparison: Comparison, record: Record) -> str | None:
 
 def _known(comparison: Comparison, record: Record) -> Ratio | None:
     """None with too few rounds to say anything, or nothing that could differ."""
-    found = comparison.ratio(record)
-    return None if found is None or math.isinf(found.high) or record.same_as_baseline else found
+    gain = comparison.ratio(record)
+    return None if gain is None or math.isinf(gain.high) or record.same_as_baseline else gain
 
 
 def _speedup(comparison: Comparison, record: Record) -> str | None:
-    found = _known(comparison, record)
-    return ratio(found.median) if found else None
+    gain = _known(comparison, record)
+    return ratio(gain.median) if gain else None
 
 
 def _interval(comparison: Comparison, record: Record) -> str | None:
-    found = _known(comparison, record)
-    return f"{ratio(found.low)} to {ratio(found.high)}" if found else None
+    gain = _known(comparison, record)
+    return f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else None
 
 
 def _first_call(comparison: Comparison, record: Record) -> str | None:
@@ -93,13 +95,13 @@ def _of_limit(comparison: Comparison, record: Record) -> str | None:
 
 def _accuracy(comparison: Comparison, record: Record) -> str | None:
     """In a word, with the larger relative error, of outputs and gradients, where it is rounding."""
-    found = record.accuracy
-    if found is None:
+    accuracy = record.accuracy
+    if accuracy is None:
         return None
-    error = found.output_error
-    if found.verdict != "rounding" or error is None:
-        return "as exact" if found.verdict == "exact" else found.verdict
-    return f"rounding {max(error, found.gradient_error or 0):.1g}"
+    error = accuracy.output_error
+    if accuracy.verdict != "rounding" or error is None:
+        return "as exact" if accuracy.verdict == "exact" else accuracy.verdict
+    return f"rounding {max(error, accuracy.gradient_error or 0):.1g}"
 
 
 def _verdict(comparison: Comparison, record: Record) -> str:
@@ -109,10 +111,10 @@ def _verdict(comparison: Comparison, record: Record) -> str:
         return f"{verdict}: {in_short(record)}"
     if not comparison.times_s(record):
         return record.notes.get("dropped", "not reached: the budget ended before")
-    needed, found = comparison.seconds_needed(record), comparison.ratio(record)
+    needed, gain = comparison.seconds_needed(record), comparison.ratio(record)
     if verdict != "too noisy":
         return verdict
-    word = "too few rounds" if found is None or math.isinf(found.high) else verdict
+    word = "too few rounds" if gain is None or math.isinf(gain.high) else verdict
     if needed is None:
         return word
     return f"{word}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
@@ -134,7 +136,7 @@ def in_short(record: Record) -> str:
 
 
 COLUMNS = (
-    Column("variant", lambda _, one: one.name, is_number=False, wraps=True, is_brief=True),
+    Column("variant", lambda _, record: record.name, is_number=False, wraps=True, is_brief=True),
     Column("median", _median, is_brief=True),
     Column("speed-up", _speedup, is_brief=True),
     Column(INTERVAL, _interval, wraps=True, is_brief=True),

@@ -30,9 +30,9 @@ class Urgent(str):
 
 def comparison_report(comparison: Comparison) -> Document:
     """The table of a benchmark, with what it means in one line."""
-    about = [line for one in comparison.records for line in _about(comparison, one)]
+    about = [line for record in comparison.records for line in _about(comparison, record)]
     lines = [*_runner_up(comparison), *about, *_legend(comparison)]
-    several = sum(comparison.ratio(one) is not None for one in comparison.records) > 1
+    several = sum(comparison.ratio(record) is not None for record in comparison.records) > 1
     picture = [_picture(comparison)] if several else []  # one ratio is seen without
     sections = [Section(comparison_table(comparison)), *picture, *_folded(lines)]
     return Document(_headline(comparison), tuple(sections), comparison.to_dict())
@@ -40,9 +40,9 @@ def comparison_report(comparison: Comparison) -> Document:
 
 def narrow_comparison_report(comparison: Comparison) -> Document:
     """What fits beside controls: a picture first, fewer columns, lines about variants."""
-    about = [line for one in comparison.records for line in _about(comparison, one)]
-    ratios = [comparison.ratio(one) for one in comparison.records]
-    picture = [_picture(comparison)] if any(one and one.low > 0 for one in ratios) else []
+    about = [line for record in comparison.records for line in _about(comparison, record)]
+    ratios = [comparison.ratio(record) for record in comparison.records]
+    picture = [_picture(comparison)] if any(gain and gain.low > 0 for gain in ratios) else []
     sections = [*picture, Section(comparison_table(comparison, is_brief=True)), *_folded(about)]
     return Document(_headline(comparison), tuple(sections), comparison.to_dict(), is_brief=True)
 
@@ -73,13 +73,15 @@ def _headline(comparison: Comparison) -> str:
 
 def _nothing(comparison: Comparison) -> str:
     """What may be fast and was not checked is not recommended: the reason says what to do."""
-    unknown = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
+    unknown = [
+        record for record in comparison.records if comparison.verdict(record) == "not checked"
+    ]
     nothing = f"Nothing is proven faster than {comparison.baseline.name}"
     if not unknown:
         return nothing
-    names = ", ".join(one.name for one in unknown)
-    found = unknown[0].accuracy
-    reason = found.reason if found is not None else ""
+    names = ", ".join(record.name for record in unknown)
+    accuracy = unknown[0].accuracy
+    reason = accuracy.reason if accuracy is not None else ""
     return f"{nothing} and right; {names}: not checked: {reason}"
 
 
@@ -88,18 +90,18 @@ def describe_verdict(comparison: Comparison, record: Record) -> str:
 
     Of a loose interval only the end that is proven: its median is a matter of luck.
     """
-    found = comparison.ratio(record)
-    assert found is not None
-    interval = f"{INTERVAL} {ratio(found.low)} to {ratio(found.high)}"
-    if found.low > 1 and not found.is_precise(LOOSE):
-        return f"at least {ratio(found.low)} as fast as {comparison.baseline.name}, {interval}"
-    return f"{ratio(found.median)} as fast as {comparison.baseline.name}, {interval}"
+    gain = comparison.ratio(record)
+    assert gain is not None
+    interval = f"{INTERVAL} {ratio(gain.low)} to {ratio(gain.high)}"
+    if gain.low > 1 and not gain.is_precise(LOOSE):
+        return f"at least {ratio(gain.low)} as fast as {comparison.baseline.name}, {interval}"
+    return f"{ratio(gain.median)} as fast as {comparison.baseline.name}, {interval}"
 
 
 def _folded(lines: Sequence[str]) -> list[Section]:
     """The two lines that matter most; the others folded."""
-    first = [one for one in lines if isinstance(one, Urgent)]
-    ordered = [*first, *(one for one in lines if one not in first)]
+    first = [line for line in lines if isinstance(line, Urgent)]
+    ordered = [*first, *(line for line in lines if line not in first)]
     shown = max(SHOWN, len(first))
     if len(ordered) <= shown + 1:
         return [Section("\n".join(ordered))] if ordered else []
@@ -112,9 +114,9 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
         lines.append(f"{comparison.verdict(record)}: {reason(record)}")
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
-    what = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
-    if what and not record.failure and "+".join(what) != record.name:
-        lines.append(", ".join(what))
+    words = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
+    if words and not record.failure and "+".join(words) != record.name:
+        lines.append(", ".join(words))
     if record.accuracy is not None:
         lines += _errors(record.accuracy)
     lines += [f"{name}: {note}" for name, note in record.notes.items()]
@@ -124,37 +126,39 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     return [type(line)(f"{record.name}: {line}") for line in lines]
 
 
-def _errors(found: Accuracy) -> list[str]:
+def _errors(accuracy: Accuracy) -> list[str]:
     """The reason of a verdict; of a rounding one the relative errors beside the baseline's own."""
-    if found.reason:
-        return [Urgent(f"{found.verdict}: {found.reason}")]
-    if found.verdict != "rounding" or found.output_error is None:
+    if accuracy.reason:
+        return [Urgent(f"{accuracy.verdict}: {accuracy.reason}")]
+    if accuracy.verdict != "rounding" or accuracy.output_error is None:
         return []
-    text = f"output off by {found.output_error:.1g} (baseline {found.baseline_output_error:.1g})"
-    if found.gradient_cosine is not None:
+    text = (
+        f"output off by {accuracy.output_error:.1g} (baseline {accuracy.baseline_output_error:.1g})"
+    )
+    if accuracy.gradient_cosine is not None:
         text += (
-            f", gradients by {found.gradient_error:.1g} (baseline "
-            f"{found.baseline_gradient_error:.1g}, cosine {found.gradient_cosine:.5f})"
+            f", gradients by {accuracy.gradient_error:.1g} (baseline "
+            f"{accuracy.baseline_gradient_error:.1g}, cosine {accuracy.gradient_cosine:.5f})"
         )
-    if found.explained_output is None or found.explained_gradient is None:
+    if accuracy.explained_output is None or accuracy.explained_gradient is None:
         return [f"{text}, as its dtype rounds"]
-    explained = [f"{found.explained_output:.1g}"]
-    if found.gradient_cosine is not None:
-        explained.append(f"{found.explained_gradient:.1g}")
+    explained = [f"{accuracy.explained_output:.1g}"]
+    if accuracy.gradient_cosine is not None:
+        explained.append(f"{accuracy.explained_gradient:.1g}")
     return [f"{text}; its dtype's rounding alone brings {' and '.join(explained)}"]
 
 
 def _compilations(comparison: Comparison, record: Record) -> list[str]:
     """Graphs, breaks and recompilations, and after how many steps all that is paid back."""
-    seen, lines = record.compilations, []
-    if seen.graphs:
-        counts = [count(seen.graphs, "graph"), count(seen.breaks, "break")]
-        text = f"compiled {', '.join([*counts, count(seen.recompiles, 'recompile')])}"
+    compilations, lines = record.compilations, []
+    if compilations.graphs:
+        counts = [count(compilations.graphs, "graph"), count(compilations.breaks, "break")]
+        text = f"compiled {', '.join([*counts, count(compilations.recompiles, 'recompile')])}"
         steps = comparison.break_even_steps(record)
         if steps is not None:
             text += f"; its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
         lines.append(text)
-    if seen.limit_reached:
+    if compilations.limit_reached:
         lines.append(
             Urgent(
                 "fell back to plain PyTorch at torch's recompile limit "
@@ -165,10 +169,10 @@ def _compilations(comparison: Comparison, record: Record) -> list[str]:
 
 
 def _runner_up(comparison: Comparison) -> list[str]:
-    best, found = comparison.best, comparison.runner_up()
-    if best is None or found is None or math.isinf(found[1].high):
+    best, runner_up = comparison.best, comparison.runner_up()
+    if best is None or runner_up is None or math.isinf(runner_up[1].high):
         return []
-    second, lead = found
+    second, lead = runner_up
     told = "" if lead.low > 1 else ", so this run does not tell them apart"
     interval = f"{ratio(lead.low)} to {ratio(lead.high)}"
     return [f"{best.name} is {ratio(lead.median)} ({interval}) as fast as {second.name}{told}."]

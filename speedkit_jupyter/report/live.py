@@ -29,8 +29,8 @@ def live_report(progress: Progress, title: str = "") -> Document:
 def live_line(progress: Progress, title: str) -> str:
     """The same in one line of a terminal: with the best so far."""
     best = max(
-        (one for one in progress.known if one.state == "faster"),
-        key=lambda one: one.speedup or 0.0,
+        (standing for standing in progress.known if standing.state == "faster"),
+        key=lambda standing: standing.speedup or 0.0,
         default=None,
     )
     ahead = "" if best is None or best.speedup is None else f"; {best.name} {ratio(best.speedup)}"
@@ -53,11 +53,15 @@ def bar(done: float) -> str:
 
 
 def _tables(known: Sequence[Standing]) -> list[Table]:
-    rows = tuple(_row(one) for one in known)
+    rows = tuple(_row(standing) for standing in known)
     return [Table(COLUMNS, rows, numbers=COLUMNS[1:3], wraps=COLUMNS[:1])] if rows else []
 
 
-def _row(one: Standing) -> Row:
-    between = BLANK if one.low is None or one.high is None else f"{one.low:.2f}× to {one.high:.2f}×"
-    gain = BLANK if one.speedup is None else f"{one.speedup:.2f}×"
-    return Row((one.name, gain, between, one.state), TONES.get(one.state, "plain"))
+def _row(standing: Standing) -> Row:
+    between = (
+        BLANK
+        if standing.low is None or standing.high is None
+        else f"{standing.low:.2f}× to {standing.high:.2f}×"
+    )
+    gain = BLANK if standing.speedup is None else f"{standing.speedup:.2f}×"
+    return Row((standing.name, gain, between, standing.state), TONES.get(standing.state, "plain"))

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     import torch
 
 
-def state_report(found: Preview, name: str) -> Document:
+def state_report(preview: Preview, name: str) -> Document:
     """What is applied, what the choice would change, and why."""
-    sections = [Section(changes(found)), Section(reasons(found), "Why")]
-    sections += worth_measuring(found.plan)
-    headline, pinned = _headline(found, name), found.plan.hardware.pinned
+    sections = [Section(changes(preview)), Section(reasons(preview), "Why")]
+    sections += worth_measuring(preview.plan)
+    headline, pinned = _headline(preview, name), preview.plan.hardware.pinned
     if pinned:
         headline += f" ({machines.as_for(pinned)})"
-    return Document(headline, tuple(sections), {"plan": found.plan.to_dict()})
+    return Document(headline, tuple(sections), {"plan": preview.plan.to_dict()})
 
 
 def panel_report(
-    found: Preview, name: str, message: str = "", result: Document | None = None
+    preview: Preview, name: str, message: str = "", result: Document | None = None
 ) -> Document:
     """All that a panel shows, for front ends without widgets."""
-    state = state_report(found, name)
-    config = found.plan.config
+    state = state_report(preview, name)
+    config = preview.plan.config
     chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
     rest = "auto for all else" if chosen else "auto for everything"
     rest = "all else as it is" if config.is_alone else rest
@@ -47,26 +47,26 @@ def panel_report(
     sections += state.sections
     refused = tuple(
         Row((f"{name} {', '.join(words)}", why))
-        for name, decisions in found.words.items()
+        for name, decisions in preview.words.items()
         for words, why in unavailable(decisions)
     )
     if refused:
         sections.append(Section(Table(("not here", "why"), refused)))
     if result is not None:
-        first, *others = result.sections or [Section("")]
-        sections += [replace(first, title=result.headline), *others]
+        first, *tail = result.sections or [Section("")]
+        sections += [replace(first, title=result.headline), *tail]
     return Document(f"SpeedKit · {state.headline}", tuple(sections), state.data)
 
 
-def changes(found: Preview) -> Table | str:
+def changes(preview: Preview) -> Table | str:
     """Flags and state: as found, as they are, and as they would be."""
-    rows = found.rows()
+    rows = preview.rows()
     if not rows:
         return "Every flag, the model and its optimizers would stay as they are."
-    if found.applied is None or not found.pending:
-        last = 3 if found.applied is None else 2
+    if preview.applied is None or not preview.pending:
+        last = 3 if preview.applied is None else 2
         cells = [(name, word(row[0]), _marked(row[0], row[last - 1])) for name, *row in rows]
-        after = "after Apply" if found.applied is None else "now"
+        after = "after Apply" if preview.applied is None else "now"
         return Table(("flag or state", "before", after), tuple(map(Row, cells)))
     every = [
         (name, word(before), _marked(before, now), _marked(now, after))
@@ -76,22 +76,22 @@ def changes(found: Preview) -> Table | str:
     return Table(columns, tuple(map(Row, every)), wraps=columns)
 
 
-def reasons(found: Preview) -> Table:
+def reasons(preview: Preview) -> Table:
     """One row for each decision; what differs from the plan in force is marked."""
     return Table(
         ("optimization", "state", "value", "why"),
-        tuple(_reason(decision, found) for decision in found.plan),
+        tuple(_reason(decision, preview) for decision in preview.plan),
     )
 
 
 def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], str]]:
     """The words that this machine or model can't do, those with one reason together."""
-    found: dict[str, tuple[list[str], str]] = {}
+    groups: dict[str, tuple[list[str], str]] = {}
     for asked, decision in decisions.items():
         if decision.declined:
             key = decision.reason.replace(repr(asked), "")
-            found.setdefault(key, ([], decision.reason))[0].append(asked)
-    return list(found.values())
+            groups.setdefault(key, ([], decision.reason))[0].append(asked)
+    return list(groups.values())
 
 
 def result_report(result: Any) -> Document:
@@ -100,7 +100,7 @@ def result_report(result: Any) -> Document:
 
     is_comparison = isinstance(result, Comparison)
     document = narrow_comparison_report(result) if is_comparison else result.report().brief()
-    sections = tuple(replace(one, body=_drawn(one.body)) for one in document.sections)
+    sections = tuple(replace(section, body=_drawn(section.body)) for section in document.sections)
     return replace(document, sections=sections)
 
 
@@ -119,33 +119,34 @@ def as_code(
     yield Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
 
 
-def _headline(found: Preview, name: str) -> str:
-    applied = found.applied
+def _headline(preview: Preview, name: str) -> str:
+    applied = preview.applied
     if applied is None:
-        would = _listed(found.plan)
+        would = _listed(preview.plan)
         return f"Nothing is applied to `{name}`. Apply would turn on: {would or 'nothing'}"
     now = f"Applied to `{name}`: {_listed(applied.plan) or 'nothing'}"
-    if not found.pending:
+    if not preview.pending:
         return now
-    return f"{now}. Apply would make it: {_listed(found.plan) or 'nothing'}"
+    return f"{now}. Apply would make it: {_listed(preview.plan) or 'nothing'}"
 
 
 def _listed(decisions: Iterable[Decision]) -> str:
-    on = [one for one in decisions if one.active]
+    on = [decision for decision in decisions if decision.active]
     return ", ".join(
-        one.name if one.value is True else f"{one.name} {word(one.value)}" for one in on
+        decision.name if decision.value is True else f"{decision.name} {word(decision.value)}"
+        for decision in on
     )
 
 
-def _reason(decision: Decision, found: Preview) -> Row:
+def _reason(decision: Decision, preview: Preview) -> Row:
     """`● on` is what is in force, `→ on` what would be."""
     state, tone = outcome(decision)
     value = word(decision.value)
-    now = None if found.applied is None else found.applied.plan[decision.name]
+    now = None if preview.applied is None else preview.applied.plan[decision.name]
     was_on = now is not None and now.active
     if (decision.active, decision.value) != (was_on, now.value if now else decision.value):
         state = "→ on" if decision.active else "→ off" if was_on else state
-        value = Changed(value) if found.applied is not None or decision.active else value
+        value = Changed(value) if preview.applied is not None or decision.active else value
     return Row((decision.name, state, value, decision.reason), tone)
 
 

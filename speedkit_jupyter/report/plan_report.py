@@ -25,8 +25,8 @@ def hardware_line(hardware: Hardware, device: str = "cpu") -> str:
     memory = hardware.cpu.memory_bytes if gpu is None else gpu.memory_bytes
     if memory:
         parts.append(size(memory))
-    others = [one.name for one in hardware.accelerators if gpu is None]
-    parts += [f"{name} idle" for name in others]
+    names = [accelerator.name for accelerator in hardware.accelerators if gpu is None]
+    parts += [f"{name} idle" for name in names]
     return ", ".join([*parts, f"torch {hardware.torch}", f"Python {hardware.python}"])
 
 
@@ -85,9 +85,9 @@ def status_report(
         if idle:
             sections.append(Section(_reasons(idle), "Left on the table"))
         sections += worth_measuring(context.plan)
-    for name, one in planned:
-        sections.append(Section(decisions(one), f"`%speedkit apply {name}` would do this"))
-        sections += worth_measuring(one)
+    for name, plan in planned:
+        sections.append(Section(decisions(plan), f"`%speedkit apply {name}` would do this"))
+        sections += worth_measuring(plan)
     if not sections:
         sections.append(
             Section(
@@ -159,8 +159,8 @@ def _state(context: SpeedContext, name: str) -> str:
     if context.restored:
         return f"Restored: {name}"
     on = [f"{d.name} {word(d.value)}" if d.value is not True else d.name for d in _active(context)]
-    what = ", ".join(on) if on else "nothing, since nothing here is known to help"
-    return f"{'Applied to' if context.active else 'Waiting for'} {name}: {what}"
+    words = ", ".join(on) if on else "nothing, since nothing here is known to help"
+    return f"{'Applied to' if context.active else 'Waiting for'} {name}: {words}"
 
 
 def _notes(context: SpeedContext, ctx: str) -> list[Section]:

@@ -48,23 +48,23 @@ def speedups(comparison: Comparison) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    records = [one for one in comparison.records if one is not comparison.baseline]
+    records = [record for record in comparison.records if record is not comparison.baseline]
     figure = Figure(figsize=(7, 0.9 + 0.45 * len(records)), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.subplots()
     axes.patch.set_alpha(0)
     axes.axvline(1, color=NEUTRAL, linewidth=1, linestyle="--")
     for row, record in enumerate(records):
-        found, verdict = comparison.ratio(record), comparison.verdict(record)
+        gain, verdict = comparison.ratio(record), comparison.verdict(record)
         colour = COLOURS.get(verdict, NEUTRAL)
-        if found is None:
+        if gain is None:
             axes.annotate(verdict, (1, row), color=colour, va="center")
             continue
-        if found.low > 0 and found.high < float("inf"):
-            axes.plot([found.low, found.high], [row, row], color=colour, linewidth=3, alpha=0.6)
-        axes.plot(found.median, row, "o", color=colour)
-        label = f"{ratio(found.median)} {verdict}"
-        axes.annotate(label, (found.median, row), (0, 8), textcoords="offset points",
+        if gain.low > 0 and gain.high < float("inf"):
+            axes.plot([gain.low, gain.high], [row, row], color=colour, linewidth=3, alpha=0.6)
+        axes.plot(gain.median, row, "o", color=colour)
+        label = f"{ratio(gain.median)} {verdict}"
+        axes.annotate(label, (gain.median, row), (0, 8), textcoords="offset points",
                       ha="center", color=colour, fontsize=9)  # fmt: skip
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ratio(value)))
     axes.set_yticks(range(len(records)), [record.name for record in records])
@@ -104,7 +104,7 @@ def parts(found: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -
                   va="center", color=COLOURS["faster"], fontsize=9)  # fmt: skip
     names = ["baseline", *(f"without {name}" for name, _ in found), "with the plan"]
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, max(baseline_s, *(plan_s * one.median for _, one in found)) * 1.35)
+    axes.set_xlim(0, max(baseline_s, *(plan_s * part.median for _, part in found)) * 1.35)
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
     axes.set_xlabel("time of one step", color=NEUTRAL)

@@ -16,7 +16,7 @@ def render(document: Content) -> str:
     """The whole report."""
     width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
     parts = ["\n".join(textwrap.wrap(document.headline, width))]
-    shown = [one for one in document.sections if not isinstance(one.body, Picture)]
+    shown = [section for section in document.sections if not isinstance(section.body, Picture)]
     parts += [_section(section, width, document.is_brief) for section in shown]
     return "\n\n".join(parts)
 

@@ -19,7 +19,7 @@ def render(table: Table, width: int) -> str:
         table = _without(table, table.optional[-1])
     rows = [table.columns, *(row.cells for row in table.rows)]
     head, *lines = (_row(cells, widths, table) for cells in rows)
-    return "\n".join([head, GAP.join("─" * one for one in widths), *lines])
+    return "\n".join([head, GAP.join("─" * size for size in widths), *lines])
 
 
 def _widths(table: Table, width: int) -> list[int] | None:
@@ -36,7 +36,7 @@ def _widths(table: Table, width: int) -> list[int] | None:
     room = width - len(GAP) * (len(widths) - 1)
     widths[-1] = max(least[-1], min(widths[-1], room - sum(widths[:-1])))
     while sum(widths) > room:
-        over = [i for i, one in enumerate(widths) if one > least[i]]
+        over = [i for i, size in enumerate(widths) if size > least[i]]
         if not over:
             return None if table.optional else widths
         widths[max(over, key=lambda i: widths[i] - least[i])] -= 1
@@ -60,7 +60,7 @@ def _row(cells: Sequence[str], widths: Sequence[int], table: Table) -> str:
     ]
     lines = []
     for number in range(max(map(len, columns))):
-        texts = [one[number] if number < len(one) else "" for one in columns]
+        texts = [column[number] if number < len(column) else "" for column in columns]
         padded = [
             text.rjust(width) if name in table.numbers else text.ljust(width)
             for text, width, name in zip(texts, widths, table.columns, strict=True)

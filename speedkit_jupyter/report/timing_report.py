@@ -19,7 +19,7 @@ def timing_report(timing: Timing) -> Document:
     if not timing.all_runs:
         return Document(f"Nothing was timed ({runs})")
     interval = timing.interval_s
-    between = " to ".join(seconds(one, digits) for one in interval) if interval else "–"
+    between = " to ".join(seconds(end, digits) for end in interval) if interval else "–"
     device = timing.device_s
     cells = {
         "median": seconds(timing.median_s, digits),
@@ -34,8 +34,8 @@ def timing_report(timing: Timing) -> Document:
     if timing.first_call_s is not None:
         cells["first call"] = seconds(timing.first_call_s, digits)
     table = Table(tuple(cells), (Row(tuple(cells.values())),), numbers=tuple(cells))
-    known = f", {INTERVAL} {between}" if interval else ""
-    headline = f"{cells['median']} per loop{known} ({runs})"
+    detail = f", {INTERVAL} {between}" if interval else ""
+    headline = f"{cells['median']} per loop{detail} ({runs})"
     sections = [Section(table), Section("\n".join(_lines(timing)))]
     return Document(headline, tuple(sections), timing.to_dict())
 

@@ -29,7 +29,7 @@ def tuning_report(tuning: Tuning) -> Document:
     if tuning.helped:
         sections += _proof(tuning)
     if tuning.rejected:
-        rows = tuple(Row((one.name, one.reason)) for one in tuning.rejected)
+        rows = tuple(Row((candidate.name, candidate.reason)) for candidate in tuning.rejected)
         sections.append(Section(Table(("tried", "why it is not in the plan"), rows)))
     sections += [Section(note) for note in tuning.notes]
     if tuning.learned is not None and tuning.confirmed:
@@ -51,14 +51,14 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
     if not plans:
         return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
     columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
-    rows = tuple(_learned(one) for one in reversed(plans))
+    rows = tuple(_learned(entry) for entry in reversed(plans))
     note = "`%speedkit apply` uses the newest that fits; `%speedkit tuned forget NUMBER` drops one."
-    if any(one.is_earlier for one in plans):
+    if any(entry.is_earlier for entry in plans):
         note += " What an earlier version found is not used."
     data = {
         "plans": [
-            {"number": one.number, "learned_at": one.learned_at.isoformat(), **one.plan}
-            for one in plans
+            {"number": entry.number, "learned_at": entry.learned_at.isoformat(), **entry.plan}
+            for entry in plans
         ]
     }
     headline = count(len(plans), "learned plan")
@@ -69,18 +69,18 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
     )
 
 
-def _learned(one: Learned) -> Row:
-    plan = one.plan
+def _learned(entry: Learned) -> Row:
+    plan = entry.plan
     high = "" if plan["high"] is None else ratio(plan["high"])
     gain = "–" if plan["speedup"] is None else ratio(plan["speedup"])
     interval = f"{gain} ({ratio(plan['low'])} to {high})" if plan["low"] else gain
     work = "training" if plan["trains"] else "inference"
-    what = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
+    subject = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     inputs = ", ".join(plan["inputs"]) or "not seen"
     name = plan["name"] if plan["values"] else "leave it as it is"
-    if one.is_earlier:
+    if entry.is_earlier:
         name = f"{name} (of an earlier version, not used)"
-    return Row((str(one.number), name, interval, what, inputs, day(one.learned_at)))
+    return Row((str(entry.number), name, interval, subject, inputs, day(entry.learned_at)))
 
 
 def _headline(tuning: Tuning) -> str:
@@ -91,10 +91,10 @@ def _headline(tuning: Tuning) -> str:
         return f"Could not tell: {tuning.unclear} ({took})"
     if not tuning.helped or tuning.comparison is None or tuning.record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
-    found = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
+    outcome = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
     if tuning.confirmed:
-        return f"{found}, confirmed in fresh rounds ({took})"
-    return f"Best so far: {found}; interrupted before it was confirmed"
+        return f"{outcome}, confirmed in fresh rounds ({took})"
+    return f"Best so far: {outcome}; interrupted before it was confirmed"
 
 
 def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
@@ -129,9 +129,9 @@ def _proof(tuning: Tuning) -> list[Section]:
     return sections
 
 
-def _interval(found: Ratio) -> str:
-    high = "" if math.isinf(found.high) else ratio(found.high)
-    return f"{ratio(found.low)} to {high}".rstrip()
+def _interval(gain: Ratio) -> str:
+    high = "" if math.isinf(gain.high) else ratio(gain.high)
+    return f"{ratio(gain.low)} to {high}".rstrip()
 
 
 def _parts(tuning: Tuning) -> bytes:

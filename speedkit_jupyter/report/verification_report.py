@@ -23,45 +23,47 @@ ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own roun
 HINT = ". A step that scales its loss by itself should return it: what it returns is compared"
 
 
-def verification_report(found: Verification) -> Document:
+def verification_report(result: Verification) -> Document:
     """The verdict with its numbers, the curves, and some steps of them."""
-    verdict = found.verdict
-    steps = count(len(found.runs.baseline), "step")
-    title = f"{found.name}: {WORDS[verdict]} over {steps}"
-    if found.subject:
-        title = f"{found.subject}: {title}"
-    if found.failure:
-        return Document(title, (Section(found.failure),), found.to_dict())
-    curves = found.curves
-    sections = [one for curve in curves for one in _sections(found, curve, len(curves) > 1)]
+    verdict = result.verdict
+    steps = count(len(result.runs.baseline), "step")
+    title = f"{result.name}: {WORDS[verdict]} over {steps}"
+    if result.subject:
+        title = f"{result.subject}: {title}"
+    if result.failure:
+        return Document(title, (Section(result.failure),), result.to_dict())
+    curves = result.curves
+    sections = [
+        section for curve in curves for section in _sections(result, curve, len(curves) > 1)
+    ]
     sections.append(
         Section("All that the runs did to model, optimizer and random state is undone.")
     )
-    return Document(title, tuple(sections), found.to_dict())
+    return Document(title, tuple(sections), result.to_dict())
 
 
-def _sections(found: Verification, curve: Curve, is_one_of_several: bool) -> Iterator[Section]:
+def _sections(result: Verification, curve: Curve, is_one_of_several: bool) -> Iterator[Section]:
     """What is said of one curve."""
     verdict = f" ({WORDS[curve.agreement]})" if is_one_of_several else ""
     hint = HINT if curve.what == RAN_ON and not is_one_of_several else ""
     yield Section(f"Compared is {curve.what}{verdict}{hint}.")
-    yield Section(_distances(found, curve))
+    yield Section(_distances(result, curve))
     if curve.planned:
-        yield Section(Picture(partial(_picture, found, curve), f"The curves of {curve.what}"))
-        yield Section(_steps(found.name, curve))
+        yield Section(Picture(partial(_picture, result, curve), f"The curves of {curve.what}"))
+        yield Section(_steps(result.name, curve))
 
 
-def _distances(found: Verification, curve: Curve) -> Table:
-    other = (
+def _distances(result: Verification, curve: Curve) -> Table:
+    label = (
         "a baseline whose weights were rounded once (the step draws no random numbers)"
-        if found.by_weights
+        if result.by_weights
         else "a baseline with another seed"
     )
     if len(curve.others) > 1:
-        other += f": the farthest of {len(curve.others)}"
+        label += f": the farthest of {len(curve.others)}"
     rows = (
-        Row((found.name, f"{curve.distance:.3g}"), TONES[curve.agreement]),
-        Row((other, f"{curve.yardstick:.3g}")),
+        Row((result.name, f"{curve.distance:.3g}"), TONES[curve.agreement]),
+        Row((label, f"{curve.yardstick:.3g}")),
         Row((ALLOWED, f"{curve.allowed:.3g}")),
     )
     return Table(("distance from the baseline's losses", "root mean square"), rows,
@@ -89,15 +91,15 @@ def _steps(name: str, curve: Curve) -> Table:
 
 def _digits(curve: Curve) -> int:
     """Significant digits that show what is judged."""
-    largest = max((abs(one) for one in curve.baseline if math.isfinite(one)), default=0.0)
+    largest = max((abs(loss) for loss in curve.baseline if math.isfinite(loss)), default=0.0)
     smallest = max(curve.distance, curve.allowed)
     if not largest or not smallest or not math.isfinite(smallest):
         return 5
     return min(max(5, math.ceil(math.log10(largest / smallest)) + 2), 15)
 
 
-def _picture(found: Verification, curve: Curve) -> bytes:
+def _picture(result: Verification, curve: Curve) -> bytes:
     from speedkit_jupyter.report import plots
 
-    other = "baseline, rounded weights" if found.by_weights else "baseline, other seed"
-    return plots.as_png(plots.loss_curves(curve, found.name, other))
+    label = "baseline, rounded weights" if result.by_weights else "baseline, other seed"
+    return plots.as_png(plots.loss_curves(curve, result.name, label))

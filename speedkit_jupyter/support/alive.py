@@ -13,7 +13,7 @@ class Alive(Sequence[T]):
     """Those of the objects that are still there, in their order."""
 
     def __init__(self, objects: Iterable[T]) -> None:
-        self._references = [ref(one) for one in objects]
+        self._references = [ref(thing) for thing in objects]
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -27,4 +27,4 @@ class Alive(Sequence[T]):
 
     def _found(self) -> list[T]:
         every = [reference() for reference in self._references]
-        return [one for one in every if one is not None]
+        return [thing for thing in every if thing is not None]

@@ -46,16 +46,16 @@ def names(name: str, value: Any) -> list[str]:
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not listed:
         raise StepError(f"{name} must be names, as in 'baseline,bf16', not {_of(value)}")
-    for one in listed:
-        if not isinstance(one, str):
-            raise StepError(f"{name} must be names, as in 'baseline,bf16': {_of(one)} is none")
-    return [one.strip() for one in listed]
+    for item in listed:
+        if not isinstance(item, str):
+            raise StepError(f"{name} must be names, as in 'baseline,bf16': {_of(item)} is none")
+    return [item.strip() for item in listed]
 
 
-def name(what: str, value: Any) -> str:
+def name(label: str, value: Any) -> str:
     """A plan's name; raises StepError."""
     if not isinstance(value, str):
-        raise StepError(f"{what} must be a variant's name or a SpeedConfig, not {_of(value)}")
+        raise StepError(f"{label} must be a variant's name or a SpeedConfig, not {_of(value)}")
     return value
 
 
@@ -64,18 +64,22 @@ def modules(name: str, value: Any) -> list[Any]:
     import torch
 
     listed = list(value) if isinstance(value, list | tuple) else [value]
-    for one in listed:
-        if not isinstance(one, torch.nn.Module):
-            raise StepError(f"{name} must be a torch.nn.Module, or a list of them, not {_of(one)}")
+    for model in listed:
+        if not isinstance(model, torch.nn.Module):
+            raise StepError(
+                f"{name} must be a torch.nn.Module, or a list of them, not {_of(model)}"
+            )
     return listed
 
 
 def optimizers(name: str, value: Any) -> list[Any]:
     """An optimizer or several; raises TypeError."""
     listed = list(value) if isinstance(value, list | tuple) else [value]
-    for one in listed:
-        if not is_optimizer(one):
-            raise ArgumentError(f"{name} must be a torch.optim.Optimizer, not {type(one).__name__}")
+    for optimizer in listed:
+        if not is_optimizer(optimizer):
+            raise ArgumentError(
+                f"{name} must be a torch.optim.Optimizer, not {type(optimizer).__name__}"
+            )
     return listed
 
 

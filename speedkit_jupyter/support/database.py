@@ -154,17 +154,17 @@ def unlearn(numbers: Iterable[int] | None) -> int:
 def _readable(
     rows: Iterable[tuple[Any, ...]],
     read: Callable[..., Kept],
-    what: str,
+    kind: str,
     skipped: list[str] | None,
 ) -> list[Kept]:
-    found = []
+    entries = []
     for row in rows:
         try:
-            found.append(read(*row))
+            entries.append(read(*row))
         except ValueError as error:
             if skipped is not None:
-                skipped.append(f"{what} {row[0]} can't be read and is left out: {error}")
-    return found
+                skipped.append(f"{kind} {row[0]} can't be read and is left out: {error}")
+    return entries
 
 
 def _now() -> str:
@@ -204,7 +204,7 @@ def _database(begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
 
 def _begin(connection: sqlite3.Connection, file: Path, begin: str) -> None:
     """Take the lock. Others may write all the time; who writes nothing for so long hangs."""
-    end, seen = time.monotonic() + LONGEST_S, _written(file)
+    end, stamp = time.monotonic() + LONGEST_S, _written(file)
     while True:
         try:
             connection.execute(begin)
@@ -213,8 +213,8 @@ def _begin(connection: sqlite3.Connection, file: Path, begin: str) -> None:
         except sqlite3.OperationalError:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            before, seen = seen, _written(file)
-            if seen == before or time.monotonic() > end:
+            before, stamp = stamp, _written(file)
+            if stamp == before or time.monotonic() > end:
                 raise
 
 
@@ -225,14 +225,14 @@ def _written(file: Path) -> tuple[int, int]:
 
 def _why(error: Exception) -> str:
     """The reason with the next step."""
-    other = f"{FOLDER} can name another folder"
+    advice = f"{FOLDER} can name another folder"
     if type(error) is sqlite3.DatabaseError:  # its subclasses are about one statement
         return f"it is damaged ({error}): delete it or move it away, and a new one begins"
     if "locked" in str(error):
-        return f"another program has held it for {PATIENCE_S:g} s: try again, or {other}"
+        return f"another program has held it for {PATIENCE_S:g} s: try again, or {advice}"
     if "column" in str(error):
-        return f"another version of SpeedKit made it ({error}): {other}"
-    return f"{error} ({other})"
+        return f"another version of SpeedKit made it ({error}): {advice}"
+    return f"{error} ({advice})"
 
 
 def _create_tables(connection: sqlite3.Connection) -> None:

@@ -114,18 +114,18 @@ def _text(raw: Any) -> str:
 
 def _moment(raw: Any) -> datetime.datetime:
     """A time in UTC."""
-    found = _text(raw)
+    text = _text(raw)
     try:
-        return datetime.datetime.fromisoformat(found).astimezone(datetime.timezone.utc)
+        return datetime.datetime.fromisoformat(text).astimezone(datetime.timezone.utc)
     except (ValueError, OverflowError, OSError):  # the last two are years that no clock has
-        raise ValueError(f"{found[:40]!r} is no date") from None
+        raise ValueError(f"{text[:40]!r} is no date") from None
 
 
 def _values(raw: Any, shape: type[BaseModel]) -> Mapping[str, Any]:
     """A JSON document of that shape."""
-    found = _text(raw)
+    text = _text(raw)
     try:
-        read = json.loads(found)
+        read = json.loads(text)
         json.dumps(read, ensure_ascii=False).encode()  # an escape can stand for half a character
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None

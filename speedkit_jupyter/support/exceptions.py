@@ -34,7 +34,9 @@ class ArgumentError(SpeedKitError, TypeError):
 
 def printable(text: str) -> str:
     """In one line, and without what a terminal would act on: `\\x1b` stands as it is spelt."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in text
+    )
 
 
 def is_text(word: str) -> bool:
@@ -52,7 +54,7 @@ SYNONYMS = {"gpu": "cuda", "16": "fp16", "half": "fp16", "32": "fp32", "float": 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:
     """` Did you mean 'bf16'?` for the nearest known word, or nothing where none is near."""
-    lowered = {str(one).lower(): str(one) for one in known}
+    lowered = {str(name).lower(): str(name) for name in known}
     asked = SYNONYMS.get(str(word).lower(), str(word).lower())
     near = difflib.get_close_matches(asked, lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[near[0]]!r}?" if near else ""

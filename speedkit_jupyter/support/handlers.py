@@ -60,8 +60,8 @@ class InPlace(ABC):
                     if signal.getsignal(number) is self:
                         signal.signal(number, handler)
                 break
-            except BaseException as one:
-                raised = raised or one
+            except BaseException as error:
+                raised = raised or error
         if raised is not None:
             raise raised
 
@@ -142,7 +142,7 @@ class Window(InPlace):
         finally:
             self.holds = False
             waiting, self._waiting = self._waiting, {}
-            deliver(self.handlers, {one: None for one in waiting if one != self._passed})
+            deliver(self.handlers, {number: None for number in waiting if number != self._passed})
 
     def _pass(self, number: int, frame: Any) -> None:
         __tracebackhide__ = True
@@ -178,7 +178,7 @@ def can_be_exchanged() -> bool:
 
 @cache
 def _numbers() -> tuple[int, ...]:
-    return tuple(sorted(int(one) for one in signal.valid_signals()))
+    return tuple(sorted(int(number) for number in signal.valid_signals()))
 
 
 # State at module level, on purpose: the process has one handler of each signal.

@@ -84,9 +84,9 @@ def window() -> Window | None:
 
     None where they may anyway.
     """
-    found = WINDOWS[0] if WINDOWS else None
-    is_ours = found is not None and found.thread == threading.get_ident()
-    return found if is_ours and found is not None and not found.is_always_open else None
+    first = WINDOWS[0] if WINDOWS else None
+    is_ours = first is not None and first.thread == threading.get_ident()
+    return first if is_ours and first is not None and not first.is_always_open else None
 
 
 def _with_a_handler(function: Callable[Given, Result], is_open: bool) -> Callable[Given, Result]:
@@ -136,8 +136,8 @@ def finished(action: Callable[[], object]) -> None:
         try:
             with undisturbed():
                 run.to_its_end()
-        except BaseException as one:
-            interrupt = one
+        except BaseException as error:
+            interrupt = error
         if run.ended:
             break
     if interrupt is not None:

@@ -89,22 +89,22 @@ def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word
     return f"{word}[{key!r}] raises {type(error).__name__}"
 
 
-def is_a(found: Any, kind: Any) -> bool:
+def is_a(value: Any, kind: Any) -> bool:
     """As `isinstance`; of a stranger whose own `__class__` fails, by its type."""
     try:
-        return isinstance(found, kind)
+        return isinstance(value, kind)
     except Exception:
         pass
     try:
-        return issubclass(type(found), kind)
+        return issubclass(type(value), kind)
     except Exception:  # a metaclass that fails, too
         return False
 
 
-def attributes_of(found: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
     """Its own, as it gives them; none where it can't."""
     try:
-        attributes: Any = getattr(found, "__dict__", None)
+        attributes: Any = getattr(value, "__dict__", None)
     except Exception:
         return {}
     return attributes if is_a(attributes, dict) else {}

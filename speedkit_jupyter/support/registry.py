@@ -46,7 +46,7 @@ class Registry(Generic[Entry]):
         place = self._places.get(id(thing))
         if place is None:
             return
-        place.entries[:] = [one for one in place.entries if one is not entry]
+        place.entries[:] = [item for item in place.entries if item is not entry]
         if not place.entries:
             del self._places[id(thing)]
 

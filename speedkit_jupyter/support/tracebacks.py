@@ -50,7 +50,7 @@ def lets_go(function: Callable[P, R]) -> Callable[P, R]:
 
 def users_part(error: BaseException) -> TracebackType | None:
     """The frames of the user's own error that `lets_go` left; None for an error of ours."""
-    ours = [one for one in _entries(error.__traceback__) if _is_ours(one)]
+    ours = [entry for entry in _entries(error.__traceback__) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
@@ -62,35 +62,35 @@ def _leave_the_users(error: BaseException) -> bool:
     if all(map(_is_ours, below)):
         return False
     error.with_traceback(_chained(below))
-    for one in _reasons(error):
-        if one is not error:
-            one.with_traceback(_chained(_entries(one.__traceback__)))
+    for reason in _reasons(error):
+        if reason is not error:
+            reason.with_traceback(_chained(_entries(reason.__traceback__)))
     return True
 
 
 def _chained(entries: Iterable[TracebackType]) -> TracebackType | None:
     """A traceback of these entries without ours: a new one, as Python holds on to the old."""
     chain = None
-    for one in reversed([one for one in entries if not _is_ours(one)]):
-        chain = TracebackType(chain, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    for entry in reversed([entry for entry in entries if not _is_ours(entry)]):
+        chain = TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return chain
 
 
 def _reasons(error: BaseException) -> Iterator[BaseException]:
     """The error, and every one that it came from."""
-    seen, waiting = set[int](), [error]
+    ids, waiting = set[int](), [error]
     while waiting:
-        one = waiting.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [more for more in (one.__cause__, one.__context__) if more is not None]
+        reason = waiting.pop()
+        if id(reason) not in ids:
+            ids.add(id(reason))
+            yield reason
+            waiting += [more for more in (reason.__cause__, reason.__context__) if more is not None]
 
 
-def _entries(found: TracebackType | None) -> Iterator[TracebackType]:
-    while found is not None:
-        yield found
-        found = found.tb_next
+def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
 
 
 def _is_ours(entry: TracebackType) -> bool:
@@ -98,8 +98,8 @@ def _is_ours(entry: TracebackType) -> bool:
 
 
 def _clear(error: BaseException) -> None:
-    for one in _reasons(error):
-        for entry in _entries(one.__traceback__):
+    for reason in _reasons(error):
+        for entry in _entries(reason.__traceback__):
             if _is_ours(entry):
                 with suppress(RuntimeError):  # still at work
                     entry.tb_frame.clear()

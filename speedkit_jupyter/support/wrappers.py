@@ -20,40 +20,40 @@ T = TypeVar("T")
 PARTS = ("_original_module", "_orig_mod", "module")
 
 
-def unwrapped(found: T) -> T:
+def unwrapped(value: T) -> T:
     """The innermost torch optimizer or module; anything else is what it is."""
-    return layers(found)[-1]
+    return layers(value)[-1]
 
 
-def layers(found: T) -> list[T]:
+def layers(value: T) -> list[T]:
     """The object, what it wraps, what that wraps, and so on."""
     import torch
 
-    every = [found]
+    every = [value]
     while True:
         outer: Any = every[-1]
         is_model = is_a(outer, torch.nn.Module)
         inner = _wrapped_model(outer) if is_model else _wrapped_optimizer(outer)
-        if inner is None or any(inner is one for one in every):
+        if inner is None or any(inner is layer for layer in every):
             return every
         every.append(inner)
 
 
-def each_once(found: Iterable[T]) -> list[T]:
+def each_once(values: Iterable[T]) -> list[T]:
     """What is behind them, each object once, in the order of their first appearance."""
-    return list({id(one): one for one in map(unwrapped, found)}.values())
+    return list({id(value): value for value in map(unwrapped, values)}.values())
 
 
-def is_optimizer(found: Any) -> bool:
+def is_optimizer(value: Any) -> bool:
     """Whether there is a torch optimizer behind it."""
     import torch
 
-    return is_a(unwrapped(found), torch.optim.Optimizer)
+    return is_a(unwrapped(value), torch.optim.Optimizer)
 
 
-def is_wrapper(found: Any) -> bool:
+def is_wrapper(value: Any) -> bool:
     """Whether it only passes on to what is behind it."""
-    return unwrapped(found) is not found
+    return unwrapped(value) is not value
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:
@@ -69,19 +69,25 @@ def _wrapped_model(model: torch.nn.Module) -> Any:
 
 
 def _tensors(model: torch.nn.Module) -> list[int]:
-    return [id(one) for one in (*model.parameters(), *model.buffers())]
+    return [id(tensor) for tensor in (*model.parameters(), *model.buffers())]
 
 
-def _wrapped_optimizer(found: Any) -> Any:
+def _wrapped_optimizer(value: Any) -> Any:
     """The optimizer among its attributes that has its very groups.
 
     A plain object that steps and clears one optimizer passes on to it, too.
     """
     import torch
 
-    attributes = {} if issubclass(type(found), type) else attributes_of(found)
-    inner = [one for one in list(attributes.values()) if is_a(one, torch.optim.Optimizer)]
-    if is_a(found, torch.optim.Optimizer):
-        return next((one for one in inner if one.param_groups is found.param_groups), None)
-    passes_on = all(callable(getattr(type(found), name, None)) for name in ("step", "zero_grad"))
+    attributes = {} if issubclass(type(value), type) else attributes_of(value)
+    inner = [
+        optimizer
+        for optimizer in list(attributes.values())
+        if is_a(optimizer, torch.optim.Optimizer)
+    ]
+    if is_a(value, torch.optim.Optimizer):
+        return next(
+            (optimizer for optimizer in inner if optimizer.param_groups is value.param_groups), None
+        )
+    passes_on = all(callable(getattr(type(value), name, None)) for name in ("step", "zero_grad"))
     return inner[0] if len(inner) == 1 and passes_on else None

@@ -26,8 +26,8 @@ class Part:
         """What leaving it out costs, in numbers."""
         if self.ratio is None:
             return "not measured alone"
-        found = self.ratio
-        interval = f"{found.median:.2f}× [{found.low:.2f}, {found.high:.2f}]"
+        ratio = self.ratio
+        interval = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
         return f"with it the plan is {interval} as fast as without"
 
     @property
@@ -42,16 +42,16 @@ class Part:
 
     def needed(self) -> float:
         """About how many rounds would make it clear; an interval shrinks with their root."""
-        found = self.ratio
-        if found is None:
+        ratio = self.ratio
+        if ratio is None:
             return math.inf
-        if not found.low > 0 or math.isinf(found.high):  # no interval yet
-            return 2.0 * found.pairs
-        half_width = math.log(found.high / found.low) / 2
-        to_prove = math.log(found.median) if found.median >= self.least else 0.0
-        to_disprove = math.log(self.least / found.median)
+        if not ratio.low > 0 or math.isinf(ratio.high):  # no interval yet
+            return 2.0 * ratio.pairs
+        half_width = math.log(ratio.high / ratio.low) / 2
+        to_prove = math.log(ratio.median) if ratio.median >= self.least else 0.0
+        to_disprove = math.log(self.least / ratio.median)
         target = max(to_prove, to_disprove)
-        return found.pairs * (half_width / target) ** 2 if target > 0 else math.inf
+        return ratio.pairs * (half_width / target) ** 2 if target > 0 else math.inf
 
     @property
     def least(self) -> float:
@@ -66,14 +66,15 @@ def least(name: str) -> float:
     return WORTH_IT if name in LOWERING else 1 + SAME
 
 
-def pays(one: Candidate, values: Mapping[str, float], others: Sequence[Candidate]) -> bool:
+def pays(candidate: Candidate, values: Mapping[str, float], others: Sequence[Candidate]) -> bool:
     """Whether it looks better than each plan that lacks some of its parts by what these have to
     bring; `values` by the plans' names.
     """
     return all(
-        values[one.name] > values[other.name] * max(map(least, one.values.keys() - other.values))
-        for other in others
-        if other.values.items() < one.values.items()
+        values[candidate.name]
+        > values[plan.name] * max(map(least, candidate.values.keys() - plan.values))
+        for plan in others
+        if plan.values.items() < candidate.values.items()
     )
 
 
@@ -85,7 +86,7 @@ def plans(whole: Candidate) -> list[Candidate]:
 
 def parts(whole: Candidate, comparison: Comparison) -> list[Part]:
     """Each part of the plan, by the rounds that have the plan with and without it."""
-    records = {one.name: one for one in comparison.records}
+    records = {record.name: record for record in comparison.records}
     records.setdefault("baseline", comparison.baseline)
     error = shared(comparison.error, 2 * len(whole.values))
     return [
@@ -99,20 +100,22 @@ def parts(whole: Candidate, comparison: Comparison) -> list[Part]:
 
 
 def _ratio(records: Mapping[str, Record], without: str, whole: str, error: float) -> Ratio | None:
-    one, other = records.get(without), records.get(whole)
-    if one is None or other is None or one.failure or other.failure:
+    rest, plan = records.get(without), records.get(whole)
+    if rest is None or plan is None or rest.failure or plan.failure:
         return None
-    pairs = min(len(one.times_s), len(other.times_s))
-    return paired_ratio(one.times_s[:pairs], other.times_s[:pairs], error) if pairs else None
+    pairs = min(len(rest.times_s), len(plan.times_s))
+    return paired_ratio(rest.times_s[:pairs], plan.times_s[:pairs], error) if pairs else None
 
 
 def lead(comparison: Comparison, without: Candidate, whole: Candidate) -> Ratio | None:
     """How many times as fast the whole is as what is left of it."""
-    records = {one.name: one for one in comparison.records}
+    records = {record.name: record for record in comparison.records}
     return _ratio(records, without.name, whole.name, shared(comparison.error, 2))
 
 
-def idle(found: Sequence[Part]) -> list[str]:
+def idle(parts: Sequence[Part]) -> list[str]:
     """The names of the parts that were measured and are not proven, what brings least first."""
-    measured = [(one.ratio.median, one.name) for one in found if one.ratio and not one.is_proven]
+    measured = [
+        (part.ratio.median, part.name) for part in parts if part.ratio and not part.is_proven
+    ]
     return [name for _, name in sorted(measured)]

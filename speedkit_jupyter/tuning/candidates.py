@@ -47,12 +47,12 @@ class Candidate:
 
     def part(self, name: str) -> Candidate:
         """What it asks of one optimization, alone."""
-        return self.without(*(other for other in self.values if other != name))
+        return self.without(*(key for key in self.values if key != name))
 
     def __add__(self, other: Candidate) -> Candidate:
         """Both; the other's value where they name the same optimization."""
         values = {**self.values, **other.values}
-        order = [one.name for one in CATALOG if one.name in values]
+        order = [optimization.name for optimization in CATALOG if optimization.name in values]
         return Candidate({name: values[name] for name in order})
 
 
@@ -61,13 +61,13 @@ def candidates(hardware: Hardware, facts: Facts) -> list[Candidate]:
 
     What changes the model's arithmetic is not among them: that has to be named.
     """
-    found = [
+    singles = [
         Candidate({optimization.name: value})
         for optimization in CATALOG
         if optimization.effect is not Effect.CHANGES_MODEL
         for value in optimization.candidates(hardware, facts)
     ]
-    return [one for one in found if _changes_something(one, hardware, facts)]
+    return [single for single in singles if _changes_something(single, hardware, facts)]
 
 
 def strongest(singles: Sequence[Candidate]) -> Candidate:
@@ -77,11 +77,11 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
     a second lowering of precision beside the first.
     """
     whole = Candidate({})
-    for one in singles:
-        (name,) = one.values
+    for single in singles:
+        (name,) = single.values
         lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
         if name not in CHOICES and name not in whole.values and not lowers_twice:
-            whole = whole + one
+            whole = whole + single
     return whole
 
 
@@ -90,31 +90,31 @@ def combinations(singles: Sequence[Candidate], start: Candidate) -> list[Candida
     a combination far slower, then on to what differs from it in most parts.
     """
     offered: dict[str, list[Candidate]] = {}
-    for one in singles:
-        offered.setdefault(next(iter(one.values)), [Candidate({})]).append(one)
+    for single in singles:
+        offered.setdefault(next(iter(single.values)), [Candidate({})]).append(single)
     every = [sum(parts, Candidate({})) for parts in itertools.product(*offered.values())]
     # The sort is stable, and the catalog puts the cheapest first.
     return sorted(
-        (one for one in every if one.values),
-        key=lambda one: (_rank(one, start), distance(one, start)),
+        (candidate for candidate in every if candidate.values),
+        key=lambda candidate: (_rank(candidate, start), distance(candidate, start)),
     )
 
 
-def distance(one: Candidate, other: Candidate) -> int:
+def distance(plan: Candidate, other: Candidate) -> int:
     """In how many optimizations two plans differ."""
-    names = one.values.keys() | other.values.keys()
-    return sum(one.values.get(name) != other.values.get(name) for name in names)
+    names = plan.values.keys() | other.values.keys()
+    return sum(plan.values.get(name) != other.values.get(name) for name in names)
 
 
-def _rank(one: Candidate, start: Candidate) -> int:
-    both = start + one
-    if distance(both, start) == 0 and (len(one.values) == 1 or distance(one, start) == 0):
+def _rank(plan: Candidate, start: Candidate) -> int:
+    both = start + plan
+    if distance(both, start) == 0 and (len(plan.values) == 1 or distance(plan, start) == 0):
         return 0
-    return 2 if one.values.keys() >= LOWERING else 1
+    return 2 if plan.values.keys() >= LOWERING else 1
 
 
-def _changes_something(one: Candidate, hardware: Hardware, facts: Facts) -> bool:
-    config = one.variant().config
+def _changes_something(candidate: Candidate, hardware: Hardware, facts: Facts) -> bool:
+    config = candidate.variant().config
     return config is not None and any(d.active for d in plan(config, hardware, facts))
 
 

@@ -64,14 +64,14 @@ class Curve:
     @property
     def allowed(self) -> float:
         """How far the plan may lie from the baseline."""
-        finite = [one for one in self.baseline if math.isfinite(one)]
+        finite = [loss for loss in self.baseline if math.isfinite(loss)]
         change = max(finite) - min(finite) if finite else 0.0
         return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, self.resolution)
 
     @property
     def resolution(self) -> float:
         """What rounding the losses themselves changes them by, root mean square over the steps."""
-        finite = [one for one in self.baseline if math.isfinite(one)]
+        finite = [loss for loss in self.baseline if math.isfinite(loss)]
         return self.rounding * distance(finite, [0.0] * len(finite))
 
     @property
@@ -104,9 +104,9 @@ class Curve:
             "others": self.others,
         }
 
-    def _distance_of(self, other: Sequence[float]) -> float:
-        found = distance(other, self.baseline)
-        return found if math.isfinite(found) else 0.0
+    def _distance_of(self, losses: Sequence[float]) -> float:
+        gap = distance(losses, self.baseline)
+        return gap if math.isfinite(gap) else 0.0
 
 
 def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> list[Curve]:
@@ -121,34 +121,34 @@ def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> 
     if not steps:
         return []
     returned = [step.returned for step in steps]
-    found = [] if None in returned else [(RETURNED, returned)]
-    if not found or not _is_multiple([step.total for step in steps], returned):
+    losses = [] if None in returned else [(RETURNED, returned)]
+    if not losses or not _is_multiple([step.total for step in steps], returned):
         ran_on = _ran_on(steps)
-        found += [one for one in ran_on if not found or not _is_multiple(one[1], returned)]
+        losses += [loss for loss in ran_on if not losses or not _is_multiple(loss[1], returned)]
     rounding = max(TYPICAL * unit, *(TERMS * step.unit for step in steps))
     lengths = [len(run) for run in every]
-    return [_cut(what, values, lengths, rounding) for what, values in found]
+    return [_cut(kind, values, lengths, rounding) for kind, values in losses]
 
 
 def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
     """Each loss by itself, where every step has as many; else their mean."""
     number = len(steps[0].ran_on)
-    what = UNSCALED if any(step.was_scaled for step in steps) else RAN_ON
+    kind = UNSCALED if any(step.was_scaled for step in steps) else RAN_ON
     if number > MOST_LOSSES or any(len(step.ran_on) != number for step in steps):
         means = [_mean(step.ran_on) for step in steps]
-        return [(f"the mean over each step of {what}", means)]
-    each = zip(*(step.ran_on for step in steps), strict=True)
+        return [(f"the mean over each step of {kind}", means)]
+    losses = zip(*(step.ran_on for step in steps), strict=True)
     of = f" of {number}: " if number > 1 else ""
-    return [(f"loss {i}{of}{what}" if of else what, list(one)) for i, one in enumerate(each, 1)]
+    return [(f"loss {i}{of}{kind}" if of else kind, list(loss)) for i, loss in enumerate(losses, 1)]
 
 
-def _cut(what: str, values: list[Any], lengths: Sequence[int], rounding: float) -> Curve:
+def _cut(kind: str, values: list[Any], lengths: Sequence[int], rounding: float) -> Curve:
     """The values of all runs, run by run."""
     runs, begin = [], 0
     for length in lengths:
         runs.append(values[begin : begin + length])
         begin += length
-    return Curve(what, runs[0], runs[1], runs[2:], rounding)
+    return Curve(kind, runs[0], runs[1], runs[2:], rounding)
 
 
 def _is_multiple(values: Sequence[Any], of: Sequence[Any]) -> bool:
@@ -159,9 +159,9 @@ def _is_multiple(values: Sequence[Any], of: Sequence[Any]) -> bool:
     return all(abs(a - factor * b) <= MULTIPLE * most for a, b in zip(values, of, strict=True))
 
 
-def distance(one: Sequence[float], other: Sequence[float]) -> float:
+def distance(losses: Sequence[float], other: Sequence[float]) -> float:
     """Root mean square over the steps that both have."""
-    pairs = list(zip(one, other, strict=False))
+    pairs = list(zip(losses, other, strict=False))
     return math.sqrt(_mean([(a - b) * (a - b) for a, b in pairs])) if pairs else 0.0
 
 

@@ -50,13 +50,13 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     rounds = len(records[0].times_s)
     if rounds < RACE_ROUNDS or len(records) < 2:
         return []
-    logs = np.log(np.array([one.times_s for one in records]))
+    logs = np.log(np.array([record.times_s for record in records]))
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)
     deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
     scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, LEAST_SCATTER)
     margin = max(RACE_ERRORS * 1.25 * scatter / rounds**0.5, RACE_SHARE)
-    return [one for one, median in zip(records, medians, strict=True) if median > margin]
+    return [record for record, median in zip(records, medians, strict=True) if median > margin]
 
 
 def is_far_behind(baseline_s: Sequence[float], times_s: Sequence[float]) -> bool:
@@ -83,5 +83,7 @@ def cannot_win(comparison: Comparison, record: Record) -> bool:
 def is_clear_enough(comparison: Comparison, racing: Sequence[Record]) -> bool:
     """Whether one can choose, at a planned look; of two there is nothing to choose."""
     enough = ENOUGH_TO_CHOOSE if len(racing) > 2 else math.inf
-    ratios = [comparison.ratio(one) for one in racing]
-    return all(one.verdict != "too noisy" and one.is_precise(enough) for one in ratios if one)
+    ratios = [comparison.ratio(record) for record in racing]
+    return all(
+        ratio.verdict != "too noisy" and ratio.is_precise(enough) for ratio in ratios if ratio
+    )

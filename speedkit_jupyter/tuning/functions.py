@@ -83,7 +83,7 @@ def verify(
         plan = arguments.name("plan", plan)
     measured = step_of(step, model, optimizer)
     verifier = verifier_of(measured, plan, steps)
-    models = " and ".join(type(one).__name__ for one in measured.models)
+    models = " and ".join(type(module).__name__ for module in measured.models)
     verifier.result().subject = f"{models} in `{getattr(step, '__name__', 'step')}`"
     for _ in verifier.run():
         pass

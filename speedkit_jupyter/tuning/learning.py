@@ -76,7 +76,7 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
 
     device = Facts.read(models[0]).device
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
-    lines = [line for one in machines for line in (describe(one, device), one.torch)]
+    lines = [line for machine in machines for line in (describe(machine, device), machine.torch)]
     lines.append(str(torch.get_num_threads()))
     for model in map(unwrapped, models):
         for name, module in model.named_modules():
@@ -102,7 +102,7 @@ def identify(
     A model that was compiled by the user runs no hooks: its inputs stay unknown.
     """
     __tracebackhide__ = True
-    seen: list[tuple[str, ...]] = []
+    calls: list[tuple[str, ...]] = []
     stepped: list[bool] = []
     times_s = [] if took_s is None else took_s
     with ExitStack() as stack:
@@ -117,7 +117,7 @@ def identify(
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
         with runner.applied():
-            with noted, _watched(watched, seen), made_inside(step.models) as made:
+            with noted, _watched(watched, calls), made_inside(step.models) as made:
                 times_s.append(clock.timed(runner.once, runner.device))
             step.made = step.made or made
             while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:
@@ -128,15 +128,15 @@ def identify(
         if step.afresh:
             times_s[:] = [runner.restarted(start)]
     optimizers = tuple(map(str, facts.stepped_by(step.made).optimizers))
-    inputs = seen[0] if seen else ()
+    inputs = calls[0] if calls else ()
     name = type(unwrapped(step.models[0])).__name__
     return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)
 
 
 def find(where: str, task: Task) -> database.Learned | None:
     """The plan that was learned for this very setting and task. Raises SpeedKitError."""
-    known = database.learned(where)
-    return next((o for o in known if o.task == task.key() and not o.is_earlier), None)
+    entries = database.learned(where)
+    return next((o for o in entries if o.task == task.key() and not o.is_earlier), None)
 
 
 def newest(
@@ -149,13 +149,13 @@ def newest(
         return None
     with hidden(model):
         every = database.learned(setting([model], hardware))
-    known = [one for one in every if not one.is_earlier]
-    if every and not known:
+    entries = [entry for entry in every if not entry.is_earlier]
+    if every and not entries:
         _say_once(EARLIER, str(database.folder()))
-    fitting = [one for one in known if one.plan["trains"] == bool(optimizers)]
+    fitting = [entry for entry in entries if entry.plan["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
-    others = [one for one in known if one.plan["values"]]
-    return next(reversed(fitting or others), None)
+    fallback = [entry for entry in entries if entry.plan["values"]]
+    return next(reversed(fitting or fallback), None)
 
 
 @cache
@@ -165,7 +165,7 @@ def _say_once(text: str, where: str) -> None:
 
 
 def keep(
-    where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, found: Ratio | None
+    where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
     """Remember a plan (its config values and variant name) with its proof.
 
@@ -178,9 +178,9 @@ def keep(
         {
             "name": name,
             "values": dict(values),
-            "speedup": None if found is None else found.median,
-            "low": None if found is None else found.low,
-            "high": None if found is None or found.high == float("inf") else found.high,
+            "speedup": None if ratio is None else ratio.median,
+            "low": None if ratio is None else ratio.low,
+            "high": None if ratio is None or ratio.high == float("inf") else ratio.high,
             "parameters": plan.facts.parameters,
             "device": describe(measured_on, plan.facts.device),
             "torch": measured_on.torch,
@@ -201,8 +201,8 @@ def config_of(learned: database.Learned) -> SpeedConfig:
 def why(learned: database.Learned) -> str:
     """The number behind it, when it was found and for which inputs."""
     plan = learned.plan
-    found = proof(plan["name"], plan["speedup"], plan["low"], plan["high"])
-    return f"{found} {_when(learned)}"
+    text = proof(plan["name"], plan["speedup"], plan["low"], plan["high"])
+    return f"{text} {_when(learned)}"
 
 
 def _when(learned: database.Learned) -> str:
@@ -245,24 +245,24 @@ def tuned(
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
     optimizers = arguments.optimizers("optimizer", optimizer)
-    found = newest(model, optimizers, Hardware.current())
-    return None if found is None else config_of(found)
+    learned = newest(model, optimizers, Hardware.current())
+    return None if learned is None else config_of(learned)
 
 
-def forget(found: database.Learned) -> None:
+def forget(learned: database.Learned) -> None:
     """Drop a plan that does not hold; a store that can't be written is no reason to stop."""
     try:
-        database.unlearn([found.number])
+        database.unlearn([learned.number])
     except SpeedKitError:
         return
 
 
 @contextmanager
-def _watched(models: Sequence[torch.nn.Module], seen: list[tuple[str, ...]]) -> Iterator[None]:
+def _watched(models: Sequence[torch.nn.Module], calls: list[tuple[str, ...]]) -> Iterator[None]:
     """Notes the first call's tensors."""
 
     def called(module: Any, args: Any, kwargs: Any) -> None:
-        seen.append(_tensors((args, kwargs)))
+        calls.append(_tensors((args, kwargs)))
 
     handles: list[Any] = [
         model.register_forward_pre_hook(called, with_kwargs=True) for model in models
@@ -280,9 +280,9 @@ def _tensors(values: Any) -> tuple[str, ...]:
     from torch.utils._pytree import tree_leaves
 
     return tuple(
-        f"{'x'.join(map(str, one.shape)) or 'scalar'} {str(one.dtype).removeprefix('torch.')}"
-        for one in tree_leaves(values)
-        if isinstance(one, torch.Tensor)
+        f"{'x'.join(map(str, leaf.shape)) or 'scalar'} {str(leaf.dtype).removeprefix('torch.')}"
+        for leaf in tree_leaves(values)
+        if isinstance(leaf, torch.Tensor)
     )
 
 

@@ -41,18 +41,18 @@ def watched() -> Iterator[Losses]:
     """The losses of the step that runs in the block; what it `returned` is the caller's to note."""
     import torch
 
-    seen, scales, inside = Losses(), dict[Any, float](), False
+    losses, scales, inside = Losses(), dict[Any, float](), False
 
     def watching(backward: Any) -> Callable[..., Any]:
         def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
             if inside:  # reentrant checkpoints run a backward pass inside the backward pass
                 return backward(tensors, *args, **kwargs)
-            for one in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
-                scale = _scale_of(one, scales)
-                seen.ran_on.append(_mean(one) / scale)
-                seen.was_scaled |= scale != 1.0
-                seen.unit = max(seen.unit, torch.finfo(one.dtype).eps / 2)
+            for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
+                scale = _scale_of(tensor, scales)
+                losses.ran_on.append(_mean(tensor) / scale)
+                losses.was_scaled |= scale != 1.0
+                losses.unit = max(losses.unit, torch.finfo(tensor.dtype).eps / 2)
             inside = True
             try:
                 return backward(tensors, *args, **kwargs)
@@ -65,7 +65,7 @@ def watched() -> Iterator[Losses]:
         for scaler in _scalers():
             stack.enter_context(patched(scaler, "scale", lambda scale: _noting(scale, scales)))
         stack.enter_context(patched(torch.autograd, "backward", watching))
-        yield seen
+        yield losses
 
 
 def number(result: object) -> float | None:
@@ -83,11 +83,11 @@ def _scalers() -> list[type]:
     """torch's GradScaler, and each class of its kind with a way of its own to scale."""
     from torch.amp import GradScaler
 
-    found: list[type] = [GradScaler]
-    for one in found:
-        below: list[type] = type.__subclasses__(one)
-        found += [kind for kind in below if kind not in found]
-    return [one for one in found if "scale" in vars(one)]
+    scalers: list[type] = [GradScaler]
+    for scaler in scalers:
+        below: list[type] = type.__subclasses__(scaler)
+        scalers += [kind for kind in below if kind not in scalers]
+    return [scaler for scaler in scalers if "scale" in vars(scaler)]
 
 
 def _noting(scale: Any, scales: dict[Any, float]) -> Callable[..., Any]:
@@ -97,7 +97,7 @@ def _noting(scale: Any, scales: dict[Any, float]) -> Callable[..., Any]:
 
     def call(scaler: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         result = scale(scaler, outputs, *args, **kwargs)
-        nodes = [one.grad_fn for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+        nodes = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         factor = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
         scales.update({node: factor for node in nodes if node is not None and factor != 1.0})
         return result
@@ -112,7 +112,7 @@ def _scale_of(tensor: Any, scales: dict[Any, float]) -> float:
         if node in scales:
             return scales[node]
         if node is not None and len(nodes) < MOST_NODES:
-            nodes += [one for one, _ in node.next_functions]
+            nodes += [parent for parent, _ in node.next_functions]
     return 1.0
 
 

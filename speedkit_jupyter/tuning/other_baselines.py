@@ -50,5 +50,5 @@ def own_unit(models: Sequence[torch.nn.Module]) -> float:
     import torch
 
     dtypes = {parameter.dtype for model in models for parameter in model.parameters()}
-    exact = (one for one in dtypes if one.is_floating_point or one.is_complex)
-    return max((torch.finfo(one).eps / 2 for one in exact), default=0.0)
+    exact = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
+    return max((torch.finfo(dtype).eps / 2 for dtype in exact), default=0.0)

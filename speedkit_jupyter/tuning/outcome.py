@@ -88,7 +88,7 @@ class Tuning(Shown):
     def record(self) -> Record | None:
         """The winner's row in `comparison`; None where there is none."""
         rows = () if self.comparison is None else self.comparison.records[1:]
-        return next((one for one in rows if one.name == self.winner.name), None)
+        return next((row for row in rows if row.name == self.winner.name), None)
 
     @property
     def ratio(self) -> Ratio | None:
@@ -127,7 +127,7 @@ class Tuning(Shown):
                 apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
                 for model in models
             ]
-        applied = [one for one in map(applied_to, models) if one is not None]
+        applied = [context for context in map(applied_to, models) if context is not None]
         if self.unclear and applied:
             warnings.warn(
                 "the search could not tell, so nothing is applied; another plan is in force and "
@@ -143,12 +143,12 @@ class Tuning(Shown):
         """Each part of the winner, with how many times as fast the plan is with it as without it;
         all from the rounds that confirmed. Empty until then, and without what was not measured.
         """
-        return [(one.word, one.ratio) for one in self.parts_found if one.ratio is not None]
+        return [(part.word, part.ratio) for part in self.parts_found if part.ratio is not None]
 
     def _why(self) -> str:
-        found = self.ratio
-        if found is not None:
-            return learning.proof(self.winner.name, found.median, found.low, found.high)
+        ratio = self.ratio
+        if ratio is not None:
+            return learning.proof(self.winner.name, ratio.median, ratio.low, ratio.high)
         return "measured" if self.learned is None else learning.why(self.learned)
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,7 +167,9 @@ class Tuning(Shown):
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
-            "rejected": [{"name": one.name, "reason": one.reason} for one in self.rejected],
+            "rejected": [
+                {"name": candidate.name, "reason": candidate.reason} for candidate in self.rejected
+            ],
         }
 
 

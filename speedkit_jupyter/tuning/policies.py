@@ -23,7 +23,9 @@ class Grid(Policy):
     def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """By the times alone."""
         first = racing[0].times_s
-        return [one for one in racing[1:] if early_stopping.is_far_behind(first, one.times_s)]
+        return [
+            record for record in racing[1:] if early_stopping.is_far_behind(first, record.times_s)
+        ]
 
 
 class Worthwhile(Grid):
@@ -39,7 +41,7 @@ class Worthwhile(Grid):
         """At a look also what gains nothing worth it."""
         if comparison is None:
             return super().hopeless(racing, None)
-        return [one for one in racing[1:] if early_stopping.cannot_win(comparison, one)]
+        return [record for record in racing[1:] if early_stopping.cannot_win(comparison, record)]
 
     def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
         """Each verdict is clear, and precise enough to choose by."""
@@ -55,18 +57,18 @@ class Checking(Policy):
     def to_check(self, names: Sequence[str]) -> Sequence[str]:
         """As planned: what is checked on the way makes others known."""
         needed = self._firm.union(self._right.to_check(names))
-        return [one for one in names if one in needed]
+        return [name for name in names if name in needed]
 
     def is_to_check(self, record: Record, records: Sequence[Record]) -> bool:
         """Whether nothing is known of one of its parts by now, or it is what all is about."""
-        for one in records:
-            if is_right(one.accuracy):
-                self._right.note(one.name)
+        for row in records:
+            if is_right(row.accuracy):
+                self._right.note(row.name)
         return record.name in self._firm or not self._right.are_all_of(record.name)
 
     def late(self, comparison: Comparison) -> Iterator[Record]:
         """What is firm."""
-        yield from [one for one in comparison.records[1:] if one.name in self._firm]
+        yield from [record for record in comparison.records[1:] if record.name in self._firm]
 
 
 class Race(Checking):
@@ -113,11 +115,11 @@ class Race(Checking):
     def late(self, comparison: Comparison) -> Iterator[Record]:
         """What leads; where it is wrong, what leads without it."""
         rounds = len(comparison.baseline.times_s)
-        racing = [one for one in comparison.records if rounds and len(one.times_s) == rounds]
-        for one in sorted(racing, key=lambda one: median(one.times_s)):
-            if one is comparison.baseline or one.accuracy or self._right.is_known(one.name):
+        racing = [row for row in comparison.records if rounds and len(row.times_s) == rounds]
+        for row in sorted(racing, key=lambda row: median(row.times_s)):
+            if row is comparison.baseline or row.accuracy or self._right.is_known(row.name):
                 break
-            yield one
-            if is_right(one.accuracy):
-                self._right.note(one.name)
+            yield row
+            if is_right(row.accuracy):
+                self._right.note(row.name)
                 break

@@ -39,15 +39,15 @@ class Proof:
             tuning.winner, tuning.comparison = BASELINE, None
             tuning.unclear = f"no time was left to prove {best.name}; {self.stages.more()}"
             return
-        others = [one for one in ablation.plans(best) if one.values] if parts else []
+        plans = [plan for plan in ablation.plans(best) if plan.values] if parts else []
         comparison = yield from self.stages.benchmark(
             title,
-            [best, *others],
+            [best, *plans],
             self.stages.budget.left_s,
-            _Whole(self, best, others, parts),
+            _Whole(self, best, plans, parts),
         )
-        records = {one.name: one for one in comparison.records}
-        held = [one for one in (best, *others) if self._is_proven(comparison, one)]
+        records = {record.name: record for record in comparison.records}
+        held = [plan for plan in (best, *plans) if self._is_proven(comparison, plan)]
         tuning.comparison, tuning.confirmed = comparison, bool(held)
         tuning.winner = held[0] if held else BASELINE
         tuning.parts_found = ablation.parts(tuning.winner, comparison) if parts else []
@@ -58,7 +58,9 @@ class Proof:
         elif parts:
             yield from self._drop_what_is_idle(best, comparison)
         # It may have fallen behind a longer plan, in a race.
-        tuning.rejected = [one for one in tuning.rejected if one.name != tuning.winner.name]
+        tuning.rejected = [
+            candidate for candidate in tuning.rejected if candidate.name != tuning.winner.name
+        ]
 
     def look_again(self, losers: Sequence[Candidate]) -> Generator[Progress, None, Candidate]:
         """At what lost narrowly: with rounds enough to tell whether it helps after all.
@@ -68,7 +70,7 @@ class Proof:
         __tracebackhide__ = True
         stages, tuning = self.stages, self.stages.tuning
         if not stages.has_time(len(losers)):
-            names = " and ".join(one.name for one in losers)
+            names = " and ".join(loser.name for loser in losers)
             tuning.unclear = f"no time was left to look at {names} again; {stages.more()}"
             return BASELINE
         seconds = (1 - PROOF) * stages.budget.left_s
@@ -76,10 +78,10 @@ class Proof:
             "what lost narrowly", list(losers), seconds, Worthwhile()
         )
         best = stages.ahead_of_all(comparison, losers)
-        records = {one.name: one for one in comparison.records}
-        for one in losers:
-            stages.reject(comparison, records[one.name], best.name)
-            tuning.unclear = tuning.unclear or self._why_unclear(comparison, records[one.name])
+        records = {record.name: record for record in comparison.records}
+        for loser in losers:
+            stages.reject(comparison, records[loser.name], best.name)
+            tuning.unclear = tuning.unclear or self._why_unclear(comparison, records[loser.name])
         return best
 
     def _drop_what_is_idle(
@@ -116,26 +118,26 @@ class Proof:
         for part in tuning.parts_found:
             if part.name in idle and part.ratio is not None:
                 self.stages.refuse(part.word, f"left out: {part.describe()}")
-        tuning.parts_found = [one for one in tuning.parts_found if one.name not in idle]
+        tuning.parts_found = [part for part in tuning.parts_found if part.name not in idle]
 
-    def idle(self, best: Candidate, found: Sequence[Part]) -> list[str]:
+    def idle(self, best: Candidate, parts: Sequence[Part]) -> list[str]:
         """The names of parts that are not proven, but for the one that brings most of these."""
-        idle = ablation.idle(found)
+        idle = ablation.idle(parts)
         if len(idle) == len(best.values):
             idle = idle[:-1]
         if len(idle) > 1 and self.stages.budget.left_s < LEAST_STEPS * self.stages.step_s:
             idle = idle[:1]  # no time to see whether they are worth something together
         return idle
 
-    def helps(self, comparison: Comparison, one: Candidate) -> bool:
+    def helps(self, comparison: Comparison, candidate: Candidate) -> bool:
         """Whether it is proven better, and not wrong as far as it was checked."""
-        record = next(each for each in comparison.records if each.name == one.name)
+        record = next(row for row in comparison.records if row.name == candidate.name)
         return self.stages.score(comparison, record) > 1
 
-    def _is_proven(self, comparison: Comparison, one: Candidate) -> bool:
+    def _is_proven(self, comparison: Comparison, candidate: Candidate) -> bool:
         """Better, and checked."""
-        record = next(each for each in comparison.records if each.name == one.name)
-        return record.accuracy is not None and self.helps(comparison, one)
+        record = next(row for row in comparison.records if row.name == candidate.name)
+        return record.accuracy is not None and self.helps(comparison, candidate)
 
     def _say_not_alone(self, best: Candidate, idle: Sequence[str]) -> None:
         """What stays unproven, since without it the plan is not proven either."""
@@ -171,23 +173,23 @@ class _Whole(Checking):
 
     def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
         """What the rest of the budget can't tell either is not worth waiting for."""
-        record = next(one for one in comparison.records if one.name == self._best.name)
+        record = next(row for row in comparison.records if row.name == self._best.name)
         ratio = comparison.ratio(record)
         if ratio is None or comparison.verdict(record) == "too noisy":
             return False
         left_s = self._proof.stages.budget.left_s
         rounds = ratio.pairs + left_s / max(comparison.round_s or 0.0, 1e-9)
-        found = self._parts(self._best, comparison)
-        unclear = [one for one in found if one.ratio is not None and not one.is_clear]
-        return ratio.is_precise(PRECISE) and all(one.needed() > rounds for one in unclear)
+        parts = self._parts(self._best, comparison)
+        unclear = [part for part in parts if part.ratio is not None and not part.is_clear]
+        return ratio.is_precise(PRECISE) and all(part.needed() > rounds for part in unclear)
 
     def late(self, comparison: Comparison) -> Iterator[Record]:
         """The winner, as far as the rounds tell it."""
         plans = (self._best, *self._others)
-        winner = next((one for one in plans if self._proof.helps(comparison, one)), self._best)
+        winner = next((plan for plan in plans if self._proof.helps(comparison, plan)), self._best)
         idle = self._proof.idle(winner, self._parts(winner, comparison))
         names = (winner.name, winner.without(*idle).name)
-        yield from [one for one in comparison.records[1:] if one.name in names]
+        yield from [record for record in comparison.records[1:] if record.name in names]
 
     def _parts(self, whole: Candidate, comparison: Comparison) -> list[Part]:
         return ablation.parts(whole, comparison) if self._tells_parts else []

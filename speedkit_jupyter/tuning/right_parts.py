@@ -30,9 +30,9 @@ class RightParts:
 
     def to_check(self, names: Iterable[str]) -> list[str]:
         """Those of these that have to be checked, in this order, where each is right."""
-        words, found = set(self._words), []
+        words, checks = set(self._words), []
         for name in names:
             if not words.issuperset(name.split("+")):
                 words.update(name.split("+"))
-                found.append(name)
-        return found
+                checks.append(name)
+        return checks

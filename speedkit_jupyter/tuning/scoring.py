@@ -104,10 +104,10 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
         slower = f"far slower than {comparison.baseline.name}"
         return f"{slower} in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
     if math.isinf(ratio.high) and ratio.pairs >= RACE_ROUNDS:
-        found, rounds = f"{ratio.median:.2f}×", f"in {ratio.pairs} rounds"
+        speedup, rounds = f"{ratio.median:.2f}×", f"in {ratio.pairs} rounds"
         if ratio.median < 1:
-            return f"slower: {found} {rounds}"
-        return f"falls behind {best}: {found} over {comparison.baseline.name} {rounds}"
+            return f"slower: {speedup} {rounds}"
+        return f"falls behind {best}: {speedup} over {comparison.baseline.name} {rounds}"
     if math.isinf(ratio.high):
         return f"too few rounds to tell: {ratio.pairs} in the budget"
     number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
@@ -123,8 +123,8 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
 
 def _beside(comparison: Comparison, record: Record, best: str) -> str:
     """What the plan that was taken does where both help."""
-    taken = next((one for one in comparison.records if one.name == best), None)
-    known, own = taken and comparison.ratio(taken), comparison.ratio(record)
-    if known and own and known.median <= own.median and best.count("+") < record.name.count("+"):
+    taken = next((row for row in comparison.records if row.name == best), None)
+    ratio, own = taken and comparison.ratio(taken), comparison.ratio(record)
+    if ratio and own and ratio.median <= own.median and best.count("+") < record.name.count("+"):
         return "as much, with fewer parts"
     return "more"

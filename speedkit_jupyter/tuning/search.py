@@ -109,9 +109,9 @@ class Search:
             )
             self._stages.step_s = min(took_s)
             tuning.facts = tuning.facts.stepped_by(self.step.made)
-            known = None if self._fresh else learning.find(*self._identity)
-            if known is not None and known.plan["values"]:  # where nothing helped, search again
-                tuning.learned, tuning.winner = known, Candidate(known.plan["values"])
+            learned = None if self._fresh else learning.find(*self._identity)
+            if learned is not None and learned.plan["values"]:  # where nothing helped, search again
+                tuning.learned, tuning.winner = learned, Candidate(learned.plan["values"])
         return tuning
 
     def run(self) -> Generator[Progress, None, None]:
@@ -121,14 +121,14 @@ class Search:
         budget = self._stages.budget = Budget(self.budget_s, begun_s=self.begun_s)
         tuning, stages = self._tuning, self._stages
         yield Progress(0.0, "looking at one step")
-        known = self.recall().winner
+        winner = self.recall().winner
         if self._grows:
             grown = min(ENOUGH_STEPS * stages.step_s, MOST_GROWN_S)
             budget.seconds = max(budget.seconds, grown)
         try:
             yield Progress(budget.share, self._ahead())
-            if known.values:
-                yield from self._check(known)
+            if winner.values:
+                yield from self._check(winner)
             if not tuning.confirmed:
                 yield from self._search()
         finally:
@@ -151,17 +151,19 @@ class Search:
         if tuning.winner.name != known.name and learned is not None:
             if not tuning.unclear:
                 learning.forget(learned)
-            what = "could not be checked" if tuning.unclear else "was dropped"
-            reasons = [one.reason for one in tuning.rejected if one.name == known.name]
-            tuning.notes.append("; ".join([f"The learned plan {known.name} {what}", *reasons]))
+            outcome = "could not be checked" if tuning.unclear else "was dropped"
+            reasons = [
+                candidate.reason for candidate in tuning.rejected if candidate.name == known.name
+            ]
+            tuning.notes.append("; ".join([f"The learned plan {known.name} {outcome}", *reasons]))
             tuning.learned, tuning.comparison = None, None
             tuning.winner, tuning.confirmed, tuning.unclear = BASELINE, False, ""
 
     def _search(self) -> Generator[Progress, None, None]:
         __tracebackhide__ = True
         tuning, stages = self._tuning, self._stages
-        found = candidates(tuning.hardware, tuning.facts)
-        best = yield from self._best_of(found)
+        singles = candidates(tuning.hardware, tuning.facts)
+        best = yield from self._best_of(singles)
         stages.say_what_was_left_out()
         losers = [] if best.values or tuning.objective == "memory" else stages.narrow_losers()
         if losers:  # a race of few rounds is no proof that nothing helps
@@ -171,32 +173,34 @@ class Search:
             yield from Proof(stages).confirm(best, "confirming")
         else:
             tuning.winner, tuning.comparison = BASELINE, None
-            tuning.unclear = tuning.unclear or (stages.why_unclear() if found else "")
+            tuning.unclear = tuning.unclear or (stages.why_unclear() if singles else "")
         self._keep()
 
-    def _best_of(self, found: list[Candidate]) -> Generator[Progress, None, Candidate]:
+    def _best_of(self, singles: list[Candidate]) -> Generator[Progress, None, Candidate]:
         """What leads once everything that there is time for has raced; it proves nothing yet."""
         __tracebackhide__ = True
-        stages, cheap = self._stages, [one for one in found if not one.costly]
-        costly, start = [one for one in found if one.costly], strongest(cheap)
+        stages, cheap = self._stages, [single for single in singles if not single.costly]
+        costly, start = [single for single in singles if single.costly], strongest(cheap)
         # The strongest with and without compiling, then its parts are taken out one by one.
         every = combinations(cheap, start)
-        compiled = [one for one in [start + one for one in costly[:1]] if self._can_pay(one)]
+        compiled = [
+            plan for plan in [start + single for single in costly[:1]] if self._can_pay(plan)
+        ]
         every = [*every[:1], *compiled, *every[1:]]
         best = yield from stages.race("what the machine suggests", every, RACE)
         for _ in range(len(cheap) if not best.costly else 0):
-            near = [one for one in combinations(cheap, best) if distance(one, best) == 1]
+            near = [plan for plan in combinations(cheap, best) if distance(plan, best) == 1]
             better = yield from stages.race("what is near it", stages.new(near), NEAR, best)
             if better.name == best.name:
                 break
             best = better
-        compiled = stages.new([best + one for one in costly])
-        compiled = [one for one in compiled if self._can_pay(one)]
+        compiled = stages.new([best + single for single in costly])
+        compiled = [plan for plan in compiled if self._can_pay(plan)]
         best = yield from stages.race("compiled", compiled, COMPILED, best)
         no_race = not stages.has_raced and stages.budget.allows(stages.step_s)
         return start if no_race and not best.values else best  # the strongest alone
 
-    def _can_pay(self, one: Candidate) -> bool:
+    def _can_pay(self, plan: Candidate) -> bool:
         """Whether such a budget, and so many steps, can pay for compiling at all."""
         steps, step_s = self._tuning.steps, self._stages.step_s
         why = ""
@@ -206,7 +210,7 @@ class Search:
             short = f"{few_digits(self.budget_s)} s are less than what compiling takes"
             why = f"{short}: --budget 30 tries it"
         if why:
-            self._stages.refuse(one.name, why)
+            self._stages.refuse(plan.name, why)
         return not why
 
     def _keep(self) -> None:

@@ -58,36 +58,36 @@ class Stages:
     ) -> Generator[Progress, None, Candidate]:
         """The one that leads at its end, baseline and the `best` so far included."""
         __tracebackhide__ = True
-        known = [best] if best.values else []
-        tried = [one for one in tried if not self._is_blamed(one)]
-        room = self._room(share, known)
+        leaders = [best] if best.values else []
+        tried = [candidate for candidate in tried if not self._is_blamed(candidate)]
+        room = self._room(share, leaders)
         chosen = list(tried[:room])
         if room < min(len(tried), MOST_CANDIDATES):
-            self._left_out += [one.name for one in tried[room:]]
+            self._left_out += [candidate.name for candidate in tried[room:]]
         if not chosen:
             return best
-        self._tried |= {one.name for one in chosen}
-        self._raced.update({one.name: one for one in chosen})
-        if len(chosen) == 1 and not known:
+        self._tried |= {candidate.name for candidate in chosen}
+        self._raced.update({candidate.name: candidate for candidate in chosen})
+        if len(chosen) == 1 and not leaders:
             return chosen[0]  # nothing to choose between: it is confirmed or not
         races = self.tuning.objective == "time"
         policy = Race(self.right, self._culprits) if races else Grid()
-        asked = [*known, *chosen]
+        asked = [*leaders, *chosen]
         # More than was planned for, if need be: without rounds enough all of it would be lost.
         seconds = min(OVERTIME * share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
         comparison = yield from self.benchmark(title, asked, seconds, policy)
         return self._leader(comparison, asked)
 
-    def _is_blamed(self, one: Candidate) -> bool:
+    def _is_blamed(self, candidate: Candidate) -> bool:
         """Whether a part of it was far slower in an earlier race; that is its reason then."""
-        culprit = self._culprits.of(one.name)
+        culprit = self._culprits.of(candidate.name)
         if culprit:
-            self.refuse(one.name, f"left out: {culprit} was far slower")
+            self.refuse(candidate.name, f"left out: {culprit} was far slower")
         return bool(culprit)
 
-    def new(self, found: Sequence[Candidate]) -> list[Candidate]:
+    def new(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that have not raced yet."""
-        return [one for one in found if one.name not in self._tried]
+        return [candidate for candidate in candidates if candidate.name not in self._tried]
 
     def say_what_was_left_out(self) -> None:
         """As a note of the result."""
@@ -108,11 +108,13 @@ class Stages:
         Nothing helps where the strongest combination and those without its parts fell behind.
         """
         stages = self.tuning.stages
-        rounds = max((len(one.comparison.baseline.times_s) for one in stages), default=0)
+        rounds = max((len(stage.comparison.baseline.times_s) for stage in stages), default=0)
         if rounds < RACE_ROUNDS:
             return f"one step takes {self.step_s:.2g} s; {self.more()}"
-        checks = [r.accuracy for one in stages for r in one.comparison.records[1:] if r.accuracy]
-        if checks and all(one.verdict == "not checked" for one in checks):
+        checks = [
+            r.accuracy for stage in stages for r in stage.comparison.records[1:] if r.accuracy
+        ]
+        if checks and all(check.verdict == "not checked" for check in checks):
             return f"no plan can be proven right: {checks[0].reason}"
         return ""
 
@@ -126,24 +128,26 @@ class Stages:
 
         The fewest parts first; without what is made of such alone, which says no more.
         """
-        found = []
+        losers = []
         for stage in self.tuning.stages:
             for record in stage.comparison.records[1:]:
                 if scoring.lost_narrowly(stage.comparison, record):
-                    found.append(self._raced[record.name])
-        found = sorted({one.name: one for one in found}.values(), key=lambda one: len(one.values))
-        alone = {name for one in found if len(one.values) == 1 for name in [one.name]}
+                    losers.append(self._raced[record.name])
+        losers = sorted(
+            {loser.name: loser for loser in losers}.values(), key=lambda loser: len(loser.values)
+        )
+        alone = {name for loser in losers if len(loser.values) == 1 for name in [loser.name]}
         return [
-            one
-            for one in found
-            if len(one.values) == 1 or not alone.issuperset(one.name.split("+"))
+            loser
+            for loser in losers
+            if len(loser.values) == 1 or not alone.issuperset(loser.name.split("+"))
         ]
 
     def _leader(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
-        records = {one.name: one for one in comparison.records}
+        records = {record.name: record for record in comparison.records}
         best = self.ahead_of_all(comparison, asked)
-        for one in asked:
-            self.reject(comparison, records[one.name], best.name)
+        for candidate in asked:
+            self.reject(comparison, records[candidate.name], best.name)
         return best
 
     def _room(self, share: float, known: Sequence[Candidate]) -> int:
@@ -164,7 +168,7 @@ class Stages:
     ) -> Generator[Progress, None, Comparison]:
         """Baseline and what is tried, as a stage of the result, also where it is cut short."""
         __tracebackhide__ = True
-        variants = [one.variant() for one in (BASELINE, *tried)]
+        variants = [candidate.variant() for candidate in (BASELINE, *tried)]
         seconds = max(seconds, 0.01)
         benchmark = Benchmark(
             self._step,
@@ -175,12 +179,12 @@ class Stages:
         )
         try:
             with closing(benchmark.run()) as run:
-                for one in run:
+                for progress in run:
                     here = custody.in_progress()
                     paused_s = here.paused_s if here else 0.0
                     taken_s = here.taking_s if here else 0.0  # to put it back takes as long
                     self._around_s = max(self._around_s, 2 * taken_s)
-                    yield Progress(self.budget.share, f"{title}: {one.text}", one.known)
+                    yield Progress(self.budget.share, f"{title}: {progress.text}", progress.known)
                     if here:  # turns that were given up
                         self.budget.exclude(here.paused_s - paused_s)
         finally:
@@ -199,17 +203,25 @@ class Stages:
 
     def ahead_of_all(self, comparison: Comparison, tried: Sequence[Candidate]) -> Candidate:
         """The fastest, baseline included; of those that are as fast the one of fewest parts."""
-        records = {one.name: one for one in comparison.records}
-        values = {one.name: self.value(comparison, records[one.name]) for one in tried}
+        records = {record.name: record for record in comparison.records}
+        values = {
+            candidate.name: self.value(comparison, records[candidate.name]) for candidate in tried
+        }
         most = max(values.values(), default=0.0)
-        plain = max([values[one.name] for one in tried if not one.costly], default=0.0)
+        plain = max(
+            [values[candidate.name] for candidate in tried if not candidate.costly], default=0.0
+        )
         # Compiling costs seconds at every start, so it has to bring more.
-        able = [one for one in tried if not one.costly or most > WORTH_COMPILING * max(plain, 1.0)]
-        able = [one for one in able if pays(one, values, tried)]
-        most = max([1.0, *(values[one.name] for one in able)])
-        equal = [one for one in able if values[one.name] * (1 + SAME) > most]
-        equal = [one for one in equal if values[one.name] > 1]
-        return min(equal, key=lambda one: len(one.values), default=BASELINE)
+        able = [
+            candidate
+            for candidate in tried
+            if not candidate.costly or most > WORTH_COMPILING * max(plain, 1.0)
+        ]
+        able = [candidate for candidate in able if pays(candidate, values, tried)]
+        most = max([1.0, *(values[candidate.name] for candidate in able)])
+        equal = [candidate for candidate in able if values[candidate.name] * (1 + SAME) > most]
+        equal = [candidate for candidate in equal if values[candidate.name] > 1]
+        return min(equal, key=lambda candidate: len(candidate.values), default=BASELINE)
 
     def score(self, comparison: Comparison, record: Record) -> float:
         """How many times better it is proven to be, by what is aimed at."""
@@ -222,11 +234,11 @@ class Stages:
     def reject(self, comparison: Comparison, record: Record, best: str) -> None:
         """With its reason, in place of an earlier one; not so the best."""
         tuning = self.tuning
-        tuning.rejected = [one for one in tuning.rejected if one.name != best]
+        tuning.rejected = [candidate for candidate in tuning.rejected if candidate.name != best]
         if record.name != best:
             self.refuse(record.name, scoring.why_not(comparison, record, best))
 
     def refuse(self, name: str, reason: str) -> None:
         """Not in the plan, and why."""
-        others = [one for one in self.tuning.rejected if one.name != name]
-        self.tuning.rejected = [*others, Rejected(name, reason)]
+        rest = [candidate for candidate in self.tuning.rejected if candidate.name != name]
+        self.tuning.rejected = [*rest, Rejected(name, reason)]

@@ -72,7 +72,7 @@ class Verifier:
         baseline; yields after every step.
         """
         __tracebackhide__ = True
-        found, runs = self._result, self._result.runs
+        result, runs = self._result, self._result.runs
         with ExitStack() as stack:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
@@ -80,14 +80,14 @@ class Verifier:
             with made_inside(self.step.models) as made:
                 yield from self._train("baseline", None, runs.baseline, 0)
             self.step.made = made
-            found.environment = environment(self._device())
+            result.environment = environment(self._device())
             start.restore()
             try:
-                yield from self._train(found.name, self._config, runs.planned, 1)
+                yield from self._train(result.name, self._config, runs.planned, 1)
             except StepError:
                 raise
             except Exception as error:
-                found.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                result.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 return
             while len(runs.others) < MOST_DRAWS and (not runs.others or self._is_open()):
                 yield from self._train_another(start)
@@ -99,19 +99,19 @@ class Verifier:
     def _train_another(self, start: State) -> Iterator[Progress]:
         """A baseline with another seed, or from other weights where the seed changes nothing."""
         __tracebackhide__ = True
-        found, others = self._result, self._result.runs.others
-        number = len(others) + 2
-        others.append([])
-        if not found.by_weights:
+        result, baselines = self._result, self._result.runs.others
+        number = len(baselines) + 2
+        baselines.append([])
+        if not result.by_weights:
             start.restore()
             seed_all(number)
-            yield from self._train(OTHER_SEED, None, others[-1], number)
-        if found.by_weights:
-            others[-1].clear()
+            yield from self._train(OTHER_SEED, None, baselines[-1], number)
+        if result.by_weights:
+            baselines[-1].clear()
             start.restore()
             seed_all(number)
             jitter(self.step.models)
-            yield from self._train("baseline, rounded weights", None, others[-1], number)
+            yield from self._train("baseline, rounded weights", None, baselines[-1], number)
 
     def _train(
         self, title: str, config: SpeedConfig | None, losses: list[Losses], number: int
@@ -127,11 +127,11 @@ class Verifier:
         step.rewind()
         with runner.applied():
             for index in range(self.steps):
-                with watched() as seen:
-                    seen.returned = number_of(runner.once(rewind=False))
-                if not seen.ran_on:
+                with watched() as loss:
+                    loss.returned = number_of(runner.once(rewind=False))
+                if not loss.ran_on:
                     raise StepError(NO_TRAINING if index == 0 else DONE)
-                losses.append(seen)
+                losses.append(loss)
                 share = min((number + (index + 1) / self.steps) / 3, 1.0)
                 yield Progress(share, f"{title}: step {index + 1} of {self.steps}")
                 same = losses == self._result.runs.baseline[: len(losses)]
@@ -140,11 +140,11 @@ class Verifier:
                     return
 
     def _name_plan(self, values: dict[str, Any]) -> None:
-        found = self._result
+        result = self._result
         if not values:
-            raise StepError(f"{found.name} changes nothing here, so there is nothing to verify")
-        found.plan, words = values, Candidate(values).name
-        found.name = words if found.name == words else f"{found.name} ({words})"
+            raise StepError(f"{result.name} changes nothing here, so there is nothing to verify")
+        result.plan, words = values, Candidate(values).name
+        result.name = words if result.name == words else f"{result.name} ({words})"
 
     def _device(self) -> torch.device:
         import torch

@@ -90,9 +90,9 @@ class Verification(Shown):
         """That of the curve that agrees least."""
         if self.failure:
             return "failed"
-        found = {curve.agreement for curve in self.curves}
+        agreements = {curve.agreement for curve in self.curves}
         outcomes: tuple[Outcome, ...] = ("worse", "different")
-        return next((one for one in outcomes if one in found), "same")
+        return next((outcome for outcome in outcomes if outcome in agreements), "same")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -56,10 +56,10 @@ class Choice:
     @classmethod
     def of(cls, session: Session, model: torch.nn.Module) -> Choice:
         """The one that the model's panels share."""
-        found = session.shared.get(id(model))
-        if not isinstance(found, Choice) or found.model is not model:
-            found = session.shared[id(model)] = cls(session, model)
-        return found
+        choice = session.shared.get(id(model))
+        if not isinstance(choice, Choice) or choice.model is not model:
+            choice = session.shared[id(model)] = cls(session, model)
+        return choice
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -73,13 +73,17 @@ class Choice:
 
     def give_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """These, in place of those of the notebook that hold the model's parameters."""
-        self._optimizers = [ref(one) for one in optimizers]
+        self._optimizers = [ref(optimizer) for optimizer in optimizers]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that were given, or those of the notebook."""
         if self._optimizers is None:
             return self.session.optimizers_of(self._alive())
-        return [one for one in (found() for found in self._optimizers) if one is not None]
+        return [
+            optimizer
+            for optimizer in (reference() for reference in self._optimizers)
+            if optimizer is not None
+        ]
 
     def preview(self) -> Preview:
         """What applying would change; raises SpeedKitError where the model is gone."""
@@ -182,11 +186,11 @@ class Choice:
         from speedkit_jupyter.report.panel_report import result_report
         from speedkit_jupyter.tuning.outcome import Tuning
 
-        found, self.message = run.result, run.message
-        self.report = None if found is None else result_report(found)
-        self.result = found.comparison if isinstance(found, Tuning) else found
-        if isinstance(found, Tuning) and found.confirmed:
-            self.config = found.config
+        result, self.message = run.result, run.message
+        self.report = None if result is None else result_report(result)
+        self.result = result.comparison if isinstance(result, Tuning) else result
+        if isinstance(result, Tuning) and result.confirmed:
+            self.config = result.config
 
     def _begun(self) -> SpeedConfig:
         """What `%speedkit apply` starts from: the session's config, or the learned plan."""
@@ -203,8 +207,8 @@ class Choice:
             self.config = applied.config
         self._tell("")
 
-    def _session_changed(self, what: str) -> None:
-        if what == "config" and self.model is not None:
+    def _session_changed(self, topic: str) -> None:
+        if topic == "config" and self.model is not None:
             self.config = self._begun()
         self._tell("")
 

@@ -90,13 +90,13 @@ class Control:
     def _set_options(self, asked: str, decisions: Mapping[str, Decision], is_alone: bool) -> None:
         """The words that work here, and the one that is asked for, whether it works or not."""
         options = []
-        for one in self.words:
-            declined = one in decisions and decisions[one].declined
-            label = self._auto(decisions, is_alone) if one == "auto" else one
+        for value in self.words:
+            declined = value in decisions and decisions[value].declined
+            label = self._auto(decisions, is_alone) if value == "auto" else value
             if not declined:
-                options.append((label, one))
-            elif one == asked:
-                options.append((f"{label} ✕", one))
+                options.append((label, value))
+            elif value == asked:
+                options.append((f"{label} ✕", value))
         if tuple(options) != tuple(self.input.options):
             self._drawing = True
             try:

@@ -54,8 +54,8 @@ class Parts:
         self.outcome, self.listing = w.HTML(), w.HTML()
         self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
         self.buttons = {
-            name: w.Button(description=name, icon=icon, layout=_button(), **tooltip(w.Button, what))
-            for name, (icon, what) in BUTTONS.items()
+            name: w.Button(description=name, icon=icon, layout=_button(), **tooltip(w.Button, hint))
+            for name, (icon, hint) in BUTTONS.items()
         }
         self.buttons["Apply"].button_style = "primary"
         self.code = w.ToggleButton(
@@ -82,15 +82,15 @@ class Parts:
         import ipywidgets as w
 
         main = [c for path, c in self.controls.items() if c.is_first and c.label in FIRST]
-        main.sort(key=lambda one: FIRST.index(one.label))
-        rest = [one.widget for one in self.controls.values() if one not in main]
+        main.sort(key=lambda control: FIRST.index(control.label))
+        rest = [control.widget for control in self.controls.values() if control not in main]
         more = w.Accordion([w.VBox(rest)], selected_index=None)
         more.set_title(0, MORE)
         plan, measure = [*self.buttons.values()][:2], [*self.buttons.values()][2:]
         bar = w.Box([*plan, self.code, *measure], layout=w.Layout(flex_flow="row wrap"))
         bar.layout.margin = "8px 0 0 0"
         below = [more, bar, self.progress, self.status]
-        column = w.VBox([*(one.widget for one in main), *below])
+        column = w.VBox([*(control.widget for control in main), *below])
         column.layout = _column("1 1 380px", "430px")
         return column.add_class(COLUMN)
 

@@ -140,25 +140,25 @@ class Panel:
         if steady:
             return
         try:
-            found = choice.preview()
+            preview = choice.preview()
         except SpeedKitError as error:
             self._show_gone(str(error))
         else:
-            self._show(found)
+            self._show(preview)
         self._saved.update(self._static)
 
-    def _show(self, found: Preview) -> None:
+    def _show(self, preview: Preview) -> None:
         choice = self._choice
         for path, control in self.controls.items():
-            control.show(choice.config, found.words[path.partition(".")[0]])
-        self.state.value = state_report(found, choice.name).to_html()
+            control.show(choice.config, preview.words[path.partition(".")[0]])
+        self.state.value = state_report(preview, choice.name).to_html()
         idle = not choice.busy
-        self.buttons["Apply"].disabled = not (idle and (found.pending or found.applied is None))
-        self.buttons["Restore"].disabled = not (idle and found.applied is not None)
+        self.buttons["Apply"].disabled = not (idle and (preview.pending or preview.applied is None))
+        self.buttons["Restore"].disabled = not (idle and preview.applied is not None)
         for name in self._budgets_s:
             self.buttons[name].disabled = not idle
         self.outcome.value = "" if choice.report is None else choice.report.to_html()
-        wanted = (found.plan, choice.optimizers(), choice.model, choice.name)
+        wanted = (preview.plan, choice.optimizers(), choice.model, choice.name)
         shown = as_code(*wanted) if self.code.value else ()
         self.listing.value = Document("The plan", tuple(shown)).to_html() if shown else ""
 
@@ -184,8 +184,8 @@ class Panel:
         )
 
     def _show_gone(self, why: str) -> None:
-        for one in (*self.buttons.values(), self.code, *(c.input for c in self.controls.values())):
-            one.disabled = True
+        for part in (*self.buttons.values(), self.code, *(c.input for c in self.controls.values())):
+            part.disabled = True
         self.state.value = Document(why).to_html()
         self.status.value = self.listing.value = ""
 

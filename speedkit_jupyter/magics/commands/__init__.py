@@ -19,8 +19,8 @@ from speedkit_jupyter.magics.commands import (
 )
 
 COMMANDS: dict[str, Command] = {
-    one.name: one
-    for one in (
+    command.name: command
+    for command in (
         status.COMMAND,
         report.COMMAND,
         apply.COMMAND,

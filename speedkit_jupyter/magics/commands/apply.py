@@ -77,14 +77,14 @@ def _arguments(parser: Parser) -> None:
 
 def _options() -> list[tuple[str, str, Any, str]]:
     """Option, path of the config key, annotation and summary, for every field in the catalog."""
-    found = []
-    for one in CATALOG:
-        for number, (path, annotation) in enumerate(one.paths.items()):
-            option = f"--{path.replace('.', '-')}" if number else f"--{one.name}"
+    options = []
+    for optimization in CATALOG:
+        for number, (path, annotation) in enumerate(optimization.paths.items()):
+            option = f"--{path.replace('.', '-')}" if number else f"--{optimization.name}"
             field = path.partition(".")[2] if number else ""
-            about = f"{one.summary}: its {field}" if field else one.summary
-            found.append((option, path, annotation, about))
-    return found
+            about = f"{optimization.summary}: its {field}" if field else optimization.summary
+            options.append((option, path, annotation, about))
+    return options
 
 
 def _typed(arguments: Namespace) -> dict[str, Any]:
@@ -114,8 +114,10 @@ def _check_free(session: Session, name: str | None, model: Any) -> None:
         return
     whose = f"your {type(taken).__name__}"
     if isinstance(taken, SpeedContext):
-        other = next((n for n, one in session.contexts.items() if one is taken), "another model")
-        whose = f"the context of {other}, which is in force"
+        owner = next(
+            (n for n, context in session.contexts.items() if context is taken), "another model"
+        )
+        whose = f"the context of {owner}, which is in force"
     raise UsageError(f"%speedkit apply: {name} is {whose}; name this context with --ctx")
 
 

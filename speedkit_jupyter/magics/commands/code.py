@@ -31,15 +31,15 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     if context is None:
         model = find_model(names, name)[1]
         optimizers = find_optimizers(names, arguments.optimizer, model)
-        found = planned(names, session.config, name, optimizers)
+        plan = planned(names, session.config, name, optimizers)
     else:
         model = context.model
         asked = arguments.optimizer and find_optimizers(names, arguments.optimizer, model)
-        found, listed = as_of_now(context, asked or {})
+        plan, listed = as_of_now(context, asked or {})
         optimizers = _with_names(names, listed)
-    optimizers = {word: _own(names, word, one) for word, one in optimizers.items()}
+    optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}
     name = name if name.isidentifier() else _plain_name(names, model, name)
-    document = code_report(found, arguments.form, optimizers, name, model)
+    document = code_report(plan, arguments.form, optimizers, name, model)
     if arguments.save is None:
         display(document)
         return
@@ -58,15 +58,16 @@ def _own(names: Mapping[str, Any], name: str, optimizer: Any) -> Any:
 
 def _plain_name(names: Mapping[str, Any], model: Any, name: str) -> str:
     """A variable that is the model: one is there before `trainer.model` is."""
-    every = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
+    every = (word for word, value in list(names.items()) if value is model and word[:1] != "_")
     return next(every, name)
 
 
 def _with_names(names: Mapping[str, Any], optimizers: Sequence[Any]) -> dict[str, Any]:
     """The optimizers of an applied plan, by the names that they have in the notebook."""
-    known = {id(one): name for name, one in all_optimizers(names).items()}
+    words = {id(optimizer): name for name, optimizer in all_optimizers(names).items()}
     return {
-        known.get(id(one), f"optimizer_{number}"): one for number, one in enumerate(optimizers, 1)
+        words.get(id(optimizer), f"optimizer_{number}"): optimizer
+        for number, optimizer in enumerate(optimizers, 1)
     }
 
 

@@ -43,9 +43,9 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _arguments(parser: Parser) -> None:
-    what = "what to do with what apply starts from (show)"
+    verb = "what to do with what apply starts from (show)"
     parser.add_argument(
-        "action", nargs="?", choices=ACTIONS, default="show", metavar="ACTION", help=what
+        "action", nargs="?", choices=ACTIONS, default="show", metavar="ACTION", help=verb
     )
     file = "a YAML file, for load and save"
     offer(parser.add_argument("file", nargs="?", metavar="FILE", help=file), suggestions.configs)

@@ -32,8 +32,8 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
         return
     kept = database.saved(arguments.name, skipped)
     if not (kept or skipped):
-        known = list(dict.fromkeys(one.name for one in database.saved()))
-        hint = did_you_mean(arguments.name, known)
+        keys = list(dict.fromkeys(entry.name for entry in database.saved()))
+        hint = did_you_mean(arguments.name, keys)
         raise UsageError(f"%speedkit history: nothing is saved as {arguments.name!r}.{hint}")
     nothing = Document(f"{arguments.name}: no result that can be read")
     display((history_report(kept) if kept else nothing).and_lines(skipped))

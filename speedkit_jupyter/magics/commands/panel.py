@@ -16,14 +16,14 @@ from speedkit_jupyter.session import Session
 def run(names: Names, session: Session, arguments: Namespace) -> None:
     """Show it."""
     _, model = find_model(names, arguments.model)
-    found = find_optimizers(names, arguments.optimizer, model)
+    optimizers = find_optimizers(names, arguments.optimizer, model)
     step = arguments.step
     found_step = step and find_function(names, step, "%speedkit panel")
     # A plain name stays one: it means the function that has it when Measure is pressed.
     given_step = step if step in names else found_step
     assert session.open_panel is not None
     # Without names the panel looks for them itself: an optimizer may be made after it is shown.
-    given = list(found.values()) if arguments.optimizer else None
+    given = list(optimizers.values()) if arguments.optimizer else None
     display(session.open_panel(model, optimizer=given, step=given_step))
 
 

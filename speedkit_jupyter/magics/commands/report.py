@@ -29,9 +29,9 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
         for name in chosen
     }
     if arguments.json:
-        one = next(iter(documents.values()))
-        every = {"models": {name: each.to_dict() for name, each in documents.items()}}
-        print(one.to_json() if len(documents) == 1 else Document("", (), every).to_json())
+        first = next(iter(documents.values()))
+        every = {"models": {name: document.to_dict() for name, document in documents.items()}}
+        print(first.to_json() if len(documents) == 1 else Document("", (), every).to_json())
         return
     for document in documents.values():
         display(document)

@@ -22,7 +22,7 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     restored = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
     lines = [f"{flag}: you changed it meanwhile, so it was left alone" for flag in kept]
     headline = f"Restored {restored}" if number else "Nothing was applied, so nothing is to restore"
-    display(Document(headline, tuple(Section(one) for one in lines), {"restored": number}))
+    display(Document(headline, tuple(Section(line) for line in lines), {"restored": number}))
 
 
 COMMAND = Command("restore", "put everything back", run)

@@ -27,8 +27,8 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
 
 def _first_models(names: Names) -> list[str]:
     """Some models with parameters."""
-    found = [n for n, m in models(names).items() if next(m.parameters(), None) is not None]
-    return found[:MOST_MODELS]
+    candidates = [n for n, m in models(names).items() if next(m.parameters(), None) is not None]
+    return candidates[:MOST_MODELS]
 
 
 COMMAND = Command("status", "hardware, what is on, what is left on the table", run)

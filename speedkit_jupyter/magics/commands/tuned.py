@@ -37,9 +37,9 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _arguments(parser: Parser) -> None:
-    what = "show them or drop one (list)"
+    verb = "show them or drop one (list)"
     parser.add_argument(
-        "action", nargs="?", choices=("list", "forget"), default="list", metavar="ACTION", help=what
+        "action", nargs="?", choices=("list", "forget"), default="list", metavar="ACTION", help=verb
     )
     which = "for forget: its number, or all"
     offer(

@@ -36,8 +36,8 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     with ProgressLine(f"verifying {subject}".replace("`", "")) as progress:
         steps = verifier.run()
         try:
-            for one in steps:
-                progress.show(one)
+            for state in steps:
+                progress.show(state)
         except KeyboardInterrupt:
             steps.close()
             if verifier.has_results():
@@ -61,10 +61,12 @@ def _step(names: Mapping[str, Any], session: Session, name: str | None) -> Step:
 
 def _subject(session: Session, step: Step, name: str | None) -> str:
     """`model` in `train_step`: what the curves are of; one without a name is `a GAN`, say."""
-    held = {id(one): word for word, one in inside_others(session.names or {}).items()}
-    found = [session.name_of(one, held.get(id(one), "")) for one in step.models]
-    words = zip(found, step.models, strict=True)
-    models = " and ".join(f"`{word}`" if word else f"a {type(one).__name__}" for word, one in words)
+    held = {id(model): word for word, model in inside_others(session.names or {}).items()}
+    names = [session.name_of(model, held.get(id(model), "")) for model in step.models]
+    words = zip(names, step.models, strict=True)
+    models = " and ".join(
+        f"`{word}`" if word else f"a {type(model).__name__}" for word, model in words
+    )
     title = name or (session.measured.title if session.measured else "")
     return f"{models} in `{title}`"
 

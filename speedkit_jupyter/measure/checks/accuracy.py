@@ -82,7 +82,7 @@ class Yardstick:
 
     def judge(
         self,
-        seen: Observation,
+        observation: Observation,
         precision: str,
         more: Callable[[], Sequence[Errors]] | None = None,
         before: Sequence[tuple[Observation, Observation]] = (),
@@ -97,12 +97,15 @@ class Yardstick:
             return Accuracy("not checked", self.void)
         if not _finite(self.baseline):
             return Accuracy("not checked", "the step itself gives numbers that are not finite")
-        found, tolerance = errors(seen, self.reference, self.dropped), self.tolerances[precision]
-        verdict, reason = self._verdict(seen, found, tolerance, before)
-        if verdict == "wrong" and (surer := self._surer(found, tolerance, more)):
+        deviations, tolerance = (
+            errors(observation, self.reference, self.dropped),
+            self.tolerances[precision],
+        )
+        verdict, reason = self._verdict(observation, deviations, tolerance, before)
+        if verdict == "wrong" and (surer := self._surer(deviations, tolerance, more)):
             tolerance = surer
-            verdict, reason = self._verdict(seen, found, tolerance, before)
-        if not found.fits:
+            verdict, reason = self._verdict(observation, deviations, tolerance, before)
+        if not deviations.fits:
             return Accuracy(verdict, reason)
         return Accuracy(
             verdict,
@@ -110,9 +113,9 @@ class Yardstick:
             *map(
                 _number,
                 (
-                    found.output.distance,
-                    found.gradient.distance,
-                    found.cosine,
+                    deviations.output.distance,
+                    deviations.gradient.distance,
+                    deviations.cosine,
                     self.own.output.distance,
                     self.own.gradient.distance,
                     tolerance.output,
@@ -123,39 +126,41 @@ class Yardstick:
 
     def _verdict(
         self,
-        seen: Observation,
-        found: Errors,
+        observation: Observation,
+        deviations: Errors,
         tolerance: Tolerance,
         before: Sequence[tuple[Observation, Observation]],
     ) -> tuple[Verdict, str]:
-        if not found.fits:
+        if not deviations.fits:
             return "wrong", "output: others than the baseline's in number or shape"
-        if not found.finite or _has_nan(seen) > _has_nan(self.reference):
+        if not deviations.finite or _has_nan(observation) > _has_nan(self.reference):
             return "wrong", "output or gradients: not finite"
-        if what := tolerance.beyond(found, self.names):
-            return "wrong", what + self._amplified(tolerance)
-        if seen is not self.baseline and (what := self._left(seen, tolerance, before)):
-            return "wrong", what
-        if lack := self._evidence_lacks(found, tolerance):
+        if fault := tolerance.beyond(deviations, self.names):
+            return "wrong", fault + self._amplified(tolerance)
+        if observation is not self.baseline and (
+            fault := self._left(observation, tolerance, before)
+        ):
+            return "wrong", fault
+        if lack := self._evidence_lacks(deviations, tolerance):
             return "not checked", lack
-        pairs = [(found.output, self.own.output), (found.gradient, self.own.gradient)]
-        pairs += zip(found.numbers, self.own.numbers, strict=False)
-        close = all(one.distance <= 2 * own.distance + 1e-6 for one, own in pairs)
-        if close and not any(count for count, _ in found.differing):
+        pairs = [(deviations.output, self.own.output), (deviations.gradient, self.own.gradient)]
+        pairs += zip(deviations.numbers, self.own.numbers, strict=False)
+        close = all(deviation.distance <= 2 * own.distance + 1e-6 for deviation, own in pairs)
+        if close and not any(count for count, _ in deviations.differing):
             return "exact", ""
         return "rounding", self._amplified(tolerance).removeprefix("; ")
 
     def _surer(
         self,
-        found: Errors,
+        deviations: Errors,
         tolerance: Tolerance,
         more: Callable[[], Sequence[Errors]] | None,
     ) -> Tolerance | None:
         """With more controls, where these could acquit; None where they could not."""
         precision = tolerance.precision
-        if more is None or precision in self.surer or not found.fits or not found.finite:
+        if more is None or precision in self.surer or not deviations.fits or not deviations.finite:
             return None
-        if tolerance.wider(CLEARLY).beyond(found):
+        if tolerance.wider(CLEARLY).beyond(deviations):
             return None
         self.surer.add(precision)
         surer = Tolerance(precision, [*tolerance.controls, *more()], NARROW)
@@ -164,45 +169,45 @@ class Yardstick:
 
     def _left(
         self,
-        seen: Observation,
+        observation: Observation,
         tolerance: Tolerance,
         before: Sequence[tuple[Observation, Observation]],
     ) -> str:
         """What is wrong with the parameters and buffers that the step leaves behind."""
         lowered, noise = tolerance.precision != "fp32", tolerance.noise()
-        return misstep(seen, self.baseline, self.names, before) or misled(
-            seen, self.baseline, self.names.buffers, noise, lowered
+        return misstep(observation, self.baseline, self.names, before) or misled(
+            observation, self.baseline, self.names.buffers, noise, lowered
         )
 
-    def _evidence_lacks(self, found: Errors, tolerance: Tolerance) -> str:
+    def _evidence_lacks(self, deviations: Errors, tolerance: Tolerance) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
-        if not (found.numbers or found.gradients or found.differing):
+        if not (deviations.numbers or deviations.gradients or deviations.differing):
             return self._unknown() or NOTHING_TO_COMPARE
-        if found.vanishing:
+        if deviations.vanishing:
             return (
                 f"no gradient is larger than {LEAST_GRADIENT:g}, which is noise: nothing can be "
                 "told from it"
             )
         most = tolerance.undetermined()
-        if most >= UNDETERMINED and found.numbers:
+        if most >= UNDETERMINED and deviations.numbers:
             return (
                 f"rounding to {tolerance.precision} alone moves an output by {most:.2g}, so that "
                 "nothing can be told from it"
             )
         enough = (
             2 * tolerance.whole_numbers(index, size) < size
-            for index, (_, size) in enumerate(found.differing)
+            for index, (_, size) in enumerate(deviations.differing)
         )
-        together = in_all(found)[1]
+        together = in_all(deviations)[1]
         together_enough = 2 * tolerance.whole_numbers_in_all(together) < together
-        if not (found.numbers or found.gradients or any(enough) or together_enough):
+        if not (deviations.numbers or deviations.gradients or any(enough) or together_enough):
             return "the step gives too few whole numbers to tell rounding from errors"
         return ""
 
     def _unknown(self) -> str:
         """What was there and can't be compared; empty where nothing was."""
         results = [*(call.results for call in self.baseline.calls), self.baseline.outputs]
-        names = dict.fromkeys(name for one in results for name in one.unknown)
+        names = dict.fromkeys(name for result in results for name in result.unknown)
         return f"it gives nothing that can be compared: {', '.join(names)}" if names else ""
 
     def _amplified(self, tolerance: Tolerance) -> str:
@@ -216,14 +221,14 @@ class Yardstick:
         )
 
 
-def is_right(found: Accuracy | None) -> bool:
+def is_right(accuracy: Accuracy | None) -> bool:
     """Whether it was checked, and computes the same."""
-    return found is not None and found.verdict in ("exact", "rounding")
+    return accuracy is not None and accuracy.verdict in ("exact", "rounding")
 
 
-def is_finite(found: Accuracy) -> bool:
+def is_finite(accuracy: Accuracy) -> bool:
     """Whether what was compared is numbers, of the shapes that were expected."""
-    values = (found.output_error, found.gradient_error)
+    values = (accuracy.output_error, accuracy.gradient_error)
     return None not in values
 
 
@@ -232,15 +237,24 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _finite(seen: Observation) -> bool:
+def _finite(observation: Observation) -> bool:
     """Gradients all, and some numbers of each result: others may be masks."""
-    made = (bool(one.isfinite().all()) for one in seen.gradients if one is not None)
-    return all(made) and all(bool(one.isfinite().any()) for one in _results(seen) if one.numel())
+    made = (
+        bool(gradient.isfinite().all())
+        for gradient in observation.gradients
+        if gradient is not None
+    )
+    return all(made) and all(
+        bool(tensor.isfinite().any()) for tensor in _results(observation) if tensor.numel()
+    )
 
 
-def _has_nan(seen: Observation) -> bool:
-    return any(bool(one.isnan().any()) for one in _results(seen))
+def _has_nan(observation: Observation) -> bool:
+    return any(bool(tensor.isnan().any()) for tensor in _results(observation))
 
 
-def _results(seen: Observation) -> list[torch.Tensor]:
-    return [*(one for call in seen.calls for one in call.results.numbers), *seen.outputs.numbers]
+def _results(observation: Observation) -> list[torch.Tensor]:
+    return [
+        *(tensor for call in observation.calls for tensor in call.results.numbers),
+        *observation.outputs.numbers,
+    ]

@@ -38,7 +38,7 @@ ALIKE = 1e-3
 
 def held(models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
     """Copies of all buffers, on the CPU."""
-    return [sampled(one) for model in models for one in model.buffers()]
+    return [sampled(buffer) for model in models for buffer in model.buffers()]
 
 
 def labels(models: Sequence[torch.nn.Module]) -> list[str]:
@@ -51,35 +51,35 @@ def labels(models: Sequence[torch.nn.Module]) -> list[str]:
     ]
 
 
-def off_from(seen: Observation, reference: Observation) -> list[float | None]:
+def off_from(observation: Observation, reference: Observation) -> list[float | None]:
     """How far each is off; None where nothing moved it, or they don't fit."""
-    found: list[float | None] = []
-    if not len(seen.buffers) == len(reference.buffers) == len(reference.buffers_before):
-        return found
-    for start, one, other in zip(
-        reference.buffers_before, seen.buffers, reference.buffers, strict=True
+    distances: list[float | None] = []
+    if not len(observation.buffers) == len(reference.buffers) == len(reference.buffers_before):
+        return distances
+    for start, buffer, expected in zip(
+        reference.buffers_before, observation.buffers, reference.buffers, strict=True
     ):
-        fits = one.shape == other.shape == start.shape
+        fits = buffer.shape == expected.shape == start.shape
         # One that rests in this stretch may hold what an earlier one rounded.
-        if not fits or bool((other == start).all() and (one == other).all()):
-            found.append(None)
+        if not fits or bool((expected == start).all() and (buffer == expected).all()):
+            distances.append(None)
         else:
-            found.append(_off(one, other))
-    return found
+            distances.append(_off(buffer, expected))
+    return distances
 
 
 def settle(again: Observation, first: Observation) -> None:
     """Empties those of the first run that the same step leaves with other values each time."""
     together = zip(first.buffers_before, again.buffers, first.buffers, strict=False)
-    for index, (start, one, other) in enumerate(together):
-        alike = one.shape == other.shape == start.shape
-        limit = ALIKE * _off(other, start) if alike and _is_float(other) else 0.0
-        if not alike or not _off(one, other) <= limit:
-            first.buffers[index] = other.new_empty(0)
+    for index, (start, buffer, expected) in enumerate(together):
+        alike = buffer.shape == expected.shape == start.shape
+        limit = ALIKE * _off(expected, start) if alike and _is_float(expected) else 0.0
+        if not alike or not _off(buffer, expected) <= limit:
+            first.buffers[index] = expected.new_empty(0)
 
 
 def misled(
-    seen: Observation,
+    observation: Observation,
     baseline: Observation,
     names: Sequence[str] = (),
     noise: Sequence[float | None] = (),
@@ -91,58 +91,60 @@ def misled(
     """
     import torch
 
-    together = zip(baseline.buffers_before, seen.buffers, baseline.buffers, strict=False)
-    for index, (start, one, other) in enumerate(together):
-        if one.numel() and not other.numel():  # another one each time
+    together = zip(baseline.buffers_before, observation.buffers, baseline.buffers, strict=False)
+    for index, (start, buffer, expected) in enumerate(together):
+        if buffer.numel() and not expected.numel():  # another one each time
             continue
-        start = start if start.shape == other.shape else torch.zeros_like(other)
-        known = noise[index] if index < len(noise) else None
-        if one.shape != other.shape:
-            what = f"has the shape {tuple(one.shape)} instead of {tuple(other.shape)}"
-        elif not _is_float(other):
-            what = _miscounted(one, other, start, known or 0.0, lowered)
-        elif not bool(other.isfinite().all()):
-            what = ""
-        elif known is None:
-            besides = _follows(seen, baseline, other) + _cancelled(index, names, baseline)
-            what = _astray(one, other, start, OF_WAY_ALONE, besides)
+        start = start if start.shape == expected.shape else torch.zeros_like(expected)
+        level = noise[index] if index < len(noise) else None
+        if buffer.shape != expected.shape:
+            fault = f"has the shape {tuple(buffer.shape)} instead of {tuple(expected.shape)}"
+        elif not _is_float(expected):
+            fault = _miscounted(buffer, expected, start, level or 0.0, lowered)
+        elif not bool(expected.isfinite().all()):
+            fault = ""
+        elif level is None:
+            besides = _follows(observation, baseline, expected) + _cancelled(index, names, baseline)
+            fault = _astray(buffer, expected, start, OF_WAY_ALONE, besides)
         else:
-            besides = known * (FACTOR if lowered else FACTOR_FLOAT32)
+            besides = level * (FACTOR if lowered else FACTOR_FLOAT32)
             besides += _cancelled(index, names, baseline)
-            what = _astray(one, other, start, OF_WAY, besides)
-        if what:
-            return f"buffer {names[index] if index < len(names) else index + 1} {what}"
+            fault = _astray(buffer, expected, start, OF_WAY, besides)
+        if fault:
+            return f"buffer {names[index] if index < len(names) else index + 1} {fault}"
     return ""
 
 
 def _miscounted(
-    one: torch.Tensor, other: torch.Tensor, start: torch.Tensor, noise: float, lowered: bool
+    buffer: torch.Tensor, expected: torch.Tensor, start: torch.Tensor, noise: float, lowered: bool
 ) -> str:
     """Counts, masks, pointers: exact but where rounding decides what is counted where."""
-    off, way = _off(one, other), _off(other, start)
-    if one.numel() == 1:
-        return f"counts {int(one)} instead of {int(other)}" if off > 2 * noise else ""
+    off, way = _off(buffer, expected), _off(expected, start)
+    if buffer.numel() == 1:
+        return f"counts {int(buffer)} instead of {int(expected)}" if off > 2 * noise else ""
     limit = 2 * noise + 3 * noise**0.5 + 0.02 * way if noise else 0.0
-    balanced = int(one.sum()) == int(other.sum())
+    balanced = int(buffer.sum()) == int(expected.sum())
     if lowered and balanced and way >= OF_MANY:
         limit = max(limit, FEW)
     if off <= limit:
         return ""
-    count = int((one != other).sum())
-    return f"differs in {count} of {one.numel()} whole numbers after the step, by {off:.3g} in all"
+    count = int((buffer != expected).sum())
+    return (
+        f"differs in {count} of {buffer.numel()} whole numbers after the step, by {off:.3g} in all"
+    )
 
 
 def _astray(
-    one: torch.Tensor, other: torch.Tensor, start: torch.Tensor, share: float, besides: float
+    buffer: torch.Tensor, expected: torch.Tensor, start: torch.Tensor, share: float, besides: float
 ) -> str:
     """Statistics and averages: as a whole, and in each row."""
-    difference, step = one - other, other - start
-    off, way, size = norm(difference), norm(step), norm(other)
+    difference, step = buffer - expected, expected - start
+    off, way, size = norm(difference), norm(step), norm(expected)
     besides += ROUNDINGS * FLOAT32 * size
     wrong = not off <= share * way + besides
-    if not wrong and one.dim() and one.numel() > 1:
-        offs, ways = (each.flatten(1 if each.dim() > 1 else 0) for each in (difference, step))
-        offs, ways = (each.norm(dim=1) if each.dim() > 1 else each.abs() for each in (offs, ways))
+    if not wrong and buffer.dim() and buffer.numel() > 1:
+        offs, ways = (rows.flatten(1 if rows.dim() > 1 else 0) for rows in (difference, step))
+        offs, ways = (rows.norm(dim=1) if rows.dim() > 1 else rows.abs() for rows in (offs, ways))
         wrong = bool((offs > share * (ways + OF_ALL * way) + besides).any())
     if not wrong:
         return ""
@@ -153,13 +155,13 @@ def _astray(
     return f"is off by {off / way:.2g} times what the step changes in it"
 
 
-def _follows(seen: Observation, baseline: Observation, buffer: torch.Tensor) -> float:
+def _follows(observation: Observation, baseline: Observation, buffer: torch.Tensor) -> float:
     """A moving average of a parameter is off by what that is off by."""
     return max(
         (
-            norm(one - other)
-            for one, other in zip(seen.updates, baseline.updates, strict=False)
-            if one.shape == other.shape == buffer.shape
+            norm(update - expected)
+            for update, expected in zip(observation.updates, baseline.updates, strict=False)
+            if update.shape == expected.shape == buffer.shape
         ),
         default=0.0,
     )
@@ -175,18 +177,18 @@ def _cancelled(index: int, names: Sequence[str], baseline: Observation) -> float
     mine = baseline.buffers[index].shape
     beside = dict(zip(names, baseline.buffers, strict=False))
     for word, power in SCATTERS.items():
-        other = beside.get(f"{before}{word}{after}")
-        if other is not None and other.shape == mine and bool(other.isfinite().all()):
-            return ROUNDINGS * FLOAT32 * norm(other.abs() ** power)
+        scatter = beside.get(f"{before}{word}{after}")
+        if scatter is not None and scatter.shape == mine and bool(scatter.isfinite().all()):
+            return ROUNDINGS * FLOAT32 * norm(scatter.abs() ** power)
     return 0.0
 
 
-def _is_float(one: torch.Tensor) -> bool:
-    return one.is_floating_point()
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point()
 
 
-def _off(one: torch.Tensor, other: torch.Tensor) -> float:
+def _off(tensor: torch.Tensor, other: torch.Tensor) -> float:
     """The norm of the difference; of whole numbers the sum of what they differ by."""
     if _is_float(other):
-        return norm(one - other)
-    return float((one.double() - other.double()).abs().sum())
+        return norm(tensor - other)
+    return float((tensor.double() - other.double()).abs().sum())

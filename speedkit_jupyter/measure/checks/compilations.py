@@ -58,13 +58,13 @@ def _totals() -> _Totals:
     return _Totals(
         counters["stats"]["unique_graphs"],
         sum(counters["graph_break"].values()),
-        sum(n for what, n in counters["unimplemented"].items() if _is_limit(what)),
+        sum(n for reason, n in counters["unimplemented"].items() if _is_limit(reason)),
         metrics[-1] if metrics else None,
     )
 
 
-def _is_limit(what: str) -> bool:
-    first = what.partition("\n")[0].lower()
+def _is_limit(reason: str) -> bool:
+    first = reason.partition("\n")[0].lower()
     return "recompile" in first and "limit" in first
 
 
@@ -73,8 +73,8 @@ def _recompiles_since(newest: Any) -> int:
     from torch._dynamo.utils import get_compilation_metrics
 
     count = 0
-    for one in reversed(get_compilation_metrics()):
-        if one is newest:
+    for metrics in reversed(get_compilation_metrics()):
+        if metrics is newest:
             break
-        count += bool(one.recompile_reason)
+        count += bool(metrics.recompile_reason)
     return count

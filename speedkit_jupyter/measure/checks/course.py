@@ -66,7 +66,7 @@ def goes_on(course: Course, lead: Course | None, step_s: float) -> bool:
         return len(course.ends) < len(lead.ends)
     if not course.ends:
         return True
-    taken = max(one.place[1] for one in course.stretches.values())
+    taken = max(stretch.place[1] for stretch in course.stretches.values())
     if taken < STEPS:
         return len(course.ends) < steps_of(step_s)
     return len(course.ends) < 2 and step_s <= LONG_S
@@ -74,13 +74,13 @@ def goes_on(course: Course, lead: Course | None, step_s: float) -> bool:
 
 def parameters_of(holders: Sequence[Any]) -> list[Any]:
     """Of optimizers and of models."""
-    found = []
-    for one in holders:
-        if hasattr(one, "param_groups"):
-            found += [p for group in one.param_groups for p in group["params"]]
-        elif hasattr(one, "parameters"):
-            found += list(one.parameters())
-    return found
+    parameters = []
+    for holder in holders:
+        if hasattr(holder, "param_groups"):
+            parameters += [p for group in holder.param_groups for p in group["params"]]
+        elif hasattr(holder, "parameters"):
+            parameters += list(holder.parameters())
+    return parameters
 
 
 class _Enough(BaseException):
@@ -102,8 +102,8 @@ def observing(
     Gradients that lie there are set to zero, which the caller puts back: what the step adds to
     them, or makes in their place, is then its own.
     """
-    found = [*(p for model in models for p in model.parameters()), *others]
-    parameters = list({id(p): p for p in found}.values())
+    tensors = [*(p for model in models for p in model.parameters()), *others]
+    parameters = list({id(p): p for p in tensors}.values())
     _clear(parameters)
     observer = Observer(models, parameters, scale, loss_is_scaled, lead, limit)
     with watching(models, observer), suppress(_Enough):
@@ -150,8 +150,8 @@ class Observer:
         if not self._listens():
             return
         divisor = self._scale() if self._loss_is_scaled else 1.0
-        found = leaves.of([tensors], self._most).numbers
-        self._seen.outputs.numbers += [one / divisor for one in found]
+        numbers = leaves.of([tensors], self._most).numbers
+        self._seen.outputs.numbers += [tensor / divisor for tensor in numbers]
         self._before = [_copied(p.grad) for p in self._parameters]
 
     @unwatched
@@ -160,8 +160,8 @@ class Observer:
         self._in_backward = False
         if not self._listens():
             return
-        for index, one in enumerate(self._parameters):
-            self._made[index] = _added(self._made[index], one.grad, self._before[index])
+        for index, parameter in enumerate(self._parameters):
+            self._made[index] = _added(self._made[index], parameter.grad, self._before[index])
         self._before = []
         if self._in_closure:  # its first evaluation comes before anything has moved
             self._complete(1.0, set(map(id, self._parameters)))
@@ -226,10 +226,10 @@ class Observer:
         self._begin([])
 
     def _keep_only_results(self) -> None:
-        for one in self.course.stretches.values():
-            one.calls = []
-            if one.role != END:
-                one.outputs = Leaves()
+        for stretch in self.course.stretches.values():
+            stretch.calls = []
+            if stretch.role != END:
+                stretch.outputs = Leaves()
 
     def finish(self) -> None:
         """The last stretch that was asked for may have ended early."""
@@ -254,7 +254,9 @@ class Observer:
         forced = [*self._known, *extra]
         if lead is None:
             if number:
-                self.course.starts[number] = [one.detach().to("cpu", copy=True) for one in forced]
+                self.course.starts[number] = [
+                    parameter.detach().to("cpu", copy=True) for parameter in forced
+                ]
         elif number in lead.starts:
             _set(forced, lead.starts[number])
         self._records = lead is None or number in lead.stretches
@@ -269,45 +271,45 @@ class Observer:
 
     def _also(self, optimizer: Any) -> None:
         """Its parameters too, where they are none of those that are known: a copied model's."""
-        known = {id(one) for one in self._parameters}
-        found = [p for group in optimizer.param_groups for p in group["params"]]
-        new = [one for one in found if id(one) not in known]
+        ids = {id(parameter) for parameter in self._parameters}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        new = [parameter for parameter in parameters if id(parameter) not in ids]
         self._parameters += new
         if self._records:
-            self._start += [one.detach().clone() for one in new]
-        self._made += [_copied(one.grad) for one in new]
+            self._start += [parameter.detach().clone() for parameter in new]
+        self._made += [_copied(parameter.grad) for parameter in new]
 
     def _close(self) -> None:
         if not self._records:
             return
-        seen = self._seen
-        if not seen.complete and self._passes:
-            seen.gradients = self._sums()
+        stretch = self._seen
+        if not stretch.complete and self._passes:
+            stretch.gradients = self._sums()
         pairs = list(zip(self._parameters, self._start, strict=True))
         way = [real(_difference(p, old)) for p, old in pairs]
-        seen.moved = math.hypot(*(norm(one.double()) for one in way))
-        if seen.moved:
-            led = bool(self._passes or seen.complete)
-            seen.way = [sampled(one, FEW_ELEMENTS if led else self._most) for one in way]
-            seen.movers = [moved(one, old) for one, (_, old) in zip(way, pairs, strict=True)]
-        if seen.moved and self._passes and not seen.updates and not seen.complete:
-            seen.updates = [sampled(one, self._most) for one in way]  # by hand
-        seen.calls = self._calls.kept
-        self.course.stretches[self._number] = seen
+        stretch.moved = math.hypot(*(norm(part.double()) for part in way))
+        if stretch.moved:
+            led = bool(self._passes or stretch.complete)
+            stretch.way = [sampled(part, FEW_ELEMENTS if led else self._most) for part in way]
+            stretch.movers = [moved(part, old) for part, (_, old) in zip(way, pairs, strict=True)]
+        if stretch.moved and self._passes and not stretch.updates and not stretch.complete:
+            stretch.updates = [sampled(part, self._most) for part in way]  # by hand
+        stretch.calls = self._calls.kept
+        self.course.stretches[self._number] = stretch
         if self._lead is None:
             self._thin_out()
 
     def _thin_out(self) -> None:
         """Every second, every fourth, ... where there are many; the ends of steps stay."""
         kept, starts = self.course.stretches, self.course.starts
-        size = sum(one.numel() * one.element_size() for one in self._known)
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self._known)
         most = max(LEAST_STRETCHES, min(MOST_STRETCHES, MOST_BYTES // max(size, 1)))
-        inner = [one for one in kept if not kept[one].role]
+        inner = [number for number in kept if not kept[number].role]
         if len(inner) > most:
             self._every *= 2
-        for one in inner:
-            if one % self._every and one != self._number:
-                del kept[one], starts[one]
+        for number in inner:
+            if number % self._every and number != self._number:
+                del kept[number], starts[number]
 
     def _way(self) -> list[Any]:
         pairs = zip(self._parameters, self._start, strict=True)
@@ -316,7 +318,10 @@ class Observer:
     def _sums(self) -> list[Any]:
         """What the backward passes added up to, whether it still lies there or was cleared."""
         scale = self._scale()
-        return [None if one is None else sampled(one, self._most) / scale for one in self._made]
+        return [
+            None if gradient is None else sampled(gradient, self._most) / scale
+            for gradient in self._made
+        ]
 
     def _complete(self, still_in: float, own: set[int]) -> None:
         """The gradients are made: those that lie there for the optimizer's own parameters, with
@@ -326,11 +331,11 @@ class Observer:
             return
         lying = [_dense(p.grad) if id(p) in own else None for p in self._parameters]
         self._seen.gradients = self._sums()
-        if any(one is not None and bool(one.any()) for one in lying):
-            for index, one in enumerate(lying):
+        if any(gradient is not None and bool(gradient.any()) for gradient in lying):
+            for index, gradient in enumerate(lying):
                 if id(self._parameters[index]) in own:
                     self._seen.gradients[index] = (
-                        None if one is None else sampled(one, self._most) / still_in
+                        None if gradient is None else sampled(gradient, self._most) / still_in
                     )
         self._seen.complete = True
         if self._limit is not None and self._number + 1 >= self._limit:
@@ -341,18 +346,18 @@ def _set(parameters: Sequence[Any], values: Sequence[Any]) -> None:
     """Without raising their version, as fused optimizers do it: a graph may still be in use."""
     if len(parameters) != len(values):
         return
-    for one, value in zip(parameters, values, strict=True):
-        if one.shape == value.shape and one.layout is value.layout and one.is_leaf:
-            one.data.copy_(value)
+    for tensor, value in zip(parameters, values, strict=True):
+        if tensor.shape == value.shape and tensor.layout is value.layout and tensor.is_leaf:
+            tensor.data.copy_(value)
 
 
 def _clear(parameters: Sequence[Any]) -> None:
     import torch
 
     with torch.no_grad():
-        for one in parameters:
-            if one.is_leaf and one.grad is not None:
-                one.grad.zero_()
+        for parameter in parameters:
+            if parameter.is_leaf and parameter.grad is not None:
+                parameter.grad.zero_()
 
 
 def _dense(gradient: Any) -> Any:

@@ -86,7 +86,7 @@ class Errors:
     def gradient_of(self, which: int) -> Deviation | None:
         """Of this parameter; None where neither step made one."""
         there = zip(self.which, self.gradients, strict=True)
-        return next((one for index, one in there if index == which), None)
+        return next((gradient for index, gradient in there if index == which), None)
 
 
 def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -> Errors:
@@ -100,37 +100,37 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
         return Errors(fits=False)
     together = calls == len(reference.calls)
     ones = [t for call in seen.calls[:calls] for t in call.results.numbers]
-    others = [t for call in reference.calls[:calls] for t in call.results.numbers]
+    references = [t for call in reference.calls[:calls] for t in call.results.numbers]
     exact = [t for call in seen.calls[:calls] for t in call.results.exact]
     exacts = [t for call in reference.calls[:calls] for t in call.results.exact]
     if together:
-        found, wanted = (
+        outputs, wanted = (
             _kept(seen.outputs.numbers, dropped),
             _kept(reference.outputs.numbers, dropped),
         )
-        ones, others = ones + found, others + wanted
+        ones, references = ones + outputs, references + wanted
         exact, exacts = exact + seen.outputs.exact, exacts + reference.outputs.exact
     pairs_of_all = list(zip(seen.gradients, reference.gradients, strict=False))
     which = [index for index, pair in enumerate(pairs_of_all) if _any(pair)]
     gradients = [pairs_of_all[index] for index in which]
-    if not (_fit(ones, others) and _fit(exact, exacts)):
+    if not (_fit(ones, references) and _fit(exact, exacts)):
         return Errors(fits=False)
     if len(seen.gradients) != len(reference.gradients):
         return Errors(fits=False)
     made = [_both(*pair) for pair in gradients]
-    if any(one.shape != other.shape for one, other in made):
+    if any(gradient.shape != expected.shape for gradient, expected in made):
         return Errors(fits=False)
     pairs = tamed([of_finite(*pair) for pair in made])
-    results = [of_finite(*pair) for pair in zip(ones, others, strict=True)]
+    results = [of_finite(*pair) for pair in zip(ones, references, strict=True)]
     least = _least(pairs)
     return Errors(
-        [deviation(one, other) for one, other in results],
-        [_of_gradient(one, other, least) for one, other in pairs],
+        [deviation(tensor, expected) for tensor, expected in results],
+        [_of_gradient(gradient, expected, least) for gradient, expected in pairs],
         [(int((a != b).sum()), b.numel()) for a, b in zip(exact, exacts, strict=True)],
         pooled(results),
         pooled(pairs, LEAST_GRADIENT),
         _cosine(pairs),
-        finite=all(is_finite(one) for one, _ in (*results, *pairs)),
+        finite=all(is_finite(tensor) for tensor, _ in (*results, *pairs)),
         names=_names(seen, calls, dropped if together else None),
         vanishing=bool(pairs) and _root_mean_square(pairs) < LEAST_GRADIENT,
         which=which,
@@ -138,22 +138,22 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
     )
 
 
-def vanish(seen: Observation) -> bool:
+def vanish(observation: Observation) -> bool:
     """Whether all gradients of a step are too small to tell anything from."""
-    made = [one for one in seen.gradients if one is not None]
-    return bool(made) and _root_mean_square([(one, one) for one in made]) < LEAST_GRADIENT
+    made = [tensor for tensor in observation.gradients if tensor is not None]
+    return bool(made) and _root_mean_square([(tensor, tensor) for tensor in made]) < LEAST_GRADIENT
 
 
-def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHING) -> Deviation:
+def deviation(tensor: torch.Tensor, reference: torch.Tensor, least: float = NOTHING) -> Deviation:
     """Of float64 tensors of one shape; infinite where the reference is zero and this is not.
 
     It is relative to a root mean square of `least` at least.
     """
-    difference, count = seen - reference, reference.numel()
+    difference, count = tensor - reference, reference.numel()
     norm, off = float(reference.norm()), float(difference.norm())
-    if max(norm, off) > LARGE and (smaller := tamed([(seen, reference)])[0])[1] is not reference:
+    if max(norm, off) > LARGE and (smaller := tamed([(tensor, reference)])[0])[1] is not reference:
         return deviation(*smaller, least)
-    if not off or max(norm, float(seen.norm())) < NOTHING * count**0.5:
+    if not off or max(norm, float(tensor.norm())) < NOTHING * count**0.5:
         return Deviation(count)
     if least > NOTHING:
         norm = max(norm, least * count**0.5)
@@ -172,10 +172,10 @@ def deviation(seen: torch.Tensor, reference: torch.Tensor, least: float = NOTHIN
     )
 
 
-def _of_gradient(seen: torch.Tensor, reference: torch.Tensor, least: float) -> Deviation:
+def _of_gradient(gradient: torch.Tensor, reference: torch.Tensor, least: float) -> Deviation:
     """With its parts, where it is off at all."""
-    found = deviation(seen, reference, least)
-    return replace(found, parts=parts(seen - reference, reference)) if found.distance else found
+    whole = deviation(gradient, reference, least)
+    return replace(whole, parts=parts(gradient - reference, reference)) if whole.distance else whole
 
 
 def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], least: float = NOTHING) -> Deviation:
@@ -183,12 +183,12 @@ def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], least: float = NO
     least: what is smaller may be the noise of a signal that died on its way through the net.
     """
     off = along = total = 0.0
-    for one, other in tamed(pairs):
-        difference = one - other
+    for tensor, reference in tamed(pairs):
+        difference = tensor - reference
         off += float(difference.norm()) ** 2
-        along += float((difference * other).sum())
-        total += float(other.norm()) ** 2
-    count = sum(other.numel() for _, other in pairs)
+        along += float((difference * reference).sum())
+        total += float(reference.norm()) ** 2
+    count = sum(reference.numel() for _, reference in pairs)
     total = max(total, least**2 * count)
     if total == 0:
         return Deviation(count, 0.0 if off == 0 else float("inf"))
@@ -202,31 +202,31 @@ def _least(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
 
 def _root_mean_square(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """Of all references."""
-    count = sum(other.numel() for _, other in pairs)
-    return math.sqrt(sum(float(other.norm()) ** 2 for _, other in pairs) / max(count, 1))
+    count = sum(reference.numel() for _, reference in pairs)
+    return math.sqrt(sum(float(reference.norm()) ** 2 for _, reference in pairs) / max(count, 1))
 
 
-def _calls_alike(seen: Observation, reference: Observation) -> int | None:
+def _calls_alike(observation: Observation, reference: Observation) -> int | None:
     """How many calls were given the same whole numbers; None where their number differs at once."""
     count = 0
-    for one, other in zip(seen.calls, reference.calls, strict=False):
-        if not _equal(one.given, other.given):
+    for call, expected in zip(observation.calls, reference.calls, strict=False):
+        if not _equal(call.given, expected.given):
             return count
         count += 1
-    return count if len(seen.calls) == len(reference.calls) else None
+    return count if len(observation.calls) == len(reference.calls) else None
 
 
-def _names(seen: Observation, calls: int, dropped: frozenset[int] | None) -> list[str]:
+def _names(observation: Observation, calls: int, dropped: frozenset[int] | None) -> list[str]:
     """What the models gave, by the call where there are several; then the step's own results."""
-    found = []
-    for number, call in enumerate(seen.calls[:calls], 1):
-        which = f" of call {number}" if len(seen.calls) > 1 else ""
-        found += [f"output{one}{which}" for one in _called(call.results)]
+    names = []
+    for number, call in enumerate(observation.calls[:calls], 1):
+        which = f" of call {number}" if len(observation.calls) > 1 else ""
+        names += [f"output{name}{which}" for name in _called(call.results)]
     if dropped is not None:
-        kind = "loss" if seen.has_gradients() else "result"
-        named = enumerate(_called(seen.outputs))
-        found += [f"{kind}{name}" for index, name in named if index not in dropped]
-    return found
+        kind = "loss" if observation.has_gradients() else "result"
+        named = enumerate(_called(observation.outputs))
+        names += [f"{kind}{name}" for index, name in named if index not in dropped]
+    return names
 
 
 def _called(results: Leaves) -> list[str]:
@@ -234,43 +234,43 @@ def _called(results: Leaves) -> list[str]:
     count = len(results.numbers)
     names = [*results.names, *[""] * count][:count]
     numbered = [f" {index + 1} of {count}" if count > 1 else "" for index in range(count)]
-    return [f" {one}" if one else other for one, other in zip(names, numbered, strict=True)]
+    return [f" {name}" if name else number for name, number in zip(names, numbered, strict=True)]
 
 
 def _equal(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     return len(ones) == len(others) and all(
-        one.shape == other.shape and bool((one == other).all())
-        for one, other in zip(ones, others, strict=True)
+        tensor.shape == expected.shape and bool((tensor == expected).all())
+        for tensor, expected in zip(ones, others, strict=True)
     )
 
 
 def _fit(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return [one.shape for one in ones] == [other.shape for other in others]
+    return [tensor.shape for tensor in ones] == [tensor.shape for tensor in others]
 
 
 def _kept(values: Sequence[torch.Tensor], dropped: frozenset[int]) -> list[torch.Tensor]:
-    return [one for index, one in enumerate(values) if index not in dropped]
+    return [value for index, value in enumerate(values) if index not in dropped]
 
 
 def _any(pair: tuple[torch.Tensor | None, torch.Tensor | None]) -> bool:
-    return any(one is not None for one in pair)
+    return any(tensor is not None for tensor in pair)
 
 
 def _both(
-    one: torch.Tensor | None, other: torch.Tensor | None
+    tensor: torch.Tensor | None, other: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """No gradient is a gradient of zeros: a step may or may not make one of those."""
-    there = one if one is not None else other
+    there = tensor if tensor is not None else other
     assert there is not None
     zeros = there.new_zeros(()).expand(there.shape)
-    return (zeros if one is None else one), (zeros if other is None else other)
+    return (zeros if tensor is None else tensor), (zeros if other is None else other)
 
 
 def _worst_row(difference: torch.Tensor) -> float:
     """The largest root mean square over what lies at one index of any dimension."""
     if difference.dim() < 2 or not difference.numel():
         return 0.0
-    return math.sqrt(max(float(one.max()) for one in _mean_squares(difference, 1)))
+    return math.sqrt(max(float(squares.max()) for squares in _mean_squares(difference, 1)))
 
 
 def _rows(difference: torch.Tensor, reference: torch.Tensor) -> torch.Tensor | None:
@@ -278,19 +278,19 @@ def _rows(difference: torch.Tensor, reference: torch.Tensor) -> torch.Tensor | N
     import torch
 
     both = _mean_squares(difference, LEAST_IN_ROW), _mean_squares(reference, LEAST_IN_ROW)
-    return torch.stack([torch.cat(one).sqrt() for one in both]) if both[0] else None
+    return torch.stack([torch.cat(squares).sqrt() for squares in both]) if both[0] else None
 
 
 def _mean_squares(tensor: torch.Tensor, least: int) -> list[torch.Tensor]:
     square, count = tensor**2, tensor.numel()
     return [
-        square.mean([one for one in range(tensor.dim()) if one != dimension])
+        square.mean([axis for axis in range(tensor.dim()) if axis != dimension])
         for dimension, size in enumerate(tensor.shape)
         if tensor.dim() > 1 and size > 1 and count >= least * size
     ] or ([square.flatten(1).mean(1)] if tensor.dim() > 1 and least == 1 else [])
 
 
 def _cosine(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
-    dot = sum(float((one * other).sum()) for one, other in pairs)
+    dot = sum(float((tensor * reference).sum()) for tensor, reference in pairs)
     norms = [sum(float(pair[i].norm()) ** 2 for pair in pairs) ** 0.5 for i in (0, 1)]
     return dot / (norms[0] * norms[1]) if all(norms) else None

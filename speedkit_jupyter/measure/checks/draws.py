@@ -51,11 +51,11 @@ def states() -> list[torch.Tensor]:
     """Of torch's generators, those of accelerators in use with them."""
     import torch
 
-    found = [torch.get_rng_state()]
+    tensors = [torch.get_rng_state()]
     for kind in devices.in_use():
         states = kind.generators()[0]()
-        found += states if isinstance(states, list) else [states]
-    return found
+        tensors += states if isinstance(states, list) else [states]
+    return tensors
 
 
 def alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
@@ -67,7 +67,7 @@ def alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
 
 def _drops(function: Any, args: Sequence[Any], kwargs: Any) -> bool:
     """Whether it was asked for dropout: what is said to draw mostly does not."""
-    names = [one.name for one in function._schema.arguments]
+    names = [argument.name for argument in function._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return any(given.get(name, 0.0) > 0 for name in ("dropout_p", "dropout"))
 
@@ -79,8 +79,8 @@ def _drawn(function: Any, args: Any, kwargs: Any) -> Any:
     asked = kwargs.get("dtype")
     if asked is not None and asked.is_floating_point:
         kwargs = {**kwargs, "dtype": torch.float32}
-    plain = [_plain(one) for one in args]
-    result = function(*plain, **{name: _plain(one) for name, one in kwargs.items()})
+    plain = [_plain(value) for value in args]
+    result = function(*plain, **{name: _plain(value) for name, value in kwargs.items()})
     first = args[0] if args and isinstance(args[0], torch.Tensor) else None
     if first is not None and function._schema.name.endswith("_"):  # in place
         return first.copy_(plain[0])
@@ -94,12 +94,12 @@ def _drawn(function: Any, args: Any, kwargs: Any) -> Any:
     return result.to(asked)
 
 
-def _plain(one: Any) -> Any:
+def _plain(value: Any) -> Any:
     import torch
 
-    if isinstance(one, torch.Tensor) and one.is_floating_point():
-        return one.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    return one
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    return value
 
 
 def _dropout(given: Any, p: float, train: bool | None = None) -> Any:
@@ -118,15 +118,15 @@ def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
     import torch
     from torch.nn.modules.dropout import _DropoutNd
 
-    found: list[tuple[Any, str, float]] = []
+    layers: list[tuple[Any, str, float]] = []
     for module in (part for model in models for part in model.modules()):
         name = "p" if isinstance(module, _DropoutNd) else "dropout"
         kinds = (_DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)
         if isinstance(module, kinds) and getattr(module, name) and module.training:
-            found.append((module, name, getattr(module, name)))
+            layers.append((module, name, getattr(module, name)))
             setattr(module, name, 0.0)
     try:
-        yield bool(found)
+        yield bool(layers)
     finally:
-        for module, name, value in found:
+        for module, name, value in layers:
             setattr(module, name, value)

@@ -50,19 +50,19 @@ class Examination:
         """
         __tracebackhide__ = True
         yield Progress(0.0, "checking what is computed")
-        known = self._known()
+        judge = self._known()
         for runner in self._runners[1:]:
             if to_check(runner.record):
-                self._judge(runner, known)
+                self._judge(runner, judge)
                 yield Progress(0.0, f"checked {runner.record.name}")
 
     def _known(self) -> Judge:
         """What variants are judged by."""
         __tracebackhide__ = True
         if self._yardstick is None:
-            known = self._yardstick = yardstick.made(self._steps, self._runners)
+            judge = self._yardstick = yardstick.made(self._steps, self._runners)
             first = self._runners[0]
-            first.record.accuracy = known.judge(known.baseline, first.precision)
+            first.record.accuracy = judge.judge(judge.baseline, first.precision)
         return self._yardstick
 
     def late(self, runner: Runner) -> Iterator[Progress]:
@@ -82,37 +82,41 @@ class Examination:
 
     def _judge(self, runner: Runner, known: Judge) -> None:
         try:
-            seen = self._settled(runner)
+            course = self._settled(runner)
         except Exception as error:
             runner.fail(error)
             return
         more = partial(yardstick.more, known, self._steps, self._runners, runner.precision)
-        found = known.judge(seen, runner.precision, more)
-        if found.verdict == "wrong" and (why := self._why_random(runner)) and is_finite(found):
-            found = replace(found, verdict="not checked", reason=f"{why} ({found.reason})")
-        if found.verdict in ("exact", "rounding") and (what := self._otherwise(runner, seen)):
-            found = replace(found, verdict="wrong", reason=what)
-        runner.record.accuracy = found
+        accuracy = known.judge(course, runner.precision, more)
+        if (
+            accuracy.verdict == "wrong"
+            and (why := self._why_random(runner))
+            and is_finite(accuracy)
+        ):
+            accuracy = replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
+        if accuracy.verdict in ("exact", "rounding") and (fault := self._otherwise(runner, course)):
+            accuracy = replace(accuracy, verdict="wrong", reason=fault)
+        runner.record.accuracy = accuracy
 
-    def _otherwise(self, runner: Runner, seen: Course) -> str:
+    def _otherwise(self, runner: Runner, course: Course) -> str:
         """What a plan does otherwise that has nothing to do with it; empty where nothing.
 
         Not where the baseline itself does it otherwise each time.
         """
-        known = self._yardstick
-        if known is None or not runner.steps_only or not (what := otherwise(seen, known)):
+        judge = self._yardstick
+        if judge is None or not runner.steps_only or not (fault := otherwise(course, judge)):
             return ""
         again = (self._steps.observed(self._runners[0]) for _ in range(AGAIN))
-        return "" if any(otherwise(one, known, exactly=True) for one in again) else what
+        return "" if any(otherwise(repeat, judge, exactly=True) for repeat in again) else fault
 
     def _settled(self, runner: Runner) -> Course:
         """Once a GradScaler's factor is one at which it skips none of the steps."""
         for _ in range(MOST_SKIPPED):
             before = runner.scale()
-            seen = self._steps.observed(runner)
+            course = self._steps.observed(runner)
             if not runner.scale() < before:
                 break
-        return seen
+        return course
 
     def _why_random(self, runner: Runner) -> str:
         """Why this variant may differ by its random numbers alone; empty where it may not."""

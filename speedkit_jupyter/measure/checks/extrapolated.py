@@ -24,23 +24,23 @@ def extrapolated(
 ) -> list[Errors]:
     """By the latest stretch of the same shape; else by the worst that is known at all."""
     here = baseline[number]
-    there = [one for one in known if known[one]]
-    alike = [one for one in there if _shape(baseline[one]) == _shape(here)]
+    there = [index for index in known if known[index]]
+    alike = [index for index in there if _shape(baseline[index]) == _shape(here)]
     if alike:
-        other = baseline[max(alike)]
-        of_numbers = LIKE * _shrunk(_numbers(here), _numbers(other))
-        of_gradients = LIKE * _shrunk(_gradients(here), _gradients(other))
+        latest = baseline[max(alike)]
+        of_numbers = LIKE * _shrunk(_numbers(here), _numbers(latest))
+        of_gradients = LIKE * _shrunk(_gradients(here), _gradients(latest))
         noise = _of_buffers(known)
-        return [_times(one, of_numbers, of_gradients, noise) for one in known[max(alike)]]
-    worst = [_worst(one) for number in there for one in known[number]]
+        return [_times(errors, of_numbers, of_gradients, noise) for errors in known[max(alike)]]
+    worst = [_worst(errors) for number in there for errors in known[number]]
     if not worst:
         return []
-    found = _deviation(max(worst, key=lambda one: one.distance), UNLIKE)
-    counts = len(_numbers(here)), sum(one is not None for one in here.gradients)
-    made = [index for index, one in enumerate(here.gradients) if one is not None]
+    estimate = _deviation(max(worst, key=lambda deviation: deviation.distance), UNLIKE)
+    counts = len(_numbers(here)), sum(gradient is not None for gradient in here.gradients)
+    made = [index for index, gradient in enumerate(here.gradients) if gradient is not None]
     return [
         Errors(
-            [found] * counts[0], [found] * counts[1], [], found, found,
+            [estimate] * counts[0], [estimate] * counts[1], [], estimate, estimate,
             which=made, buffers=_of_buffers(known),
         )
     ]  # fmt: skip
@@ -56,62 +56,67 @@ def with_alike(
     if not known[number]:
         return []
     here = _shape(baseline[number])
-    others = [one for one in known if one != number and _shape(baseline[one]) == here]
-    return [*known[number], *(each for one in others for each in known[one])]
+    alike = [index for index in known if index != number and _shape(baseline[index]) == here]
+    return [*known[number], *(errors for index in alike for errors in known[index])]
 
 
 def _shrunk(now: Sequence[torch.Tensor], then: Sequence[torch.Tensor]) -> float:
     """How many times smaller they are, if they are."""
-    sizes = [math.hypot(*map(norm, each)) for each in (then, now)]
+    sizes = [math.hypot(*map(norm, tensors)) for tensors in (then, now)]
     return max(1.0, sizes[0] / sizes[1]) if sizes[1] > 0 else 1.0
 
 
-def _numbers(seen: Observation) -> list[torch.Tensor]:
-    return [*(one for call in seen.calls for one in call.results.numbers), *seen.outputs.numbers]
+def _numbers(observation: Observation) -> list[torch.Tensor]:
+    return [
+        *(tensor for call in observation.calls for tensor in call.results.numbers),
+        *observation.outputs.numbers,
+    ]
 
 
-def _gradients(seen: Observation) -> list[torch.Tensor]:
-    return [one for one in seen.gradients if one is not None]
+def _gradients(observation: Observation) -> list[torch.Tensor]:
+    return [gradient for gradient in observation.gradients if gradient is not None]
 
 
-def _shape(seen: Observation) -> tuple[object, ...]:
-    made = [None if one is None else one.shape for one in seen.gradients]
-    return tuple(one.shape for one in _numbers(seen)), tuple(made)
+def _shape(observation: Observation) -> tuple[object, ...]:
+    made = [None if gradient is None else gradient.shape for gradient in observation.gradients]
+    return tuple(tensor.shape for tensor in _numbers(observation)), tuple(made)
 
 
-def _worst(seen: Errors) -> Deviation:
+def _worst(errors: Errors) -> Deviation:
     """In each of the ways in which a tensor can be off."""
-    ones = [*seen.numbers, *seen.gradients, seen.output, seen.gradient]
+    ones = [*errors.numbers, *errors.gradients, errors.output, errors.gradient]
     distance, slope, shift, row, element = map(
-        max, zip(*(one.values() for one in ones), strict=True)
+        max, zip(*(deviation.values() for deviation in ones), strict=True)
     )
-    return Deviation(max(one.size for one in ones), distance, slope, shift, row, element)
+    return Deviation(
+        max(deviation.size for deviation in ones), distance, slope, shift, row, element
+    )
 
 
 def _of_buffers(known: Mapping[int, Sequence[Errors]]) -> list[float | None]:
     """As in the latest stretch in which they were looked at."""
-    there = [one for one in known if any(each.buffers for each in known[one])]
+    there = [index for index in known if any(errors.buffers for errors in known[index])]
     if not there:
         return []
-    kept = zip(*(one.buffers for one in known[max(there)] if one.buffers), strict=False)
-    values = [[one for one in each if one is not None] for each in kept]
-    return [LIKE * max(each) if each else None for each in values]
+    kept = zip(*(errors.buffers for errors in known[max(there)] if errors.buffers), strict=False)
+    values = [[value for value in buffer if value is not None] for buffer in kept]
+    return [LIKE * max(buffer) if buffer else None for buffer in values]
 
 
 def _times(
-    seen: Errors, of_numbers: float, of_gradients: float, noise: list[float | None]
+    errors: Errors, of_numbers: float, of_gradients: float, noise: list[float | None]
 ) -> Errors:
     return replace(
-        seen,
-        numbers=[_deviation(one, of_numbers) for one in seen.numbers],
-        gradients=[_deviation(one, of_gradients) for one in seen.gradients],
-        output=_deviation(seen.output, of_numbers),
-        gradient=_deviation(seen.gradient, of_gradients),
+        errors,
+        numbers=[_deviation(deviation, of_numbers) for deviation in errors.numbers],
+        gradients=[_deviation(deviation, of_gradients) for deviation in errors.gradients],
+        output=_deviation(errors.output, of_numbers),
+        gradient=_deviation(errors.gradient, of_gradients),
         buffers=noise,
     )
 
 
-def _deviation(one: Deviation, factor: float) -> Deviation:
+def _deviation(deviation: Deviation, factor: float) -> Deviation:
     """Which row or element is off most is another's in each: these are not compared."""
-    distance, slope, shift = (factor * value for value in one.values()[:3])
-    return Deviation(one.size, distance, slope, shift, row=math.inf, element=math.inf)
+    distance, slope, shift = (factor * value for value in deviation.values()[:3])
+    return Deviation(deviation.size, distance, slope, shift, row=math.inf, element=math.inf)

@@ -47,10 +47,10 @@ class Parts:
         for dimension, count in _cuts(self.shape):
             if index < count:
                 size = self.shape[dimension]
-                first, end = (-(-one * size // count) for one in (index, index + 1))
-                what = "elements" if len(self.shape) == 1 else ("rows", "columns")[dimension > 0]
+                first, end = (-(-cut * size // count) for cut in (index, index + 1))
+                kind = "elements" if len(self.shape) == 1 else ("rows", "columns")[dimension > 0]
                 where = f" of dimension {dimension}" if dimension > 1 else ""
-                return f"{what} {first} to {end - 1}{where}"
+                return f"{kind} {first} to {end - 1}{where}"
             index -= count
         raise IndexError(index)
 
@@ -59,25 +59,27 @@ def parts(difference: torch.Tensor, reference: torch.Tensor) -> Parts | None:
     """Of a gradient of any shape; None of one too small for any."""
     import torch
 
-    products, found = (difference**2, reference**2, difference * reference), []
+    products, means = (difference**2, reference**2, difference * reference), []
     sums: dict[int, torch.Tensor] = {}
     for dimension, count in _cuts(reference.shape):
         size = reference.shape[dimension]
         if dimension not in sums:
-            others = [one for one in range(reference.dim()) if one != dimension]
-            sums[dimension] = torch.stack([one.sum(others) if others else one for one in products])
+            axes = [axis for axis in range(reference.dim()) if axis != dimension]
+            sums[dimension] = torch.stack(
+                [product.sum(axes) if axes else product for product in products]
+            )
         which = torch.arange(size) * count // size
         elements = which.bincount() * (reference.numel() // size)
-        each = sums[dimension].new_zeros(3, count).index_add(1, which, sums[dimension])
-        found.append(each / elements)
-    if not found:
+        totals = sums[dimension].new_zeros(3, count).index_add(1, which, sums[dimension])
+        means.append(totals / elements)
+    if not means:
         return None
-    off, size, along = torch.cat(found, 1)
+    off, size, along = torch.cat(means, 1)
     return Parts(reference.shape, off.sqrt(), size.sqrt(), along)
 
 
 def beyond(
-    seen: Parts, controls: Sequence[Parts], distance: float, rounding: float, width: float = 1.0
+    parts: Parts, controls: Sequence[Parts], distance: float, rounding: float, width: float = 1.0
 ) -> str:
     """In which part it is off by more than rounding explains; empty where it is in none.
 
@@ -85,23 +87,23 @@ def beyond(
     """
     import torch
 
-    size = seen.size
+    size = parts.size
     least = ROUNDINGS * rounding * OF_ALL * float(size.square().mean().sqrt())
-    known = torch.stack([one.off for one in controls]).amax(0)
-    along = torch.stack([one.along.abs() for one in controls]).amax(0)
+    off = torch.stack([control.off for control in controls]).amax(0)
+    along = torch.stack([control.along.abs() for control in controls]).amax(0)
     whole = WHOLE * distance + ROUNDINGS * rounding + FLIPS
-    limit = width * (KNOWN * known + whole * size + least)
+    limit = width * (KNOWN * off + whole * size + least)
     whole = WHOLE_ALONG * distance + ROUNDINGS_ALONG * rounding + FLIPS_ALONG
-    limit_along = width * (KNOWN_ALONG * along + (SCATTER * known + whole * size + least) * size)
-    for what, value, most, scale in (
-        ("off", seen.off, limit, size),
-        ("scaled", seen.along.abs(), limit_along, size**2),
+    limit_along = width * (KNOWN_ALONG * along + (SCATTER * off + whole * size + least) * size)
+    for kind, value, most, scale in (
+        ("off", parts.off, limit, size),
+        ("scaled", parts.along.abs(), limit_along, size**2),
     ):
         if bool((value > most).any()):
             worst = int((value / most.clamp_min(1e-300)).argmax())
             own = max(float(scale[worst]), 1e-300)
             return (
-                f"{what} in its {seen.name(worst)} by {float(value[worst]) / own:.2g} of their "
+                f"{kind} in its {parts.name(worst)} by {float(value[worst]) / own:.2g} of their "
                 f"size, more than rounding explains ({float(most[worst]) / own:.2g})"
             )
     return ""

@@ -35,8 +35,8 @@ class Names:
 
     def parameter(self, index: int) -> str:
         """By its name; by its number where it is none of the models'."""
-        known = index < len(self.parameters)
-        return self.parameters[index] if known else f"parameter {index + 1}"
+        named = index < len(self.parameters)
+        return self.parameters[index] if named else f"parameter {index + 1}"
 
 
 def of(
@@ -46,18 +46,18 @@ def of(
     import torch
 
     by_element = tuple(getattr(torch.optim, name) for name in BY_ELEMENT)
-    several, found = len(models) > 1, dict[int, tuple[str, float, float]]()
+    several, entries = len(models) > 1, dict[int, tuple[str, float, float]]()
     for model in models:
         first = f"{type(model).__name__}." if several else ""
         for name, parameter in model.named_parameters():
             eps = torch.finfo(parameter.dtype).eps
-            found.setdefault(id(parameter), (first + name, _spacing(parameter), eps))
+            entries.setdefault(id(parameter), (first + name, _spacing(parameter), eps))
     return Names(
-        [name for name, _, _ in found.values()],
+        [name for name, _, _ in entries.values()],
         buffers.labels(models),
-        [spacing for _, spacing, _ in found.values()],
-        [eps for *_, eps in found.values()],
-        all(isinstance(one, by_element) for one in optimizers),
+        [spacing for _, spacing, _ in entries.values()],
+        [eps for *_, eps in entries.values()],
+        all(isinstance(optimizer, by_element) for optimizer in optimizers),
     )
 
 

@@ -43,28 +43,28 @@ class Leaves:
 
     def add(self, value: Any) -> None:
         """What can be compared in this value."""
-        for name, one in _parts(value, DEEPEST, set()):
+        for name, part in _parts(value, DEEPEST, set()):
             before = len(self.numbers)
-            self._add(one)
+            self._add(part)
             self.names += [name] * (len(self.numbers) - before)
 
-    def _add(self, one: Any) -> None:
+    def _add(self, value: Any) -> None:
         import torch
 
-        if isinstance(one, torch.Tensor):
-            if plain(one) is None:
-                self.unknown.append(f"{type(one).__name__} without values")
+        if isinstance(value, torch.Tensor):
+            if plain(value) is None:
+                self.unknown.append(f"{type(value).__name__} without values")
                 return
-            kept = sampled(one, self.most)
+            kept = sampled(value, self.most)
             (self.numbers if kept.is_floating_point() else self.exact).append(kept)
-        elif isinstance(one, numbers.Integral):  # bool too
-            self.exact.append(torch.tensor(int(one) % 2**63))
-        elif isinstance(one, numbers.Complex):
-            self.numbers.append(sampled(torch.tensor(one, dtype=torch.complex128)))
-        elif isinstance(one, _Unknown):
-            self.unknown.append(one.name)
+        elif isinstance(value, numbers.Integral):  # bool too
+            self.exact.append(torch.tensor(int(value) % 2**63))
+        elif isinstance(value, numbers.Complex):
+            self.numbers.append(sampled(torch.tensor(value, dtype=torch.complex128)))
+        elif isinstance(value, _Unknown):
+            self.unknown.append(value.name)
         else:
-            self.words.append(str(one))
+            self.words.append(str(value))
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class _Unknown:
 
 def of(values: Iterable[Any], most: int = MOST_ELEMENTS) -> Leaves:
     """All that can be compared in these values."""
-    found = Leaves(most=most)
+    leaves = Leaves(most=most)
     for value in values:
-        found.add(value)
-    return found
+        leaves.add(value)
+    return leaves
 
 
 def sampled(tensor: torch.Tensor, most: int = MOST_ELEMENTS) -> torch.Tensor:
@@ -87,16 +87,16 @@ def sampled(tensor: torch.Tensor, most: int = MOST_ELEMENTS) -> torch.Tensor:
     """
     import torch
 
-    found = or_nothing(tensor)
-    if found.is_complex():
-        found = torch.view_as_real(found.resolve_conj())
-    if found.numel() > most:
-        found = found.flatten()[:: found.numel() // most | 1]
-    dtype = torch.float64 if found.is_floating_point() else torch.int64
-    return found.to("cpu", dtype, copy=True)
+    values = or_nothing(tensor)
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if values.numel() > most:
+        values = values.flatten()[:: values.numel() // most | 1]
+    dtype = torch.float64 if values.is_floating_point() else torch.int64
+    return values.to("cpu", dtype, copy=True)
 
 
-def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any, depth: int, ids: set[int]) -> Iterator[tuple[str, Any]]:
     """Tensors, numbers and strings: in containers that torch knows, and behind attributes.
 
     Each with the name that it has in the value.
@@ -108,9 +108,9 @@ def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
         if value is not None:
             yield "", value
         return
-    if id(value) in seen or depth == 0:
+    if id(value) in ids or depth == 0:
         return
-    seen = {*seen, id(value)}
+    ids = {*ids, id(value)}
     array = _array(value)
     if array is not None:
         yield "", array
@@ -123,12 +123,12 @@ def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)):
         inside = value
     else:
-        found = tree_leaves(value)
-        inside = found if not (len(found) == 1 and found[0] is value) else _attributes(value)
+        leaves = tree_leaves(value)
+        inside = leaves if not (len(leaves) == 1 and leaves[0] is value) else _attributes(value)
     empty = True
     inside = list(inside)
-    for name, one in zip(_names(value, len(inside)), inside, strict=True):
-        for inner, part in _parts(one, depth - 1, seen):
+    for name, item in zip(_names(value, len(inside)), inside, strict=True):
+        for inner, part in _parts(item, depth - 1, ids):
             empty = False
             yield ".".join(filter(None, (name, inner))), part
     if empty and not isinstance(value, (list, tuple, Mapping, set, frozenset)):
@@ -138,14 +138,14 @@ def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
 def _names(value: Any, count: int) -> list[str]:
     """What the parts of a value are called in it; the last of them where there are more."""
     if isinstance(value, Mapping):
-        found = [str(one) for one in value]
+        names = [str(key) for key in value]
     elif isinstance(value, (list, tuple)):
-        found = list(getattr(value, "_fields", map(str, range(count if count > 1 else 0))))
+        names = list(getattr(value, "_fields", map(str, range(count if count > 1 else 0))))
     elif dataclasses.is_dataclass(value):
-        found = [one.name for one in dataclasses.fields(value)]
+        names = [member.name for member in dataclasses.fields(value)]
     else:
-        found = [str(one) for one in getattr(value, "__dict__", ())]
-    return ([""] * count + found)[-count:] if count else []
+        names = [str(name) for name in getattr(value, "__dict__", ())]
+    return ([""] * count + names)[-count:] if count else []
 
 
 def _rank(value: Any) -> tuple[float, str]:
@@ -175,7 +175,7 @@ def _attributes(value: Any) -> list[Any]:
     if isinstance(value, enum.Enum):
         return [value.name]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, one.name, None) for one in dataclasses.fields(value)]
+        return [getattr(value, member.name, None) for member in dataclasses.fields(value)]
     foreign = (type, torch.nn.Module, torch.optim.Optimizer, torch.Generator)
     if isinstance(value, types.FunctionType):
         return _enclosed(value)
@@ -190,15 +190,15 @@ def _enclosed(function: types.FunctionType) -> list[Any]:
     """The plain values that a function brings along: of its closure, and its defaults."""
     import torch
 
-    found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not filled yet
-            found.append(cell.cell_contents)
+            values.append(cell.cell_contents)
     plain = (numbers.Number, str, bytes, torch.Tensor, list, tuple, dict, set, frozenset)
-    return [one for one in found if isinstance(one, plain)]
+    return [value for value in values if isinstance(value, plain)]
 
 
 def _slots(kind: type) -> list[str]:
-    found = kind.__dict__.get("__slots__", ())
-    names = [found] if isinstance(found, str) else list(found)
+    slots = kind.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
     return [name for name in names if not name.startswith("__")]

@@ -23,14 +23,14 @@ HOLDERS = (Dicts, Lists, Sets, Slots, Cells, NamesKind)
 
 def left_in(start: State, step: Step) -> list[Any]:
     """The new values in objects that the step reached when it began, and in names it assigns."""
-    found = list(step.results())
-    for kind, one, memory in start.changed():
+    values = list(step.results())
+    for kind, item, memory in start.changed():
         if isinstance(kind, VALUES):
-            found.append(one)
-        elif isinstance(kind, HOLDERS) and not _is_inner(start, one):
+            values.append(item)
+        elif isinstance(kind, HOLDERS) and not _is_inner(start, item):
             old = set(map(id, _held(kind, memory)))
-            found += [value for value in _held(kind, kind.glance(one)) if id(value) not in old]
-    return [one for one in found if _is_plain(one)]
+            values += [value for value in _held(kind, kind.glance(item)) if id(value) not in old]
+    return [value for value in values if _is_plain(value)]
 
 
 def _held(kind: Kind, memory: Any) -> list[Any]:
@@ -52,15 +52,15 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, plain) or type(value).__module__.partition(".")[0] == "numpy"
 
 
-def _is_inner(start: State, one: Any) -> bool:
+def _is_inner(start: State, item: Any) -> bool:
     """Optimizers' and scalers' own, and the dicts in which a module has its parts and hooks."""
     import torch
 
     before = start.walk.before
-    holders = [holder := before(one), holder := before(holder), before(holder)]
-    if any(isinstance(each, (torch.optim.Optimizer, torch.amp.GradScaler)) for each in holders):
+    holders = [holder := before(item), holder := before(holder), before(holder)]
+    if any(isinstance(owner, (torch.optim.Optimizer, torch.amp.GradScaler)) for owner in holders):
         return True
     own = attribute_dict(holders[1]) if isinstance(holders[1], torch.nn.Module) else None
     if own is None or own is not holders[0]:
         return False
-    return any(value is one and name.startswith("_") for name, value in own.items())
+    return any(value is item and name.startswith("_") for name, value in own.items())

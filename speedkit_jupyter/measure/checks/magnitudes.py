@@ -23,19 +23,19 @@ def largest(tensor: torch.Tensor) -> float:
 
 def norm(tensor: torch.Tensor) -> float:
     """The Euclidean norm, whatever its square would be."""
-    found = float(tensor.norm())
-    if found <= LARGE:
-        return found
+    length = float(tensor.norm())
+    if length <= LARGE:
+        return length
     size = largest(tensor)
-    return float((tensor / size).norm()) * size if size else found
+    return float((tensor / size).norm()) * size if size else length
 
 
 def tamed(pairs: Pairs) -> Pairs:
     """All divided by one number where a square would be infinite; else as they are."""
-    if all(float(one.norm()) <= LARGE for pair in pairs for one in pair):
+    if all(float(tensor.norm()) <= LARGE for pair in pairs for tensor in pair):
         return pairs
-    size = max(largest(one) for pair in pairs for one in pair)
-    return pairs if size <= LARGE else [(one / size, other / size) for one, other in pairs]
+    size = max(largest(tensor) for pair in pairs for tensor in pair)
+    return pairs if size <= LARGE else [(mine / size, theirs / size) for mine, theirs in pairs]
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -43,12 +43,12 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
-def of_finite(seen: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def of_finite(tensor: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both with zeros where they are infinite or NaN alike: a mask, say."""
     import torch
 
     if is_finite(reference):
-        return seen, reference
-    alike = ~reference.isfinite() & ((seen == reference) | (seen.isnan() & reference.isnan()))
+        return tensor, reference
+    alike = ~reference.isfinite() & ((tensor == reference) | (tensor.isnan() & reference.isnan()))
     zero = torch.zeros((), dtype=reference.dtype)
-    return torch.where(alike, zero, seen), torch.where(alike, zero, reference)
+    return torch.where(alike, zero, tensor), torch.where(alike, zero, reference)

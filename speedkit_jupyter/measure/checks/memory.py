@@ -72,14 +72,14 @@ def _allocated(step: Callable[[], object]) -> int:
     with (
         _quiet(),
         _without_allocator_warnings(),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace,
     ):
         step()
-    results: Any = seen.profiler.kineto_results  # type: ignore[union-attr]
-    events = [one for one in results.events() if one.name() == "[memory]"]
+    results: Any = trace.profiler.kineto_results  # type: ignore[union-attr]
+    events = [event for event in results.events() if event.name() == "[memory]"]
     now = most = 0
-    for one in sorted(events, key=lambda event: event.start_ns()):
-        now += one.nbytes()
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
         most = max(most, now)
     return most
 
@@ -87,12 +87,12 @@ def _allocated(step: Callable[[], object]) -> int:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The profiler's library logs its start and stop to stderr; it reads its level at first use."""
-    found = os.environ.get(LOG_LEVEL)
-    os.environ[LOG_LEVEL] = found or "99"
+    level = os.environ.get(LOG_LEVEL)
+    os.environ[LOG_LEVEL] = level or "99"
     try:
         yield
     finally:
-        if found is None:
+        if level is None:
             del os.environ[LOG_LEVEL]
 
 
@@ -102,7 +102,7 @@ def _without_allocator_warnings() -> Iterator[None]:
     the process's own stderr. All else that is written there is passed on.
     """
     try:
-        found = os.dup(STDERR)
+        descriptor = os.dup(STDERR)
     except OSError:  # closed: nobody sees anything there
         yield
         return
@@ -111,8 +111,8 @@ def _without_allocator_warnings() -> Iterator[None]:
             os.dup2(kept.fileno(), STDERR)
             yield
         finally:
-            os.dup2(found, STDERR)
-            os.close(found)
+            os.dup2(descriptor, STDERR)
+            os.close(descriptor)
             kept.seek(0)
             for line in kept:
                 if b"CPUAllocator.cpp" not in line:
@@ -121,7 +121,7 @@ def _without_allocator_warnings() -> Iterator[None]:
 
 def size(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of tensors, each counted once."""
-    return sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
+    return sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
 def state_tensors(
@@ -130,12 +130,12 @@ def state_tensors(
     """Parameters, buffers, gradients and optimizer state."""
     import torch
 
-    found = [t for model in models for t in (*model.parameters(), *model.buffers())]
-    found += [t.grad for t in found if t.is_leaf and t.grad is not None]
+    tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
+    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     for optimizer in optimizers:
         for state in optimizer.state.values():
-            found += [one for one in state.values() if isinstance(one, torch.Tensor)]
-    return found
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return tensors
 
 
 def fits(copies_bytes: int, device: torch.device) -> bool:

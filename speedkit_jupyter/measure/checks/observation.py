@@ -29,11 +29,11 @@ class Call:
         """A checksum of what it was given, a sample of what came out."""
         import torch
 
-        sums = [zlib.crc32(one.numpy().tobytes()) for one in self.given]
+        sums = [zlib.crc32(tensor.numpy().tobytes()) for tensor in self.given]
         return Call(
             [
-                torch.tensor([*one.shape, total])
-                for one, total in zip(self.given, sums, strict=True)
+                torch.tensor([*tensor.shape, total])
+                for tensor, total in zip(self.given, sums, strict=True)
             ],
             leaves.of([self.results.numbers, self.results.exact, self.results.words], SAMPLE),
         )
@@ -100,7 +100,7 @@ class Observation:
 
     def has_gradients(self) -> bool:
         """Whether any parameter got one."""
-        return any(one is not None for one in self.gradients)
+        return any(gradient is not None for gradient in self.gradients)
 
     def has_numbers(self) -> bool:
         """Whether there is anything in it that rounding moves."""
@@ -109,4 +109,4 @@ class Observation:
 
     def words(self) -> list[str]:
         """All that can only be equal."""
-        return [*(one for call in self.calls for one in call.results.words), *self.outputs.words]
+        return [*(word for call in self.calls for word in call.results.words), *self.outputs.words]

@@ -16,15 +16,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
     Sparse and MKL-DNN tensors become dense, quantized ones numbers. Of a nested tensor its parts
     lie one after the other, along their first dimension where that is all they differ in.
     """
-    found = tensor.detach() if has_values(tensor) else None
-    if found is None or is_plain(found):
-        return found
+    values = tensor.detach() if has_values(tensor) else None
+    if values is None or is_plain(values):
+        return values
     with suppress(RuntimeError, TypeError):  # a layout, or a class, without this operation
-        if found.is_nested:
-            return _joined(found)
-        if _is_strided(found):
-            return found.dequantize() if found.is_quantized else _inside(found)
-        return found.to_dense()
+        if values.is_nested:
+            return _joined(values)
+        if _is_strided(values):
+            return values.dequantize() if values.is_quantized else _inside(values)
+        return values.to_dense()
     return None
 
 
@@ -32,8 +32,8 @@ def or_nothing(tensor: torch.Tensor) -> torch.Tensor:
     """As `plain`; without elements where there is nothing to compare."""
     import torch
 
-    found = plain(tensor)
-    return torch.empty(0, dtype=tensor.dtype) if found is None else found
+    values = plain(tensor)
+    return torch.empty(0, dtype=tensor.dtype) if values is None else values
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -70,23 +70,23 @@ def _is_strided(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided
 
 
-def _inside(found: torch.Tensor) -> torch.Tensor | None:
+def _inside(tensor: torch.Tensor) -> torch.Tensor | None:
     """What a tensor consists of, one after the other; of a masked one what is not masked out."""
     import torch
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    if hasattr(found, "get_mask") and hasattr(found, "get_data"):
-        return torch.where(found.get_mask(), found.get_data(), 0)
-    if not is_traceable_wrapper_subclass(found):
+    if hasattr(tensor, "get_mask") and hasattr(tensor, "get_data"):
+        return torch.where(tensor.get_mask(), tensor.get_data(), 0)
+    if not is_traceable_wrapper_subclass(tensor):
         return None
-    parts = [plain(getattr(found, name)) for name in found.__tensor_flatten__()[0]]
-    return torch.cat([one.flatten() for one in parts if one is not None])
+    parts = [plain(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+    return torch.cat([part.flatten() for part in parts if part is not None])
 
 
 def _joined(nested: torch.Tensor) -> torch.Tensor:
     import torch
 
-    parts = [one if one.dim() else one.reshape(1) for one in nested.unbind()]
-    if len({one.shape[1:] for one in parts}) != 1:
-        parts = [one.flatten() for one in parts]
+    parts = [part if part.dim() else part.reshape(1) for part in nested.unbind()]
+    if len({part.shape[1:] for part in parts}) != 1:
+        parts = [part.flatten() for part in parts]
     return torch.cat(parts) if parts else torch.empty(0, dtype=nested.dtype)

@@ -71,12 +71,12 @@ def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     modules = [part for model in models for part in model.modules()]
     on_cpu = all(p.device.type == "cpu" for model in models for p in model.parameters())
-    found = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    flags = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     with ExitStack() as stack:
-        stack.callback(torch.backends.mha.set_fastpath_enabled, found[0])
-        stack.callback(torch._C._set_mkldnn_enabled, found[1])
+        stack.callback(torch.backends.mha.set_fastpath_enabled, flags[0])
+        stack.callback(torch._C._set_mkldnn_enabled, flags[1])
         torch.backends.mha.set_fastpath_enabled(False)
-        if on_cpu and any(isinstance(one, torch.nn.RNNBase) for one in modules):
+        if on_cpu and any(isinstance(module, torch.nn.RNNBase) for module in modules):
             torch._C._set_mkldnn_enabled(False)
         if on_cpu:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))

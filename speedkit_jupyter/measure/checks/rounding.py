@@ -49,14 +49,14 @@ def of_parameters(models: Sequence[torch.nn.Module]) -> set[str]:
     """The lower precisions in which parameters are."""
     import torch
 
-    return {"fp16" if one.dtype is torch.float16 else "bf16" for one in _low(models)}
+    return {"fp16" if tensor.dtype is torch.float16 else "bf16" for tensor in _low(models)}
 
 
 def _low(models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
     import torch
 
-    found = [one for model in models for one in model.parameters()]
-    return [one for one in found if one.dtype in (torch.bfloat16, torch.float16)]
+    tensors = [tensor for model in models for tensor in model.parameters()]
+    return [tensor for tensor in tensors if tensor.dtype in (torch.bfloat16, torch.float16)]
 
 
 @contextmanager
@@ -66,18 +66,18 @@ def noted_autocast() -> Iterator[set[str]]:
     from torch.amp.autocast_mode import autocast
 
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    found: set[str] = set()
+    precisions: set[str] = set()
 
     def make(enter: Any) -> Any:
         def entered(self: Any) -> Any:
             if self._enabled and self.fast_dtype in names:
-                found.add(names[self.fast_dtype])
+                precisions.add(names[self.fast_dtype])
             return enter(self)
 
         return entered
 
     with patched(autocast, "__enter__", make):
-        yield found
+        yield precisions
 
 
 @contextmanager
@@ -90,12 +90,12 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     from torch.overrides import TorchFunctionMode
     from torch.utils._pytree import tree_leaves, tree_map
 
-    small = sum(one.numel() * one.element_size() for one in _low(models)) <= MOST_BYTES
+    small = sum(p.numel() * p.element_size() for p in _low(models)) <= MOST_BYTES
     kinds = (torch.float32, torch.bfloat16, torch.float16)[: None if small else 1]
 
-    def promoted(one: Any) -> Any:
-        low = isinstance(one, torch.Tensor) and one.dtype in kinds
-        return one.double() if low else one
+    def promoted(value: Any) -> Any:
+        low = isinstance(value, torch.Tensor) and value.dtype in kinds
+        return value.double() if low else value
 
     class Promoting(TorchFunctionMode):
         def __torch_function__(
@@ -108,7 +108,7 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
             given = args, kwargs or {}
             now = tree_map(promoted, given)
             if _differentiates(function):  # by those tensors, not by copies of them
-                inputs = {name: one for name, one in given[1].items() if name == "inputs"}
+                inputs = {name: value for name, value in given[1].items() if name == "inputs"}
                 return function(*now[0][:1], *args[1:2], *now[0][2:], **{**now[1], **inputs})
             result = function(*now[0], **now[1])
             if _writes(function) and _handed_back(tree_leaves(given), tree_leaves(now)):
@@ -145,16 +145,16 @@ def _handed_back(given: Sequence[Any], now: Sequence[Any]) -> bool:
     """
     import torch
 
-    found = False
+    written = False
     with torch.no_grad():
-        for one, other in zip(given, now, strict=True):
-            if one is other or not isinstance(one, torch.Tensor) or one.shape != other.shape:
+        for tensor, copy in zip(given, now, strict=True):
+            if tensor is copy or not isinstance(tensor, torch.Tensor) or tensor.shape != copy.shape:
                 continue
-            if not other.requires_grad:
-                value, found = other.to(one.dtype), True
-                if not torch.equal(one, value):
-                    one.copy_(value)
-    return found
+            if not copy.requires_grad:
+                value, written = copy.to(tensor.dtype), True
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+    return written
 
 
 def _with_scale_in_float32(function: Any, args: Any) -> Any:
@@ -162,13 +162,13 @@ def _with_scale_in_float32(function: Any, args: Any) -> Any:
     import torch
 
     low = [
-        one.float() if isinstance(one, torch.Tensor) and one.dtype is torch.float64 else one
-        for one in args[1:]
+        value.float() if isinstance(value, torch.Tensor) and value.dtype is torch.float64 else value
+        for value in args[1:]
     ]
     result = function(args[0], *low)
-    for one, other in zip(args[1:], low, strict=True):
-        if one is not other:
-            one.copy_(other)
+    for value, copy in zip(args[1:], low, strict=True):
+        if value is not copy:
+            value.copy_(copy)
     return result
 
 
@@ -209,12 +209,12 @@ def rounded(
             name = function._schema.name.partition("::")[2].rstrip("_")
             product = bool(PRODUCTS.search(name)) and not (suspends and suspended)
             if product and not everything:
-                args = [low_digits(one) for one in args]
+                args = [low_digits(operand) for operand in args]
             result = function(*args, **(kwargs or {}))
             low = product or lowered.all_of(name, args)
-            for one in _tensors([result]) if low else ():
-                if one.dim():  # the loss itself is taken in float32
-                    one.copy_(low_digits(one))
+            for tensor in _tensors([result]) if low else ():
+                if tensor.dim():  # the loss itself is taken in float32
+                    tensor.copy_(low_digits(tensor))
             lowered.note_all(result, low)
             return result
 
@@ -238,16 +238,16 @@ class _Lowered:
 
     def all_of(self, name: str, args: Any) -> bool:
         """Whether the result of an operation on these would have the lower dtype."""
-        found = [one for one in _tensors(args) if one.dim() or one.numel() > 1]
+        tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
-            found = found[:1]
-        return bool(found) and (self._everything or all(map(self._holds, found)))
+            tensors = tensors[:1]
+        return bool(tensors) and (self._everything or all(map(self._holds, tensors)))
 
     def note_all(self, result: Any, low: bool) -> None:
         """Remember results, under the address of their memory, which views share."""
         inside = _in_backward()
-        for one in _tensors([result]):
-            address = one.untyped_storage()._cdata
+        for tensor in _tensors([result]):
+            address = tensor.untyped_storage()._cdata
             (self._held.add if low else self._held.discard)(address)
             (self._in_backward.add if low and inside else self._in_backward.discard)(address)
 
@@ -275,13 +275,13 @@ def _tensors(values: Any) -> list[Any]:
     """The floating-point tensors among operands, lists of them too; of sparse ones the values."""
     import torch
 
-    found = []
-    for one in values:
-        if isinstance(one, (list, tuple)):
-            found += _tensors(one)
-        elif isinstance(one, torch.Tensor) and one.dtype in (torch.float32, torch.float64):
-            found += _values(one)
-    return found
+    tensors = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            tensors += _tensors(value)
+        elif isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
+            tensors += _values(value)
+    return tensors
 
 
 def _values(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -306,7 +306,7 @@ def to_digits(value: Any, digits: int, scale: float = 1.0, smallest: float = 0.0
     import torch
 
     if isinstance(value, (list, tuple)):
-        return type(value)(to_digits(one, digits, scale, smallest) for one in value)
+        return type(value)(to_digits(part, digits, scale, smallest) for part in value)
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
         return value
     if value.layout is not torch.strided:
@@ -316,12 +316,12 @@ def to_digits(value: Any, digits: int, scale: float = 1.0, smallest: float = 0.0
     if digits >= own:
         return scaled if scale == 1.0 else scaled / scale
     large = scaled * (2.0 ** (own - digits) + 1)
-    found = large - (large - scaled)
-    found = found if scale == 1.0 else found / scale
+    nearest = large - (large - scaled)
+    nearest = nearest if scale == 1.0 else nearest / scale
     if smallest:
-        coarse = found.abs() < smallest * 2.0**digits
-        found = torch.where(coarse, (found / smallest).round() * smallest, found)
-    return torch.where(found.isfinite(), found, value)
+        coarse = nearest.abs() < smallest * 2.0**digits
+        nearest = torch.where(coarse, (nearest / smallest).round() * smallest, nearest)
+    return torch.where(nearest.isfinite(), nearest, value)
 
 
 @contextmanager

@@ -68,12 +68,12 @@ class Tolerance:
     @property
     def output(self) -> float:
         """How far rounding alone moves the outputs."""
-        return max((one.output.distance for one in self.controls), default=self._typical)
+        return max((control.output.distance for control in self.controls), default=self._typical)
 
     @property
     def gradient(self) -> float:
         """How far rounding alone moves the gradients."""
-        return max((one.gradient.distance for one in self.controls), default=self._typical)
+        return max((control.gradient.distance for control in self.controls), default=self._typical)
 
     @property
     def _typical(self) -> float:
@@ -81,50 +81,60 @@ class Tolerance:
 
     def undetermined(self) -> float:
         """How far rounding alone moves that output which it moves most."""
-        controls = [one for each in self.controls for one in each.numbers]
-        return max((one.distance for one in controls), default=0.0)
+        controls = [deviation for control in self.controls for deviation in control.numbers]
+        return max((deviation.distance for deviation in controls), default=0.0)
 
     def noise(self) -> list[float | None]:
         """How far rounding alone moves each of the models' buffers, where a control reached it."""
-        kept = [one.buffers for one in self.controls if one.buffers]
-        known = [[value for value in each if value is not None] for each in zip(*kept, strict=True)]
-        return [max(each) if each else None for each in known]
+        kept = [control.buffers for control in self.controls if control.buffers]
+        values = [
+            [value for value in buffer if value is not None] for buffer in zip(*kept, strict=True)
+        ]
+        return [max(buffer) if buffer else None for buffer in values]
 
-    def beyond(self, seen: Errors, names: Names | None = None) -> str:
+    def beyond(self, errors: Errors, names: Names | None = None) -> str:
         """The first thing that rounding does not explain; empty where it explains all."""
         names = names or Names()
-        for index, one in enumerate(seen.numbers):
-            known = [each.numbers[index] for each in self.controls if index < len(each.numbers)]
-            what = self._beyond(one, known, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5)
-            if what := what or self._beyond_in_rows(one, known):
-                return f"{seen.names[index]} {what}"
+        for index, deviation in enumerate(errors.numbers):
+            controls = [
+                control.numbers[index] for control in self.controls if index < len(control.numbers)
+            ]
+            fault = self._beyond(deviation, controls, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5)
+            if fault := fault or self._beyond_in_rows(deviation, controls):
+                return f"{errors.names[index]} {fault}"
         factors = GRADIENT_FACTORS_FLOAT32 if self.precision == "fp32" else GRADIENT_FACTORS
-        besides = VANISHING if seen.vanishing else FLIPS
-        for index, one in enumerate(seen.gradients):
-            which = seen.which[index]
-            known = [found for each in self.controls if (found := each.gradient_of(which))]
-            if what := self._beyond(one, known, factors, GRADIENT_ROUNDINGS, besides):
-                return f"gradient of {names.parameter(which)} {what}"
-            if not seen.vanishing and (what := self._beyond_in_parts(one, known)):
-                return f"gradient of {names.parameter(which)} {what}"
-        known = [each.gradient for each in self.controls]
+        besides = VANISHING if errors.vanishing else FLIPS
+        for index, deviation in enumerate(errors.gradients):
+            which = errors.which[index]
+            controls = [
+                gradient for control in self.controls if (gradient := control.gradient_of(which))
+            ]
+            if fault := self._beyond(deviation, controls, factors, GRADIENT_ROUNDINGS, besides):
+                return f"gradient of {names.parameter(which)} {fault}"
+            if not errors.vanishing and (fault := self._beyond_in_parts(deviation, controls)):
+                return f"gradient of {names.parameter(which)} {fault}"
+        controls = [control.gradient for control in self.controls]
         together = self._beyond(
-            seen.gradient, known, POOLED_FACTORS, GRADIENT_ROUNDINGS, besides, True
+            errors.gradient, controls, POOLED_FACTORS, GRADIENT_ROUNDINGS, besides, True
         )
-        return f"gradients {together}" if together else self._beyond_in_whole_numbers(seen)
+        return f"gradients {together}" if together else self._beyond_in_whole_numbers(errors)
 
-    def _beyond_in_rows(self, one: Deviation, controls: Sequence[Deviation]) -> str:
+    def _beyond_in_rows(self, deviation: Deviation, controls: Sequence[Deviation]) -> str:
         """A column of small numbers beside large ones, each on its own scale."""
         import torch
 
-        controls = [each for each in controls if each.rows is not None]
-        if one.rows is None or not controls or max(c.distance for c in controls) >= UNDETERMINED:
+        controls = [control for control in controls if control.rows is not None]
+        if (
+            deviation.rows is None
+            or not controls
+            or max(c.distance for c in controls) >= UNDETERMINED
+        ):
             return ""
         more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
-        off, size = one.rows
-        known = torch.stack([each.rows[0] for each in controls if each.rows is not None])
+        off, size = deviation.rows
+        rows = torch.stack([control.rows[0] for control in controls if control.rows is not None])
         whole = float(size.square().mean().sqrt())
-        limit = ROW_FACTOR * known.amax(0) + more * (ROW_ROUNDINGS * size + ROW_OF_ALL * whole)
+        limit = ROW_FACTOR * rows.amax(0) + more * (ROW_ROUNDINGS * size + ROW_OF_ALL * whole)
         limit = limit * self.width
         if not bool((off > limit).any()):
             return ""
@@ -136,36 +146,36 @@ class Tolerance:
             f"explains ({most})"
         )
 
-    def _beyond_in_parts(self, one: Deviation, controls: Sequence[Deviation]) -> str:
+    def _beyond_in_parts(self, deviation: Deviation, controls: Sequence[Deviation]) -> str:
         """One of several things in a gradient, which is small beside the others."""
-        known = [each.parts for each in controls if each.parts is not None]
-        distance = max((each.distance for each in controls), default=UNDETERMINED)
-        if one.parts is None or not known or distance >= UNDETERMINED:
+        parts = [control.parts for control in controls if control.parts is not None]
+        distance = max((control.distance for control in controls), default=UNDETERMINED)
+        if deviation.parts is None or not parts or distance >= UNDETERMINED:
             return ""
         more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
-        return gradient_parts.beyond(one.parts, known, distance, more, self.width)
+        return gradient_parts.beyond(deviation.parts, parts, distance, more, self.width)
 
     def _beyond(
         self,
-        one: Deviation,
+        deviation: Deviation,
         controls: Sequence[Deviation],
         factors: Sequence[float | None],
         roundings: Sequence[float],
         besides: Sequence[float],
         whole: bool = False,
     ) -> str:
-        distance = max((each.distance for each in controls), default=self._typical)
+        distance = max((control.distance for control in controls), default=self._typical)
         if distance >= UNDETERMINED and not whole:
             return ""
-        spread = distance * min(1.0, (ERR_AS_ONE / max(one.size, 1)) ** 0.5)
+        spread = distance * min(1.0, (ERR_AS_ONE / max(deviation.size, 1)) ** 0.5)
         spread += SHORTENED * distance * distance
         more = TERMS if self.precision == "fp32" else 1.0
-        for index, value in enumerate(one.values()):
+        for index, value in enumerate(deviation.values()):
             factor = factors[index]
             if factor is None:
                 continue
-            known = max((each.values()[index] for each in controls), default=self._typical)
-            limit = factor * known + roundings[index] * more * unit(self.precision)
+            worst = max((control.values()[index] for control in controls), default=self._typical)
+            limit = factor * worst + roundings[index] * more * unit(self.precision)
             limit += besides[index]
             if NAMES[index] not in ("scaled", "shifted"):
                 limit *= self.width
@@ -176,15 +186,15 @@ class Tolerance:
                 return f"{NAMES[index]} by {off}, more than {self.precision} explains ({most})"
         return ""
 
-    def _beyond_in_whole_numbers(self, seen: Errors) -> str:
+    def _beyond_in_whole_numbers(self, errors: Errors) -> str:
         """Rounding decides a few of them, where two candidates are as good."""
-        strict = self.width <= NARROW and not any(in_all(each)[0] for each in self.controls)
-        for index, (count, size) in enumerate(seen.differing):
+        strict = self.width <= NARROW and not any(in_all(control)[0] for control in self.controls)
+        for index, (count, size) in enumerate(errors.differing):
             limit = self._strictly(size) if strict else self.whole_numbers(index, size)
             if count > limit:
                 return self._differ(count, size, limit)
         # Together too: of a list of single ones each might differ.
-        count, size = in_all(seen)
+        count, size = in_all(errors)
         limit = self.whole_numbers_in_all(size)
         return self._differ(count, size, limit) if count > limit else ""
 
@@ -205,12 +215,16 @@ class Tolerance:
 
     def whole_numbers_in_all(self, size: int) -> int:
         """How many of all whole numbers of a step may differ."""
-        return _may_differ(max((in_all(each)[0] for each in self.controls), default=0), size)
+        return _may_differ(max((in_all(control)[0] for control in self.controls), default=0), size)
 
     def whole_numbers(self, index: int, size: int) -> int:
         """How many of these may differ: the controls' with the scatter of a count, and 1 %."""
-        known = [each.differing[index][0] for each in self.controls if index < len(each.differing)]
-        return _may_differ(max(known, default=0), size)
+        counts = [
+            control.differing[index][0]
+            for control in self.controls
+            if index < len(control.differing)
+        ]
+        return _may_differ(max(counts, default=0), size)
 
 
 def told_apart(value: float, limit: float) -> tuple[str, str]:
@@ -219,9 +233,9 @@ def told_apart(value: float, limit: float) -> tuple[str, str]:
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
-def in_all(seen: Errors) -> tuple[int, int]:
+def in_all(errors: Errors) -> tuple[int, int]:
     """How many whole numbers differ, of how many."""
-    return sum(count for count, _ in seen.differing), sum(size for _, size in seen.differing)
+    return sum(count for count, _ in errors.differing), sum(size for _, size in errors.differing)
 
 
 def _may_differ(count: int, size: int) -> int:

@@ -41,8 +41,8 @@ class Steps:
                 stack.enter_context(runner.applied())
                 models = runner.step.models
                 self.dropout_off = stack.enter_context(draws.without_dropout(models))
-                for one in surroundings:
-                    stack.enter_context(one())
+                for surrounding in surroundings:
+                    stack.enter_context(surrounding())
                 if self.is_random and not is_compiled(runner):
                     stack.enter_context(self._replayed())
                 return runner.observed(
@@ -68,14 +68,18 @@ class Steps:
         __tracebackhide__ = True
         self.is_random, self.drawn_inside = kept["random"]
         lead = self.lead = kept["yardstick"].baseline
-        seen = self.observed(runner)
-        if seen.ends != lead.ends or seen.stretches.keys() != lead.stretches.keys():
+        course = self.observed(runner)
+        if course.ends != lead.ends or course.stretches.keys() != lead.stretches.keys():
             return False
-        for number, one in seen.stretches.items():
-            if not one.role:
-                found = errors(one, lead.stretches[number], frozenset())
-                off = (found.output.distance, found.gradient.distance)
-                if not found.fits or any(off) or any(count for count, _ in found.differing):
+        for number, stretch in course.stretches.items():
+            if not stretch.role:
+                deviations = errors(stretch, lead.stretches[number], frozenset())
+                off = (deviations.output.distance, deviations.gradient.distance)
+                if (
+                    not deviations.fits
+                    or any(off)
+                    or any(count for count, _ in deviations.differing)
+                ):
                     return False
         return True
 

@@ -13,16 +13,18 @@ from speedkit_jupyter.measure.checks.verdicts import Judge
 SAME, OF_OWN = 1e-6, 4.0
 
 
-def otherwise(seen: Course, known: Judge, exactly: bool = False) -> str:
+def otherwise(course: Course, known: Judge, exactly: bool = False) -> str:
     """What it computes otherwise than the baseline, before the optimizer; empty where nothing.
 
     With `exactly` a single bit counts.
     """
-    for number, one in known.stretches.items():
-        if number not in seen.stretches or one.void:
+    for number, yardstick in known.stretches.items():
+        if number not in course.stretches or yardstick.void:
             continue
-        found = errors(seen.stretches[number], known.baseline.stretches[number], one.dropped)
-        for name, value, own in _pairs(found, one) if found.fits else ():
+        deviations = errors(
+            course.stretches[number], known.baseline.stretches[number], yardstick.dropped
+        )
+        for name, value, own in _pairs(deviations, yardstick) if deviations.fits else ():
             limit = 0.0 if exactly else SAME + OF_OWN * own
             if not value.distance <= limit:
                 return (
@@ -32,13 +34,13 @@ def otherwise(seen: Course, known: Judge, exactly: bool = False) -> str:
     return ""
 
 
-def _pairs(found: Errors, known: Yardstick) -> Iterator[tuple[str, Deviation, float]]:
+def _pairs(deviations: Errors, known: Yardstick) -> Iterator[tuple[str, Deviation, float]]:
     """Each tensor, by its name, and what the baseline itself is off by there."""
     own = known.own
-    for index, one in enumerate(found.numbers):
+    for index, deviation in enumerate(deviations.numbers):
         theirs = own.numbers[index].distance if index < len(own.numbers) else 0.0
-        yield found.names[index], one, theirs
-    for which, one in zip(found.which, found.gradients, strict=True):
+        yield deviations.names[index], deviation, theirs
+    for which, deviation in zip(deviations.which, deviations.gradients, strict=True):
         mine = own.gradient_of(which)
         name = f"gradient of {known.names.parameter(which)}"
-        yield name, one, 0.0 if mine is None else mine.distance
+        yield name, deviation, 0.0 if mine is None else mine.distance

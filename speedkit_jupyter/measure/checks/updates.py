@@ -44,7 +44,7 @@ OTHER_GRADIENTS = 0.5
 
 
 def misstep(
-    seen: Observation,
+    observation: Observation,
     baseline: Observation,
     names: Names | None = None,
     before: Sequence[tuple[Observation, Observation]] = (),
@@ -54,86 +54,92 @@ def misstep(
     `before` are earlier stretches of both: an optimizer goes by their gradients too.
     """
     names = names or Names()
-    if baseline.updates and len(seen.updates) != len(baseline.updates):
+    if baseline.updates and len(observation.updates) != len(baseline.updates):
         return "the optimizer made no step"
-    if len(seen.updates) != len(baseline.updates):
+    if len(observation.updates) != len(baseline.updates):
         return "" if baseline.moved else "the parameters moved, where they stay"
-    times = seen.moved / baseline.moved if baseline.moved > 0 else 1.0
-    gradients = [_apart(*pair) for pair in ((seen, baseline), *before)]
+    times = observation.moved / baseline.moved if baseline.moved > 0 else 1.0
+    gradients = [_apart(*pair) for pair in ((observation, baseline), *before)]
     # Whether they are so close that they lead as far; a momentum keeps earlier ones too.
     led = all(off <= OTHER_GRADIENTS * size for off, size in gradients)
     if led and not LEAST_MOVE < times < MOST_MOVE:
         return f"the parameters moved {times:.2g} times as far"
     same = all(off <= SAME_GRADIENTS * size for off, size in gradients)
     along = total = way = 0.0
-    for index, (one, other) in enumerate(zip(seen.updates, baseline.updates, strict=True)):
-        mine, theirs = seen.gradients[index], baseline.gradients[index]
-        whole = _square(other)
+    for index, (update, expected) in enumerate(
+        zip(observation.updates, baseline.updates, strict=True)
+    ):
+        mine, theirs = observation.gradients[index], baseline.gradients[index]
+        whole = _square(expected)
         way += whole
-        if mine is None or theirs is None or not one.shape == mine.shape == theirs.shape:
+        if mine is None or theirs is None or not update.shape == mine.shape == theirs.shape:
             continue
-        one = _stored(one, other, names.spacings[index] if index < len(names.spacings) else 0.0)
-        here = _determined(mine, theirs) & _were_determined(index, other, before)
+        update = _stored(
+            update, expected, names.spacings[index] if index < len(names.spacings) else 0.0
+        )
+        here = _determined(mine, theirs) & _were_determined(index, expected, before)
         if not (same or names.by_element) or (
-            _square(other[here]) < LEAST_SHARE_OF_ONE * whole
+            _square(expected[here]) < LEAST_SHARE_OF_ONE * whole
         ):  # what it moves by is led by elements that rounding leads
-            stays = bool(other.any()) and not bool(one.any())
+            stays = bool(expected.any()) and not bool(update.any())
             if stays and norm(mine) > LEAST_MOVE * norm(theirs):
                 return f"parameter {names.parameter(index)} stays where it was"
             continue
-        if what := _misled(one[here], other[here], one.numel(), same):
-            return f"parameter {names.parameter(index)} {what}"
+        if fault := _misled(update[here], expected[here], update.numel(), same):
+            return f"parameter {names.parameter(index)} {fault}"
         if same and names.by_element:
-            exactly = _alike(mine, theirs) & _were_determined(index, other, before, _alike)
-            if what := _off_exactly(one, other, exactly, index, names):
-                return f"parameter {names.parameter(index)} {what}"
-        along += float((one * other)[here].sum())
-        total += _square(other[here])
+            exactly = _alike(mine, theirs) & _were_determined(index, expected, before, _alike)
+            if fault := _off_exactly(update, expected, exactly, index, names):
+                return f"parameter {names.parameter(index)} {fault}"
+        along += float((update * expected)[here].sum())
+        total += _square(expected[here])
     if total > LEAST_SHARE * way and _differs(along, total, OFF_EXACTLY if same else OFF):
         return f"the optimizer's step is {along / total:.3g} times the baseline's"
     return ""
 
 
-def _stored(one: torch.Tensor, other: torch.Tensor, spacing: float) -> torch.Tensor:
+def _stored(update: torch.Tensor, expected: torch.Tensor, spacing: float) -> torch.Tensor:
     """The same where both differ by no more than what adding it to the parameter rounds."""
     import torch
 
-    return torch.where((one - other).abs() <= NEIGHBOURS * spacing, other, one)
+    return torch.where((update - expected).abs() <= NEIGHBOURS * spacing, expected, update)
 
 
 def _off_exactly(
-    one: torch.Tensor, other: torch.Tensor, alike: torch.Tensor, index: int, names: Names
+    update: torch.Tensor, expected: torch.Tensor, alike: torch.Tensor, index: int, names: Names
 ) -> str:
     """What is wrong where the gradients agree to rounding: there the optimizer's step does too."""
     if index >= len(names.precisions) or not bool(alike.any()):
         return ""
     share = max(EXACTLY, ROUNDINGS * names.precisions[index])
-    usual = norm(other) / other.numel() ** 0.5
-    limit = share * other.abs().clamp_min(usual) + NEIGHBOURS * names.spacings[index]
-    off = (one - other).abs()[alike]
+    usual = norm(expected) / expected.numel() ** 0.5
+    limit = share * expected.abs().clamp_min(usual) + NEIGHBOURS * names.spacings[index]
+    off = (update - expected).abs()[alike]
     count = int((~(off <= limit[alike])).sum())
     # Where a decay that is added to a gradient makes it vanish, its sign is rounding's.
-    most = MOST_OF_WAY * float(other.abs().max()) + NEIGHBOURS * names.spacings[index]
+    most = MOST_OF_WAY * float(expected.abs().max()) + NEIGHBOURS * names.spacings[index]
     if count <= 1 + FEW_OFF * off.numel() and bool((off <= most).all()):
         return ""
-    return f"is updated otherwise by the same gradients in {count} of {one.numel()} elements"
+    return f"is updated otherwise by the same gradients in {count} of {update.numel()} elements"
 
 
-def _misled(one: torch.Tensor, other: torch.Tensor, size: int, same: bool) -> str:
+def _misled(update: torch.Tensor, expected: torch.Tensor, size: int, same: bool) -> str:
     """What is wrong with how the determined elements of one parameter moved."""
-    count, norms = one.numel(), (norm(one), norm(other))
+    count, norms = update.numel(), (norm(update), norm(expected))
     if count < min(LEAST_ELEMENTS, size / 2) or not any(norms):
         return ""
     if not norms[1]:
         return "moved, where it stays"
-    dot, square = float((one * other).sum()), _square(other)
+    dot, square = float((update * expected).sum()), _square(expected)
     if _differs(dot, square, PARAMETER_OFF):
         return f"moved {dot / square:.2g} times as far"
-    astray = norm(one - other) / norms[1]
+    astray = norm(update - expected) / norms[1]
     if not astray <= (ASTRAY_EXACTLY if same else ASTRAY):
         return f"moved elsewhere, by {astray:.2g} of its way"
     usual = norms[1] / count**0.5
-    elsewhere = int(((one - other).abs() > ELEMENT_OFF * other.abs().clamp_min(usual)).sum())
+    elsewhere = int(
+        ((update - expected).abs() > ELEMENT_OFF * expected.abs().clamp_min(usual)).sum()
+    )
     few = elsewhere <= FEW_OFF * count
     return "" if few else f"moved elsewhere in {elsewhere} of {count} elements"
 
@@ -150,19 +156,19 @@ def _were_determined(
     """
     import torch
 
-    found = torch.ones_like(here, dtype=torch.bool)
-    for seen, baseline in before:
-        if not index < min(len(seen.gradients), len(baseline.gradients)):
+    mask = torch.ones_like(here, dtype=torch.bool)
+    for observation, baseline in before:
+        if not index < min(len(observation.gradients), len(baseline.gradients)):
             continue
-        mine, theirs = seen.gradients[index], baseline.gradients[index]
+        mine, theirs = observation.gradients[index], baseline.gradients[index]
         if mine is None or theirs is None or mine.shape != theirs.shape:
             continue
-        one = (determined or _determined)(mine, theirs)
-        if one.shape != here.shape:  # of a later one fewer elements are kept
-            one = sampled(one, FEW_ELEMENTS).bool()
-        if one.shape == here.shape:
-            found &= one
-    return found
+        elements = (determined or _determined)(mine, theirs)
+        if elements.shape != here.shape:  # of a later one fewer elements are kept
+            elements = sampled(elements, FEW_ELEMENTS).bool()
+        if elements.shape == here.shape:
+            mask &= elements
+    return mask
 
 
 def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
@@ -170,16 +176,16 @@ def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     return (mine - theirs).abs() <= SAME_GRADIENTS * theirs.abs()
 
 
-def _apart(seen: Observation, baseline: Observation) -> tuple[float, float]:
+def _apart(observation: Observation, baseline: Observation) -> tuple[float, float]:
     """How far the gradients differ, and how large they are."""
     pairs = [
-        (one, other)
-        for one, other in zip(seen.gradients, baseline.gradients, strict=False)
-        if one is not None and other is not None and one.shape == other.shape
+        (mine, theirs)
+        for mine, theirs in zip(observation.gradients, baseline.gradients, strict=False)
+        if mine is not None and theirs is not None and mine.shape == theirs.shape
     ]
     return (
-        math.hypot(*(norm(one - other) for one, other in pairs)),
-        math.hypot(*(norm(other) for _, other in pairs)),
+        math.hypot(*(norm(mine - theirs) for mine, theirs in pairs)),
+        math.hypot(*(norm(theirs) for _, theirs in pairs)),
     )
 
 

@@ -44,7 +44,7 @@ class Judge:
         return lowest(precision, self.own)
 
     def judge(
-        self, seen: Course, precision: str, more: Callable[[], Sequence[Course]] | None = None
+        self, course: Course, precision: str, more: Callable[[], Sequence[Course]] | None = None
     ) -> Accuracy:
         """Of a stretch that is wrong; else of the first one, unless a later one is open.
 
@@ -53,17 +53,17 @@ class Judge:
         if self.void or self.stretches[0].void:
             return Accuracy("not checked", self.void or self.stretches[0].void)
         precision = self.judged_in(precision)
-        found = {
-            number: self._of_stretch(number, seen, precision, more)
+        accuracies = {
+            number: self._of_stretch(number, course, precision, more)
             for number in self.stretches
-            if number in seen.stretches
+            if number in course.stretches
         }
-        for number, one in found.items():
-            if one.verdict == "wrong":
-                return replace(one, reason=f"{self._where(number)}{one.reason}")
-        if seen.ends != self.baseline.ends:
-            return self._of_another_length(seen, precision)
-        return self._together(found, seen is self.baseline)
+        for number, accuracy in accuracies.items():
+            if accuracy.verdict == "wrong":
+                return replace(accuracy, reason=f"{self._where(number)}{accuracy.reason}")
+        if course.ends != self.baseline.ends:
+            return self._of_another_length(course, precision)
+        return self._together(accuracies, course is self.baseline)
 
     def _of_stretch(
         self,
@@ -72,56 +72,60 @@ class Judge:
         precision: str,
         more: Callable[[], Sequence[Course]] | None,
     ) -> Accuracy:
-        seen = course.stretches[number]
-        known, theirs = self.stretches[number], self.baseline.stretches[number]
-        if known.void:
-            return Accuracy("not checked", known.void)
+        observation = course.stretches[number]
+        yardstick, theirs = self.stretches[number], self.baseline.stretches[number]
+        if yardstick.void:
+            return Accuracy("not checked", yardstick.void)
         surer = None if more is None else partial(self._more, number, precision, more)
         before = [
-            (course.stretches[one], self.baseline.stretches[one])
-            for one in self.stretches
-            if one < number and one in course.stretches
+            (course.stretches[index], self.baseline.stretches[index])
+            for index in self.stretches
+            if index < number and index in course.stretches
         ]
-        found = known.judge(seen, precision, surer, before)
-        earlier = [one for pair in before for one in pair]
-        what = self._besides(number, seen, precision, earlier)
-        if what and more is not None and precision not in self.further:
+        accuracy = yardstick.judge(observation, precision, surer, before)
+        earlier = [stretch for pair in before for stretch in pair]
+        fault = self._besides(number, observation, precision, earlier)
+        if fault and more is not None and precision not in self.further:
             self._more(number, precision, more)  # before a variant is accused
-            what = self._besides(number, seen, precision, earlier)
-        if what and found.verdict != "wrong":
-            return replace(found, verdict="wrong", reason=what)
-        if found.verdict == "wrong" and self._fits_by_chance(number, seen, precision):
+            fault = self._besides(number, observation, precision, earlier)
+        if fault and accuracy.verdict != "wrong":
+            return replace(accuracy, verdict="wrong", reason=fault)
+        if accuracy.verdict == "wrong" and self._fits_by_chance(number, observation, precision):
             return Accuracy("not checked", BY_CHANCE)
-        if found.verdict == "not checked" and not theirs.has_numbers() and enough(theirs):
-            return replace(found, verdict="exact", reason="")
+        if accuracy.verdict == "not checked" and not theirs.has_numbers() and enough(theirs):
+            return replace(accuracy, verdict="exact", reason="")
         # What lies in the user's objects may be another kind of thing in another precision.
-        if theirs.role == LEFT and found.verdict == "wrong" and not self._fits(number, seen):
-            return Accuracy("not checked", found.reason)
-        return found
+        if (
+            theirs.role == LEFT
+            and accuracy.verdict == "wrong"
+            and not self._fits(number, observation)
+        ):
+            return Accuracy("not checked", accuracy.reason)
+        return accuracy
 
     def _besides(
-        self, number: int, seen: Observation, precision: str, before: Sequence[Observation]
+        self, number: int, observation: Observation, precision: str, before: Sequence[Observation]
     ) -> str:
         """What is wrong beside its results and gradients."""
-        known, theirs = self.stretches[number], self.baseline.stretches[number]
-        others = [*self._controls(number, precision), known.reference]
+        yardstick, theirs = self.stretches[number], self.baseline.stretches[number]
+        controls = [*self._controls(number, precision), yardstick.reference]
         return (
-            misspelt(seen, theirs, others, precision)
-            or missed(seen, theirs, others)
-            or astray(seen, theirs, others, known.names, before)
+            misspelt(observation, theirs, controls, precision)
+            or missed(observation, theirs, controls)
+            or astray(observation, theirs, controls, yardstick.names, before)
         )
 
-    def _fits_by_chance(self, number: int, seen: Observation, precision: str) -> bool:
+    def _fits_by_chance(self, number: int, observation: Observation, precision: str) -> bool:
         """Whether it gives others in number or shape, as rounding alone does: in a loop that ends
         once its values are close, say.
         """
-        if self._fits(number, seen):
+        if self._fits(number, observation):
             return False
-        return not all(self._fits(number, one) for one in self._controls(number, precision))
+        return not all(self._fits(number, control) for control in self._controls(number, precision))
 
-    def _fits(self, number: int, seen: Observation) -> bool:
-        known = self.stretches[number]
-        return errors(seen, known.reference, known.dropped).fits
+    def _fits(self, number: int, observation: Observation) -> bool:
+        yardstick = self.stretches[number]
+        return errors(observation, yardstick.reference, yardstick.dropped).fits
 
     def _more(
         self, number: int, precision: str, more: Callable[[], Sequence[Course]]
@@ -130,68 +134,72 @@ class Judge:
         if precision not in self.further:
             self.further[precision] = more()
             self.controls[precision] = [*self.controls.get(precision, ()), *self.further[precision]]
-        known = {
-            one: self._off_in(one, self.further[precision])
-            for one in self.stretches
-            if not self.stretches[one].void
+        by_number = {
+            index: self._off_in(index, self.further[precision])
+            for index in self.stretches
+            if not self.stretches[index].void
         }
         there = self.baseline.stretches
-        return with_alike(number, known, there) or extrapolated(number, known, there)
+        return with_alike(number, by_number, there) or extrapolated(number, by_number, there)
 
     def _off_in(self, number: int, courses: Sequence[Course]) -> list[Errors]:
-        known = self.stretches[number]
-        there = [one.stretches[number] for one in courses if number in one.stretches]
-        found = [errors(one, known.reference, known.dropped) for one in there]
-        return [one for one in found if one.fits]
+        yardstick = self.stretches[number]
+        there = [course.stretches[number] for course in courses if number in course.stretches]
+        evidence = [errors(stretch, yardstick.reference, yardstick.dropped) for stretch in there]
+        return [control for control in evidence if control.fits]
 
     def _controls(self, number: int, precision: str) -> list[Observation]:
         courses = self.controls.get(precision, ())
-        return [one.stretches[number] for one in courses if number in one.stretches]
+        return [course.stretches[number] for course in courses if number in course.stretches]
 
-    def _of_another_length(self, seen: Course, precision: str) -> Accuracy:
-        counts = [one.ends for one in self.controls.get(precision, ())]
-        mine, theirs = seen.count, self.baseline.count
-        what = f"{mine} stretches between optimizer steps, the baseline's {theirs}"
-        if any(one[:1] != self.baseline.ends[:1] for one in counts if one):
+    def _of_another_length(self, course: Course, precision: str) -> Accuracy:
+        counts = [control.ends for control in self.controls.get(precision, ())]
+        mine, theirs = course.count, self.baseline.count
+        lengths = f"{mine} stretches between optimizer steps, the baseline's {theirs}"
+        if any(ends[:1] != self.baseline.ends[:1] for ends in counts if ends):
             return Accuracy(
-                "not checked", f"rounding alone decides how many steps it takes: {what}"
+                "not checked", f"rounding alone decides how many steps it takes: {lengths}"
             )
-        return Accuracy("wrong", f"another number of optimizer steps: {what}")
+        return Accuracy("wrong", f"another number of optimizer steps: {lengths}")
 
-    def _together(self, found: dict[int, Accuracy], is_baseline: bool) -> Accuracy:
-        telling = {n: one for n, one in found.items() if self._tells(n, one)}
+    def _together(self, accuracies: dict[int, Accuracy], is_baseline: bool) -> Accuracy:
+        telling = {n: accuracy for n, accuracy in accuracies.items() if self._tells(n, accuracy)}
         if not telling:
-            others = [one for one in found.values() if one.reason != NOTHING_TO_COMPARE]
-            return (others or list(found.values()))[0]
+            rest = [
+                accuracy
+                for accuracy in accuracies.values()
+                if accuracy.reason != NOTHING_TO_COMPARE
+            ]
+            return (rest or list(accuracies.values()))[0]
         first = next(iter(telling))
-        for number, one in telling.items():
-            if one.verdict == "not checked" and (number == first or self._is_work(number)):
+        for number, accuracy in telling.items():
+            if accuracy.verdict == "not checked" and (number == first or self._is_work(number)):
                 where = self._where(number)
                 why = f"only what comes before is checked: {where}" if number != first else where
-                return replace(one, reason=f"{why}{one.reason}")
-        checked = [one for one in telling.values() if one.verdict != "not checked"]
-        rounded = [one for one in checked if one.verdict == "rounding"]
+                return replace(accuracy, reason=f"{why}{accuracy.reason}")
+        checked = [accuracy for accuracy in telling.values() if accuracy.verdict != "not checked"]
+        rounded = [accuracy for accuracy in checked if accuracy.verdict == "rounding"]
         chief = max(rounded or checked, key=_weight)
         if not is_baseline and len(checked) < len(telling):
             more = "what it returns can't be told from rounding, and is not checked"
             chief = replace(chief, reason="; ".join(filter(None, (chief.reason, more))))
         return chief
 
-    def _tells(self, number: int, found: Accuracy) -> bool:
+    def _tells(self, number: int, accuracy: Accuracy) -> bool:
         """Whether there is anything in the stretch that could have failed."""
-        if found.verdict != "not checked":
+        if accuracy.verdict != "not checked":
             return (
                 self.baseline.stretches[number].has_numbers()
-                or found.verdict == "rounding"
-                or (bool(found.verdict) and found.output_error is not None)
+                or accuracy.verdict == "rounding"
+                or (bool(accuracy.verdict) and accuracy.output_error is not None)
             )
-        one = self.baseline.stretches[number]
-        return one.role != LEFT and one.has_numbers()
+        stretch = self.baseline.stretches[number]
+        return stretch.role != LEFT and stretch.has_numbers()
 
     def _is_work(self, number: int) -> bool:
         """What the models do in it, not only what is returned at its end."""
-        one = self.baseline.stretches[number]
-        return bool(one.calls) or one.has_gradients()
+        stretch = self.baseline.stretches[number]
+        return bool(stretch.calls) or stretch.has_gradients()
 
     def _where(self, number: int) -> str:
         """In words; empty where it is the step's beginning."""
@@ -202,6 +210,6 @@ class Judge:
         return f"{words}: " if words else ""
 
 
-def _weight(found: Accuracy) -> float:
+def _weight(accuracy: Accuracy) -> float:
     """The more a stretch is off, the more it says of the variant."""
-    return max(found.output_error or 0.0, found.gradient_error or 0.0)
+    return max(accuracy.output_error or 0.0, accuracy.gradient_error or 0.0)

@@ -76,7 +76,7 @@ def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[No
 def _watched_calls(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
     from torch.nn import Module
 
-    watched, depth = {id(one) for one in models}, 0
+    watched, depth = {id(model) for model in models}, 0
 
     def make(call: Any) -> Callable[..., Any]:
         def observed(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,9 +121,9 @@ def _watched_autograd(watcher: Watcher) -> Iterator[None]:
 
     def make_grad(grad: Any) -> Callable[..., Any]:
         def observed(*args: Any, **kwargs: Any) -> Any:
-            found = grad(*args, **kwargs)
-            watcher.differentiated(found)
-            return found
+            gradients = grad(*args, **kwargs)
+            watcher.differentiated(gradients)
+            return gradients
 
         return observed
 
@@ -137,7 +137,7 @@ def _watched_autograd(watcher: Watcher) -> Iterator[None]:
 @contextmanager
 def _watched_steps(watcher: Watcher) -> Iterator[None]:
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        closure = any(callable(one) for one in (*args, *kwargs.values()))
+        closure = any(callable(argument) for argument in (*args, *kwargs.values()))
         watcher.before_step(optimizer, closure)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -54,7 +54,7 @@ def moved(way: torch.Tensor, start: torch.Tensor) -> int:
 
 
 def astray(
-    seen: Observation,
+    variant: Observation,
     baseline: Observation,
     controls: Sequence[Observation],
     names: Names | None = None,
@@ -65,36 +65,36 @@ def astray(
     `before` are earlier stretches: an optimizer goes by their gradients too.
     """
     names = names or Names()
-    others = [one for one in controls if one is not baseline]
-    if what := _left_its_place(seen, baseline, others, names, before):
-        return what
+    rest = [control for control in controls if control is not baseline]
+    if fault := _left_its_place(variant, baseline, rest, names, before):
+        return fault
     # All begin in the same place: where no gradient leads them, each alone is nothing but that.
-    led = baseline.has_gradients() or seen.has_gradients()
-    if led and any(map(vanish, (baseline, *others))):  # an optimizer that divides goes by noise
+    led = baseline.has_gradients() or variant.has_gradients()
+    if led and any(map(vanish, (baseline, *rest))):  # an optimizer that divides goes by noise
         return ""
     single = range(0 if led else len(baseline.way))
-    for which in (slice(None), *(slice(one, one + 1) for one in single)):
-        found = _off(seen, baseline, which)
-        known = [_off(one, baseline, which) for one in others]
-        there = [one for one in known if one is not None]
+    for which in (slice(None), *(slice(index, index + 1) for index in single)):
+        share = _off(variant, baseline, which)
+        shares = [_off(control, baseline, which) for control in rest]
+        there = [value for value in shares if value is not None]
         # Of what rounding alone may lead anywhere nothing can be told.
-        if found is None or (known and not there) or not all(map(math.isfinite, there)):
+        if share is None or (shares and not there) or not all(map(math.isfinite, there)):
             continue
         limit = FACTOR * max(there) + BESIDES if there else UNKNOWN
         if baseline.in_backward and which != slice(None):
             count = baseline.way[which][0].numel()
             limit += 2 * (max(1.0, FEW_ELEMENTS * count) / max(count, 1)) ** 0.5
-        if not found <= limit:
-            off, most = told_apart(found, limit)
+        if not share <= limit:
+            off, most = told_apart(share, limit)
             return f"the parameters went {off} of their way off, more than rounding does ({most})"
     for index in () if baseline.in_backward else single:
-        if what := _elsewhere(index, seen, baseline, others, names):
-            return f"parameter {names.parameter(index)} {what}"
+        if fault := _elsewhere(index, variant, baseline, rest, names):
+            return f"parameter {names.parameter(index)} {fault}"
     return ""
 
 
 def _left_its_place(
-    seen: Observation,
+    variant: Observation,
     baseline: Observation,
     others: Sequence[Observation],
     names: Names,
@@ -103,16 +103,16 @@ def _left_its_place(
     """A parameter that no gradient leads, or led, and that stays in the baseline and in all
     controls.
     """
-    leading = (seen, baseline, *(before if seen.updates else ()))  # by a momentum: it steps
-    for index, count in enumerate(seen.movers):
-        known = any(_at(one.movers, index) for one in (baseline, *others))
-        if count and not known and not any(_led(index, one) for one in leading):
+    leading = (variant, baseline, *(before if variant.updates else ()))  # by a momentum: it steps
+    for index, count in enumerate(variant.movers):
+        expected = any(_at(stretch.movers, index) for stretch in (baseline, *others))
+        if count and not expected and not any(_led(index, stretch) for stretch in leading):
             return f"parameter {names.parameter(index)} moved, where it stays"
     return ""
 
 
-def _led(index: int, one: Observation) -> bool:
-    gradient = one.gradients[index] if index < len(one.gradients) else None
+def _led(index: int, observation: Observation) -> bool:
+    gradient = observation.gradients[index] if index < len(observation.gradients) else None
     return gradient is not None and bool(gradient.any())
 
 
@@ -122,7 +122,7 @@ def _at(counts: Sequence[int], index: int) -> int:
 
 def _elsewhere(
     index: int,
-    seen: Observation,
+    variant: Observation,
     baseline: Observation,
     others: Sequence[Observation],
     names: Names,
@@ -131,38 +131,38 @@ def _elsewhere(
     import torch
 
     there = baseline.way[index]
-    one = _way(seen, baseline)
-    if one is None or not bool(there.isfinite().all()):
+    ways = _way(variant, baseline)
+    if ways is None or not bool(there.isfinite().all()):
         return ""
-    known = [way[index] for each in others if (way := _way(each, baseline)) is not None]
-    offs = [(each - there).abs() for each in known]
-    offs = [each for each in offs if bool(each.isfinite().all())]
-    if known and not offs:
+    moves = [way[index] for control in others if (way := _way(control, baseline)) is not None]
+    offs = [(move - there).abs() for move in moves]
+    offs = [off for off in offs if bool(off.isfinite().all())]
+    if moves and not offs:
         return ""
     spacing = names.spacings[index] if index < len(names.spacings) else 0.0
     usual = norm(there) / max(there.numel(), 1) ** 0.5
     limit = (OF_WAY if offs else OF_WAY_ALONE) * there.abs() + NEIGHBOURS * spacing
     if offs:
-        scatter = max(norm(each) for each in offs) / max(there.numel(), 1) ** 0.5
+        scatter = max(norm(off) for off in offs) / max(there.numel(), 1) ** 0.5
         limit = limit + FACTOR * torch.stack(offs).amax(0) + USUAL * scatter
     else:  # what stays may do so by chance only where others were led by numbers
         limit = limit + OF_USUAL_ALONE * usual * (there != 0)
-    count = int((~((one[index] - there).abs() <= limit)).sum())
+    count = int((~((ways[index] - there).abs() <= limit)).sum())
     return f"moved elsewhere in {count} of {there.numel()} elements" if count else ""
 
 
-def _way(one: Observation, baseline: Observation) -> list[Any] | None:
+def _way(observation: Observation, baseline: Observation) -> list[Any] | None:
     """As the baseline's, of zeros where nothing moved; None where others did."""
-    if not one.way:
-        return [each.new_zeros(each.shape) for each in baseline.way]
-    fits = [each.shape for each in one.way] == [each.shape for each in baseline.way]
-    return one.way if fits else None
+    if not observation.way:
+        return [part.new_zeros(part.shape) for part in baseline.way]
+    fits = [part.shape for part in observation.way] == [part.shape for part in baseline.way]
+    return observation.way if fits else None
 
 
-def _off(seen: Observation, baseline: Observation, which: slice) -> float | None:
+def _off(variant: Observation, baseline: Observation, which: slice) -> float | None:
     """As a share of the way; None where the baseline's did not move, or others did."""
-    way, mine = math.hypot(*map(norm, baseline.way[which])), _way(seen, baseline)
+    way, mine = math.hypot(*map(norm, baseline.way[which])), _way(variant, baseline)
     if not way or not math.isfinite(way) or mine is None:
         return None
     pairs = zip(mine[which], baseline.way[which], strict=True)
-    return math.hypot(*(norm(one - other) for one, other in pairs)) / way
+    return math.hypot(*(norm(part - expected) for part, expected in pairs)) / way

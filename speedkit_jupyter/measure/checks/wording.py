@@ -31,45 +31,49 @@ def enough(baseline: Observation) -> bool:
 
 
 def misspelt(
-    seen: Observation, baseline: Observation, controls: Sequence[Observation], precision: str
+    observation: Observation, baseline: Observation, controls: Sequence[Observation], precision: str
 ) -> str:
     """What of the words rounding does not explain; empty where it explains all.
 
     A step that is given other whole numbers by rounding (its own tokens, say) goes elsewhere.
     """
     theirs = tokens(baseline)
-    if not theirs or not _given_alike(seen, baseline):
+    if not theirs or not _given_alike(observation, baseline):
         return ""
-    count, off = differ(tokens(seen), theirs)
-    known = [differ(tokens(one), theirs) for one in controls if _given_alike(one, baseline)]
-    most_known = max((each for each, _ in known), default=0)
+    count, off = differ(tokens(observation), theirs)
+    pairs = [
+        differ(tokens(control), theirs) for control in controls if _given_alike(control, baseline)
+    ]
+    most_known = max((number for number, _ in pairs), default=0)
     limit = _may_differ(most_known, len(theirs)) if most_known else _strictly(precision, theirs)
     if count > limit:
         return f"{count} of {len(theirs)} words differ, more than {precision} explains ({limit})"
-    most = FACTOR * max((each for _, each in known), default=0.0) + ROUNDINGS * unit(precision)
+    most = FACTOR * max((gap for _, gap in pairs), default=0.0) + ROUNDINGS * unit(precision)
     if off > most:
         return f"a written number is off by {off:.2g}, more than {precision} explains ({most:.2g})"
     return ""
 
 
-def tokens(seen: Observation) -> list[str]:
+def tokens(observation: Observation) -> list[str]:
     """Words, numbers and signs, in order."""
-    found: list[str] = []
-    for one in seen.words():
-        found += TOKENS.findall(one)[: MOST_TOKENS - len(found)]
-    return found
+    pieces: list[str] = []
+    for text in observation.words():
+        pieces += TOKENS.findall(text)[: MOST_TOKENS - len(pieces)]
+    return pieces
 
 
 def differ(ones: Sequence[str], others: Sequence[str]) -> tuple[int, float]:
     """How many are others; and how far the numbers in the same places are off at most."""
     worst = 0.0
     if len(ones) == len(others):
-        for one, other in zip(ones, others, strict=True):
-            if _is_rounded(one) and _is_rounded(other):
-                worst = max(worst, _off(one, other))
-    mine, theirs = (["#" if _is_rounded(one) else one for one in each] for each in (ones, others))
+        for word, expected in zip(ones, others, strict=True):
+            if _is_rounded(word) and _is_rounded(expected):
+                worst = max(worst, _off(word, expected))
+    mine, theirs = (
+        ["#" if _is_rounded(word) else word for word in words] for words in (ones, others)
+    )
     if len(ones) == len(others) or max(len(ones), len(others)) > SOME:
-        same = sum(one == other for one, other in zip(mine, theirs, strict=False))
+        same = sum(word == expected for word, expected in zip(mine, theirs, strict=False))
     else:
         blocks = SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
         same = sum(block.size for block in blocks)
@@ -81,25 +85,25 @@ def _is_rounded(word: str) -> bool:
     return is_written_so and math.isfinite(float(word))
 
 
-def _off(one: str, other: str) -> float:
+def _off(word: str, expected: str) -> float:
     """Relative, and of the last digit that is written no more than one counts."""
-    mine, theirs = float(one), float(other)
-    digits = len(other.lower().partition("e")[0].partition(".")[2])
+    mine, theirs = float(word), float(expected)
+    digits = len(expected.lower().partition("e")[0].partition(".")[2])
     # As text: of a checksum that reads like a number, 8e951, the power is larger than any float.
-    last = float(f"1e{other.lower().partition('e')[2] or 0}") * 10.0**-digits
+    last = float(f"1e{expected.lower().partition('e')[2] or 0}") * 10.0**-digits
     beyond = abs(mine - theirs) - 1.001 * last
     return beyond / max(abs(theirs), 1e-30) if beyond > 0 else 0.0
 
 
-def _given_alike(seen: Observation, baseline: Observation) -> bool:
-    if len(seen.calls) != len(baseline.calls):
+def _given_alike(observation: Observation, baseline: Observation) -> bool:
+    if len(observation.calls) != len(baseline.calls):
         return False
-    pairs = zip(seen.calls, baseline.calls, strict=True)
+    pairs = zip(observation.calls, baseline.calls, strict=True)
     return all(
-        len(one.given) == len(other.given)
+        len(call.given) == len(expected.given)
         and all(a.shape == b.shape and bool((a == b).all())
-                for a, b in zip(one.given, other.given, strict=True))
-        for one, other in pairs
+                for a, b in zip(call.given, expected.given, strict=True))
+        for call, expected in pairs
     )  # fmt: skip
 
 

@@ -44,13 +44,13 @@ def made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     """
     __tracebackhide__ = True
     kept = runners[0].step.kept
-    known: Judge | None = kept.get("yardstick")
-    if known is not None and steps.alike(runners[0], kept):
-        extend(known, steps, runners)
-        return known
-    known = kept["yardstick"] = _made(steps, runners)
+    judge: Judge | None = kept.get("yardstick")
+    if judge is not None and steps.alike(runners[0], kept):
+        extend(judge, steps, runners)
+        return judge
+    judge = kept["yardstick"] = _made(steps, runners)
     kept["random"] = steps.is_random, steps.drawn_inside
-    return known
+    return judge
 
 
 def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
@@ -58,33 +58,33 @@ def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     runner = runners[0]
     with other_threads.noted(runner.step.models) as calls, rounding.noted_autocast() as entered:
         baseline, again = steps.twice(runner)
-    known = Judge(
+    judge = Judge(
         baseline, {}, own=rounding.lowest(*entered, *rounding.of_parameters(runner.step.models))
     )
     if calls.only_elsewhere:
-        known.void = other_threads.NOT_REACHED
-        return known
+        judge.void = other_threads.NOT_REACHED
+        return judge
     if again.ends != baseline.ends:
-        known.void = "the step takes another number of optimizer steps each time it runs"
-        return known
+        judge.void = "the step takes another number of optimizer steps each time it runs"
+        return judge
     limit = _limit(baseline, runner.step_s)
     # Of a thread of the step's own float64 would reach the model, and not its input.
     reference = None if calls.in_pythons else _reference(steps, runner, limit)
-    covered = _covered(steps, runner, reference, known, again, limit)
+    covered = _covered(steps, runner, reference, judge, again, limit)
     names = labels.of(runner.step.models, runner.step.optimizers)
-    for number, one in baseline.stretches.items():
-        void, dropped = _unlike(again.stretches[number], one)
-        settle(again.stretches[number], one)
+    for number, stretch in baseline.stretches.items():
+        void, dropped = _unlike(again.stretches[number], stretch)
+        settle(again.stretches[number], stretch)
         fits = reference is not None and number in covered
-        there = reference.stretches[number] if reference is not None and fits else one
-        same = again.stretches[number] if not fits else one
+        there = reference.stretches[number] if reference is not None and fits else stretch
+        same = again.stretches[number] if not fits else stretch
         own = Errors() if void else errors(same, there, dropped)
-        known.stretches[number] = Yardstick(
-            there, one, own, void=void, dropped=dropped, names=names
+        judge.stretches[number] = Yardstick(
+            there, stretch, own, void=void, dropped=dropped, names=names
         )
-    known.covered = covered
-    extend(known, steps, runners)
-    return known
+    judge.covered = covered
+    extend(judge, steps, runners)
+    return judge
 
 
 def extend(known: Judge, steps: Steps, runners: Sequence[Runner]) -> None:
@@ -104,29 +104,29 @@ def extend(known: Judge, steps: Steps, runners: Sequence[Runner]) -> None:
         else:
             controls = _controls(known, steps, first, precision, runner.scale(), limit)
         known.controls[precision] = controls
-        found = {
+        by_number = {
             number: _seen_in(known, number, controls, precision)
-            for number, one in known.stretches.items()
-            if not one.void
+            for number, yardstick in known.stretches.items()
+            if not yardstick.void
         }
-        for number in found:
-            one = known.stretches[number]
-            seen = with_alike(number, found, known.baseline.stretches)
-            seen = seen or extrapolated(number, found, known.baseline.stretches)
-            tolerances = {**one.tolerances, precision: Tolerance(precision, seen)}
-            one.tolerances = tolerances
+        for number in by_number:
+            yardstick = known.stretches[number]
+            evidence = with_alike(number, by_number, known.baseline.stretches)
+            evidence = evidence or extrapolated(number, by_number, known.baseline.stretches)
+            tolerances = {**yardstick.tolerances, precision: Tolerance(precision, evidence)}
+            yardstick.tolerances = tolerances
 
 
 def _seen_in(known: Judge, number: int, controls: Sequence[Course], precision: str) -> list[Errors]:
     """How far the controls are off in a stretch, and the baseline itself."""
-    one = known.stretches[number]
-    courses = [each.stretches[number] for each in controls if number in each.stretches]
-    found = [errors(each, one.reference, one.dropped) for each in courses]
-    found = [each for each in found if each.fits]
-    if not found and (controls or (known.covered and number not in known.covered)):
+    yardstick = known.stretches[number]
+    courses = [course.stretches[number] for course in controls if number in course.stretches]
+    evidence = [errors(stretch, yardstick.reference, yardstick.dropped) for stretch in courses]
+    evidence = [control for control in evidence if control.fits]
+    if not evidence and (controls or (known.covered and number not in known.covered)):
         return []
-    own = [one.own] if number in known.covered or precision == "fp32" else []
-    return [*found, *(each for each in own if each.fits)]
+    own = [yardstick.own] if number in known.covered or precision == "fp32" else []
+    return [*evidence, *(deviations for deviations in own if deviations.fits)]
 
 
 def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) -> list[Course]:
@@ -134,7 +134,7 @@ def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) 
     precision = known.judged_in(precision)
     first = runners[0]
     scales = MORE_SCALES[: 2 if known.baseline.step_s > LONG_S else None]
-    judged_in = {known.judged_in(one.precision): one.scale() for one in reversed(runners)}
+    judged_in = {known.judged_in(runner.precision): runner.scale() for runner in reversed(runners)}
     loss_scale = judged_in.get(precision, 1.0)
     limit = _limit(known.baseline, first.step_s)
     return _rounded(known, steps, first, precision, scales, loss_scale, limit)
@@ -156,8 +156,8 @@ def _rounded(
     in_float64 = in_float64 or bool(known.covered)
     suspends = not rounding.of_parameters(first.step.models)
     ways = [partial(rounding.rounded, precision, scale, loss_scale, suspends) for scale in scales]
-    found = [_control(steps, first, way, in_float64, limit) for way in ways]
-    return [one for one in found if one is not None]
+    courses = [_control(steps, first, way, in_float64, limit) for way in ways]
+    return [course for course in courses if course is not None]
 
 
 def _control(
@@ -196,29 +196,31 @@ def _covered(
 ) -> frozenset[int]:  # fmt: skip
     """The stretches, from the first one on, in which float64 computes the same as the baseline."""
     baseline, own = known.baseline, known.own
-    found: list[int] = []
+    numbers: list[int] = []
     controls: list[Course] | None = None
-    for number, one in baseline.stretches.items():
+    for number, stretch in baseline.stretches.items():
         if reference is None or number not in reference.stretches:
             break
         there = reference.stretches[number]
-        dropped = _unlike(again.stretches[number], one)[1]
-        if not _close(one, there, dropped):
+        dropped = _unlike(again.stretches[number], stretch)[1]
+        if not _close(stretch, there, dropped):
             if controls is None:
                 scales = SCALES if own != "fp32" else SCALES[:1]
                 controls = _rounded(known, steps, runner, own, scales, runner.scale(), limit, True)
-            if not _explained(controls, own, number, there, one, dropped):
-                if one.role or (number and not one.has_gradients()):
+            if not _explained(controls, own, number, there, stretch, dropped):
+                if stretch.role or (number and not stretch.has_gradients()):
                     continue  # what it returns is another's concern
                 break
-        found.append(number)
-    return frozenset(found)
+        numbers.append(number)
+    return frozenset(numbers)
 
 
 def _close(baseline: Observation, reference: Observation, dropped: frozenset[int]) -> bool:
-    found = errors(baseline, reference, dropped)
-    close = found.output.distance < ALIKE_OUTPUT and found.gradient.distance < ALIKE_GRADIENT
-    return found.fits and close
+    deviations = errors(baseline, reference, dropped)
+    close = (
+        deviations.output.distance < ALIKE_OUTPUT and deviations.gradient.distance < ALIKE_GRADIENT
+    )
+    return deviations.fits and close
 
 
 def _explained(
@@ -230,29 +232,33 @@ def _explained(
     dropped: frozenset[int],
 ) -> bool:
     """Whether float64 computes the same as the baseline, but for what its precision rounds."""
-    found = errors(baseline, reference, dropped)
-    courses = [each.stretches[number] for each in controls if number in each.stretches]
-    seen = [errors(each, reference, dropped) for each in courses]
-    seen = [each for each in seen if each.fits]
-    return found.fits and bool(seen) and not Tolerance(precision, seen).beyond(found)
+    deviations = errors(baseline, reference, dropped)
+    courses = [course.stretches[number] for course in controls if number in course.stretches]
+    evidence = [errors(stretch, reference, dropped) for stretch in courses]
+    evidence = [control for control in evidence if control.fits]
+    return (
+        deviations.fits and bool(evidence) and not Tolerance(precision, evidence).beyond(deviations)
+    )
 
 
 def _unlike(again: Observation, first: Observation) -> tuple[str, frozenset[int]]:
     """Why two runs of the same step can't be compared; or the outputs that are others each time."""
-    found = errors(again, first, frozenset())
-    if not found.fits:
+    deviations = errors(again, first, frozenset())
+    if not deviations.fits:
         return "the step gives others results in number or shape each time it runs", frozenset()
-    if not found.gradient.distance <= ALIKE_GRADIENT and _finite(found.gradient.distance):
-        off = f"gradients off by {found.gradient.distance:.2g}"
+    if not deviations.gradient.distance <= ALIKE_GRADIENT and _finite(deviations.gradient.distance):
+        off = f"gradients off by {deviations.gradient.distance:.2g}"
         return f"the step computes something else each time it runs ({off})", frozenset()
-    calls = len(found.numbers) - len(first.outputs.numbers)
+    calls = len(deviations.numbers) - len(first.outputs.numbers)
     unlike = [
-        i for i, one in enumerate(found.numbers) if ALIKE_OUTPUT < one.distance < float("inf")
+        i
+        for i, deviation in enumerate(deviations.numbers)
+        if ALIKE_OUTPUT < deviation.distance < float("inf")
     ]
-    returned = not any(one is not None for one in first.gradients)
-    if not unlike or (returned and min(unlike) >= calls and len(unlike) < len(found.numbers)):
+    returned = not any(gradient is not None for gradient in first.gradients)
+    if not unlike or (returned and min(unlike) >= calls and len(unlike) < len(deviations.numbers)):
         return "", frozenset(i - calls for i in unlike)
-    off = f"output off by {max(found.numbers[i].distance for i in unlike):.2g}"
+    off = f"output off by {max(deviations.numbers[i].distance for i in unlike):.2g}"
     return f"the step computes something else each time it runs ({off})", frozenset()
 
 

@@ -93,7 +93,7 @@ class Comparison(Shown):
     @property
     def best(self) -> Record | None:
         """The fastest variant that is proven faster and was found right; None where none is."""
-        ahead = [one for one in self.records if self.verdict(one) == "faster"]
+        ahead = [record for record in self.records if self.verdict(record) == "faster"]
         return max(ahead, key=self._median, default=None)
 
     def runner_up(self) -> tuple[Record, Ratio] | None:
@@ -102,22 +102,22 @@ class Comparison(Shown):
         Both were chosen by their times, so the interval allows for every pair of candidates.
         """
         best = self.best
-        others = [
-            one
-            for one in self.records
-            if one is not best and self.verdict(one) in ("faster", "same", "too noisy")
+        rivals = [
+            record
+            for record in self.records
+            if record is not best and self.verdict(record) in ("faster", "same", "too noisy")
         ]
-        if best is None or not others:
+        if best is None or not rivals:
             return None
-        second = max(others, key=self._median)
+        second = max(rivals, key=self._median)
         pairs = min(len(best.times_s), len(self.times_s(second)))
         candidates = len(self.records) - 1
-        found = paired_ratio(
+        ratio = paired_ratio(
             self.times_s(second)[:pairs],
             best.times_s[:pairs],
             shared(self.error, candidates * (candidates - 1) // 2),
         )
-        return second, found
+        return second, ratio
 
     def ratio(self, record: Record) -> Ratio | None:
         """Baseline time over this variant's, round by round; None where one has no times."""
@@ -129,7 +129,7 @@ class Comparison(Shown):
         return paired_ratio(
             self.baseline.times_s[:pairs],
             record.times_s[:pairs],
-            shared(self.error, sum(bool(one.times_s) for one in self.records[1:])),
+            shared(self.error, sum(bool(variant.times_s) for variant in self.records[1:])),
         )
 
     def verdict(self, record: Record) -> Word:
@@ -176,7 +176,7 @@ class Comparison(Shown):
 
     def seconds_for_an_interval(self) -> float | None:
         """About how long a run would have to be for any interval at all; None once there is one."""
-        ratios = [self.ratio(one) for one in self.records]
+        ratios = [self.ratio(record) for record in self.records]
         if self.round_s is None or not any(r is not None and math.isinf(r.high) for r in ratios):
             return None
         return self.round_s * least_rounds(len(self.records) - 1)
@@ -232,8 +232,8 @@ class Comparison(Shown):
         )
 
     def _median(self, record: Record) -> float:
-        found = self.ratio(record)
-        return 0.0 if found is None else found.median
+        ratio = self.ratio(record)
+        return 0.0 if ratio is None else ratio.median
 
     def _row(self, record: Record) -> dict[str, Any]:
         """What was measured, and what follows from it."""
@@ -256,9 +256,9 @@ class Comparison(Shown):
 
 def _record(row: Mapping[str, Any]) -> Record:
     """What was measured; what follows from it is computed anew."""
-    known = {one.name: row[one.name] for one in fields(Record) if one.name in row}
+    values = {column.name: row[column.name] for column in fields(Record) if column.name in row}
     times_s = [] if row["same_as_baseline"] else row["times_s"]
-    return _adapter().validate_python(known | {"times_s": times_s})
+    return _adapter().validate_python(values | {"times_s": times_s})
 
 
 @cache

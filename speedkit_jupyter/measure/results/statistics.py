@@ -164,7 +164,7 @@ def change(then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1
     ratio's reaches from the one's low to the other's high.
     """
     error = shared(ERROR, 2 * max(comparisons, 1))
-    then_s, now_s = ([max(one, TICK_S) for one in times] for times in (then_s, now_s))
+    then_s, now_s = ([max(seconds, TICK_S) for seconds in times] for times in (then_s, now_s))
     if min(len(then_s), len(now_s)) < least_pairs(error):
         then, now = spread(then_s).median_s, spread(now_s).median_s
         return Ratio(now / then, 0.0, float("inf"), min(len(then_s), len(now_s)))

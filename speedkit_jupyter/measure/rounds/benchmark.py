@@ -72,7 +72,7 @@ class Benchmark:
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
         self._policy = policy or Policy()
-        self._records = [Record(one.name) for one in self.variants]
+        self._records = [Record(variant.name) for variant in self.variants]
         self._sampler: Sampler | None = None
         self._flops: int | None = None
         self._dropout_off = False
@@ -108,7 +108,7 @@ class Benchmark:
 
     def has_results(self) -> bool:
         """Whether there is anything to show already."""
-        return any(one.times_s for one in self._records)
+        return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yields after every block. Closing the generator ends it and puts all back."""
@@ -121,10 +121,10 @@ class Benchmark:
 
             (No method of this object, which would hold itself, and with it the user's model.)
             """
-            return clock.now() - sum(one() for one in pauses)
+            return clock.now() - sum(pause() for pause in pauses)
 
         self._pace = self._new_pace(now)
-        configs = [config_of(one, step.models) for one in self.variants]
+        configs = [config_of(variant, step.models) for variant in self.variants]
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
             for model in step.models:
@@ -140,7 +140,7 @@ class Benchmark:
                 runners = [self._runner(0, configs[0])]
                 yield from self._warm_up_first(runners[0], start, len(configs))
             # Planned once it is known which optimizers the step makes itself.
-            runners += [self._runner(i, one) for i, one in enumerate(configs) if i]
+            runners += [self._runner(i, config) for i, config in enumerate(configs) if i]
             yield from self._warm_up(_working(runners), start)
             runners = self._pace.within(_warm(runners))
             check = yield from self._examine(runners, start)
@@ -255,7 +255,7 @@ class Benchmark:
         """After the rounds, which may have shown what else has to be right."""
         __tracebackhide__ = True
         self._pace.take_what_was_kept()
-        by_name = {one.record.name: one for one in runners[1:]}
+        by_name = {runner.record.name: runner for runner in runners[1:]}
 
         def note() -> None:
             if not self._policy.chooses:
@@ -272,8 +272,10 @@ class Benchmark:
         __tracebackhide__ = True
         if self._policy.chooses:
             result = self.result()
-            others = [one for one in runners[1:] if result.verdict(one.record) != "wrong"]
-            runners = [runners[0], *others]
+            candidates = [
+                runner for runner in runners[1:] if result.verdict(runner.record) != "wrong"
+            ]
+            runners = [runners[0], *candidates]
         else:
             self._pace.keep_for_late_checks(runners)
         budget = self.budget
@@ -287,25 +289,29 @@ class Benchmark:
 
 def _not_checked(runners: Sequence[Runner]) -> None:
     """Those that no check has come to."""
-    for one in runners:
-        if one.record.accuracy is None:
-            one.record.accuracy = Accuracy("not checked", "the budget was too short to check")
+    for runner in runners:
+        if runner.record.accuracy is None:
+            runner.record.accuracy = Accuracy("not checked", "the budget was too short to check")
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:
-    return [one for one in runners if not one.record.failure and not one.record.same_as_baseline]
+    return [
+        runner
+        for runner in runners
+        if not runner.record.failure and not runner.record.same_as_baseline
+    ]
 
 
 def _warm(runners: Sequence[Runner]) -> list[Runner]:
     """Those that work, and were run already."""
-    return [one for one in _working(runners) if one.warm is not None]
+    return [runner for runner in _working(runners) if runner.warm is not None]
 
 
 def _nothing_to_measure(record: Record) -> None:
     """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
     if record.notes:
         record.failure = "; ".join(f"{name} {note}" for name, note in record.notes.items())
-        record.declined = all(one.startswith("declined") for one in record.notes.values())
+        record.declined = all(note.startswith("declined") for note in record.notes.values())
         record.notes = {}
     else:
         record.same_as_baseline = True
@@ -316,6 +322,6 @@ def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
     model = step.models[0]
     device = next(model.parameters()).device if any(True for _ in model.parameters()) else None
     state = memory.size(memory.state_tensors(step.models, step.optimizers))
-    parameters = memory.size([p for one in step.models for p in one.parameters()])
+    parameters = memory.size([p for module in step.models for p in module.parameters()])
     size = max(state, 4 * parameters if step.optimizers else 0)
     step.off_device = device is not None and not memory.fits(copies * size, device)

@@ -77,5 +77,5 @@ def device_in_use() -> torch.device:
     """The accelerator, where there is one; else the CPU."""
     import torch
 
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if found is None else found
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if device is None else device

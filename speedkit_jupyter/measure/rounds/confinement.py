@@ -53,11 +53,11 @@ def optimizer_hooks(
         register_optimizer_step_pre_hook,
     )
 
-    here, known = threading.get_ident(), {id(one) for one in ours}
+    here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
     def confined(hook: StepHook) -> StepHook:
         def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-            if threading.get_ident() == here or id(optimizer) in known:
+            if threading.get_ident() == here or id(optimizer) in ids:
                 return hook(optimizer, args, kwargs)
             return None
 

@@ -59,8 +59,8 @@ class ScaledSteps:
         """In an epoch, say, the scaler is updated once everything that steps has stepped."""
         if not self._stepped:
             return
-        done = {one for optimizer in self._stepped.values() for one in _parameters(optimizer)}
-        if all(_parameters(one) & done for one in self._every()):
+        done = {key for optimizer in self._stepped.values() for key in _parameters(optimizer)}
+        if all(_parameters(optimizer) & done for optimizer in self._every()):
             self.update()
 
     def finish(self) -> None:
@@ -103,15 +103,15 @@ class ScaledSteps:
 
     @contextmanager
     def _routed(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        found = optimizer.__dict__.get("step", MISSING)
+        original = optimizer.__dict__.get("step", MISSING)
         self._route(optimizer)
         try:
             yield
         finally:
-            if found is MISSING:
+            if original is MISSING:
                 del optimizer.__dict__["step"]
             else:
-                optimizer.__dict__["step"] = found
+                optimizer.__dict__["step"] = original
 
     def _welcoming(self, begin: Any) -> Callable[..., None]:
         def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -160,7 +160,7 @@ class ScaledSteps:
     def _every(self) -> list[torch.optim.Optimizer]:
         """The known ones, then those that this step made."""
         made = (reference() for reference in self._made)
-        return [*self._known, *(one for one in made if one is not None)]
+        return [*self._known, *(optimizer for optimizer in made if optimizer is not None)]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:

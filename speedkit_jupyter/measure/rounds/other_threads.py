@@ -40,7 +40,7 @@ def noted(models: Sequence[torch.nn.Module]) -> Iterator[Calls]:
     """
     from torch.nn import Module
 
-    watched, here = {id(part) for one in models for part in one.modules()}, threading.get_ident()
+    watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     calls = Calls()
     owner: Any = Module
     original = owner.__call__
@@ -78,20 +78,20 @@ def errors_kept(others: Collection[threading.Thread], pass_on: bool) -> Iterator
     Where a plan failed, or float64 that did not reach the thread, it is not the user's code that
     did. What `others` raise is no concern of the step.
     """
-    found: list[str] = []
+    errors: list[str] = []
     original = threading.excepthook
 
     def keep(args: Any) -> None:
         its_own = args.thread is not None and args.thread not in others
         if its_own:
             first = (str(args.exc_value or "").strip().splitlines() or [""])[0]
-            found.append(f"in a thread of the step: {args.exc_type.__name__}: {first}")
+            errors.append(f"in a thread of the step: {args.exc_type.__name__}: {first}")
         if pass_on or not its_own:
             original(args)
 
     threading.excepthook = keep
     try:
-        yield found
+        yield errors
     finally:
         if threading.excepthook is keep:
             threading.excepthook = original
@@ -100,6 +100,6 @@ def errors_kept(others: Collection[threading.Thread], pass_on: bool) -> Iterator
 def _is_pythons() -> bool:
     here = threading.get_ident()
     return any(
-        one.ident == here and not isinstance(one, threading._DummyThread)
-        for one in threading.enumerate()
+        thread.ident == here and not isinstance(thread, threading._DummyThread)
+        for thread in threading.enumerate()
     )

@@ -59,7 +59,7 @@ class Pace:
     def ahead(self, runners: Sequence[Runner]) -> str:
         """How long it will take, said as soon as one step has been seen."""
         step_s, budget_s = runners[0].step_s, self.budget.seconds
-        compiled = sum(bool(one.record.applied.get("compile")) for one in runners)
+        compiled = sum(bool(runner.record.applied.get("compile")) for runner in runners)
         text = f"one step takes {step_s:.2g} s: about {max(budget_s, OVERHEAD_S):.0f} s"
         text += f" and the compiling of {compiled}" if compiled else ""
         needed_s = clear_answer_s(step_s, len(runners))
@@ -99,15 +99,15 @@ class Pace:
                     took_s = usual_s
                 self._untimed_s[id(runner)] = max(usual_s, took_s)
 
-        for one in runners:
-            one.around_step = timed
+        for runner in runners:
+            runner.around_step = timed
         try:
             yield
         except OutOfTime:
             note()
         finally:
-            for one in runners:
-                one.around_step = None
+            for runner in runners:
+                runner.around_step = None
 
     @contextmanager
     def keeping_rounds(self, runners: Sequence[Runner]) -> Iterator[None]:
@@ -121,9 +121,9 @@ class Pace:
 
     def keep_for_late_checks(self, runners: Sequence[Runner]) -> None:
         """Time for one more untimed step of each that was checked, after the rounds."""
-        checked = [one for one in self.to_check(runners)[1:] if one.record.is_checked]
-        for one in checked:
-            self._kept_s += self._untimed_s.get(id(one), 0.0) + self._between_s
+        checked = [runner for runner in self.to_check(runners)[1:] if runner.record.is_checked]
+        for runner in checked:
+            self._kept_s += self._untimed_s.get(id(runner), 0.0) + self._between_s
         self.budget.reserved_s += self._kept_s
 
     def take_what_was_kept(self) -> None:
@@ -143,13 +143,13 @@ class Pace:
         """As many as can be checked and told apart in the time that is left; two at least."""
         kept = list(runners)
         while len(kept) > 2 and not self.has_time_to_check(kept):
-            slowest = max(kept[1:], key=lambda one: one.fastest_s)
+            slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
             hopeless = slowest.fastest_s > FAR * kept[0].fastest_s
             kept.remove(slowest if hopeless else kept[-1])
-        names = [id(one) for one in kept]
-        for one in runners:
-            if id(one) not in names:
-                self.leave_out(one)
+        names = [id(runner) for runner in kept]
+        for runner in runners:
+            if id(runner) not in names:
+                self.leave_out(runner)
         return kept
 
     def has_time_to_check(self, runners: Sequence[Runner]) -> bool:
@@ -163,7 +163,7 @@ class Pace:
 
     def has_time_for_limits(self, runners: Sequence[Runner]) -> bool:
         """Beside the rounds, which come first; where there is none, that is said."""
-        each_s = [one.worst_s + self._between_s for one in (*runners, runners[0])]
+        each_s = [runner.worst_s + self._between_s for runner in (*runners, runners[0])]
         steps_s = 2 * sum(each_s) + (0.0 if self._policy.chooses else LIMITS_S)
         left_s = self.budget.left_s - self._rounds_s(runners)
         has = steps_s <= max(left_s, SHORT_CHECK_S if self.budget.is_a_look else 0.0)
@@ -178,22 +178,24 @@ class Pace:
 
     def to_check(self, runners: Sequence[Runner]) -> list[Runner]:
         """With the baseline in front: what is checked before the rounds, where all is right."""
-        names = set(self._policy.to_check([one.record.name for one in runners[1:]]))
-        return [one for one in runners if one is runners[0] or one.record.name in names]
+        names = set(self._policy.to_check([runner.record.name for runner in runners[1:]]))
+        return [runner for runner in runners if runner is runners[0] or runner.record.name in names]
 
     def _needed_s(self, runners: Sequence[Runner]) -> float:
         """For the check, and for rounds enough."""
         return self._check_s(runners) + self._rounds_s(runners)
 
     def _check_s(self, runners: Sequence[Runner]) -> float:
-        first, *others = runners = self.to_check(runners)
-        rounded = {one.precision for one in others} - {first.precision}
+        first, *rest = runners = self.to_check(runners)
+        rounded = {runner.precision for runner in rest} - {first.precision}
         of_baseline = REFERENCE + ROUNDED * len(rounded)
-        of_each = steps_of(first.worst_s) * sum(one.worst_s for one in runners)
+        of_each = steps_of(first.worst_s) * sum(runner.worst_s for runner in runners)
         return of_baseline * first.worst_s + of_each
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
-        return self._policy.least_rounds(len(runners) - 1) * sum(one.worst_s for one in runners)
+        return self._policy.least_rounds(len(runners) - 1) * sum(
+            runner.worst_s for runner in runners
+        )
 
 
 def _variants(number: int) -> str:

@@ -49,8 +49,8 @@ class Policy:
 
     def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
         """Whether the rounds may end, at a planned look."""
-        ratios = [comparison.ratio(one) for one in racing]
-        return all(one.settled for one in ratios if one)
+        ratios = [comparison.ratio(record) for record in racing]
+        return all(ratio.settled for ratio in ratios if ratio)
 
     def is_over(self, racing: Sequence[Record]) -> bool:
         """Whether they end although nothing was looked at; asked after each round."""

@@ -35,12 +35,12 @@ class Router:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         asked: Collection[str] = (),
     ) -> None:
-        lowered = [one for one in contexts if one.plan["precision"].active]
-        scaled = [one for one in contexts if one.plan["grad_scaler"].active]
+        lowered = [context for context in contexts if context.plan["precision"].active]
+        scaled = [context for context in contexts if context.plan["grad_scaler"].active]
         self._context = lowered[0] if lowered and "autocast" not in asked else None
         self._scaler = scaled[0].grad_scaler if scaled and "grad_scaler" not in asked else None
         self._optimizers, scaler = list(optimizers), self._scaler
-        models = [one.model for one in contexts]
+        models = [context.model for context in contexts]
         self._steps = None if scaler is None else ScaledSteps(scaler, optimizers, models)
 
     @property
@@ -139,7 +139,7 @@ def _suspended_in_steps(
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         enabled.append(torch.is_autocast_enabled(device_type))
         torch.set_autocast_enabled(device_type, False)
-        around = {name: as_outside(one) for name, one in kwargs.items()}
+        around = {name: as_outside(value) for name, value in kwargs.items()}
         return tuple(map(as_outside, args)), around
 
     def as_outside(value: Any) -> Any:

@@ -153,11 +153,11 @@ class Runner:
         for context in self.contexts:
             context.asked.clear()
         result = self.step.run(self.contexts[0])
-        self.step.asked = frozenset().union(*(one.asked for one in self.contexts))
+        self.step.asked = frozenset().union(*(context.asked for context in self.contexts))
         return result
 
     def _has_to_be_routed(self) -> bool:
-        return any(one.plan[name].active for one in self.contexts for name in ROUTED)
+        return any(context.plan[name].active for context in self.contexts for name in ROUTED)
 
     @property
     def scales_itself(self) -> bool:
@@ -210,7 +210,7 @@ class Runner:
     @property
     def steps_only(self) -> bool:
         """Whether the variant changes the optimizer's step, and nothing of what comes before."""
-        active = {d.name for one in self.contexts for d in one.plan if d.active}
+        active = {d.name for context in self.contexts for d in context.plan if d.active}
         return bool(active) and active <= STEPS
 
     def fail(self, error: Exception) -> None:
@@ -244,4 +244,6 @@ class Runner:
         return self.step.state(() if self.step.afresh else self._scalers())
 
     def _scalers(self) -> list[torch.amp.GradScaler]:
-        return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
+        return [
+            context.grad_scaler for context in self.contexts if context.plan["grad_scaler"].active
+        ]

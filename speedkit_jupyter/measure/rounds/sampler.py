@@ -72,7 +72,7 @@ class Sampler:
         self.ended = False
         self.round_s: float | None = None
         self.skipped_rounds = 0
-        shortest_s = max(min((one.step_s for one in runners), default=1.0), 1e-7)
+        shortest_s = max(min((runner.step_s for runner in runners), default=1.0), 1e-7)
         block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
         self._length = max(1, math.ceil(block_s / shortest_s))
         self._lead_in = 0 if shortest_s > LONG_S else max(1, math.ceil(LEAD_IN_S / shortest_s))
@@ -91,8 +91,8 @@ class Sampler:
 
     def _worst_s(self, runner: Runner) -> float:
         """How long its next block may take."""
-        seen = self._blocks_s.get(id(runner))
-        return max(seen) if seen else (self._lead_in + self._length) * runner.worst_s
+        blocks_s = self._blocks_s.get(id(runner))
+        return max(blocks_s) if blocks_s else (self._lead_in + self._length) * runner.worst_s
 
     def too_few(self, given_s: float = 0.0) -> str:
         """Why the budget (`given_s` in all) gives no interval, with one that does; or empty."""
@@ -151,7 +151,7 @@ class Sampler:
 
         Pairs stay pairs: where a variant failed, or a step was skipped, all of it is left out.
         """
-        known_s = {each: seconds for each, seconds in times_s.items() if seconds is not None}
+        known_s = {key: seconds for key, seconds in times_s.items() if seconds is not None}
         if len(known_s) < len(times_s):
             self._leave_out()
             return False
@@ -164,7 +164,7 @@ class Sampler:
         return self.rounds in self.looks
 
     def _racing(self) -> list[Record]:
-        return [one.record for one in self.runners]
+        return [runner.record for runner in self.runners]
 
     def _fits(self, runner: Runner) -> bool:
         """Whether its block ends within the budget; else the round is left out."""
@@ -174,8 +174,8 @@ class Sampler:
 
     def _drop(self, hopeless: Sequence[Record]) -> bool:
         """Take them out; says whether anything was."""
-        gone = {id(one) for one in hopeless}
-        self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in gone]
+        gone = {id(record) for record in hopeless}
+        self.runners[1:] = [runner for runner in self.runners[1:] if id(runner.record) not in gone]
         return bool(gone)
 
     def _plan_anew(self) -> None:
@@ -187,7 +187,7 @@ class Sampler:
 
     def _round_s(self) -> float:
         """About how long the last round would have taken with the variants that are left."""
-        last = sum(one.record.times_s[-1] for one in self.runners if one.record.times_s)
+        last = sum(runner.record.times_s[-1] for runner in self.runners if runner.record.times_s)
         return max((self._lead_in + self._length) * last, 1e-6)
 
     def _tried(self, runner: Runner) -> float | None:
@@ -201,16 +201,16 @@ class Sampler:
             runner.fail(error)
             return None
         finally:
-            seen = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
-            seen.append(self._now() - begun)
+            blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
+            blocks_s.append(self._now() - begun)
 
     def _leave_out(self) -> None:
         """A round in which a GradScaler skipped the optimizer's step did other work."""
         for runner in list(self.runners):
             if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
                 runner.record.failure = OVERFLOW
-        self.skipped_rounds += not any(one.record.failure for one in self.runners)
-        self.runners = [one for one in self.runners if not one.record.failure]
+        self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
+        self.runners = [runner for runner in self.runners if not runner.record.failure]
 
     def _block(self, runner: Runner) -> float | None:
         """Seconds of one step, over a block that starts from the variant's warm state.

@@ -27,21 +27,21 @@ class Standing:
 
 def standings(comparison: Comparison) -> tuple[Standing, ...]:
     """Every variant of a benchmark that is not finished."""
-    return tuple(_standing(comparison, one) for one in comparison.records)
+    return tuple(_standing(comparison, record) for record in comparison.records)
 
 
 def _standing(comparison: Comparison, record: Record) -> Standing:
-    verdict, found = comparison.verdict(record), comparison.ratio(record)
+    verdict, ratio = comparison.verdict(record), comparison.ratio(record)
     state = WORDS.get(verdict, verdict)
     if record.same_as_baseline:
         return Standing(record.name, None, None, None, "changes nothing")
-    if found is None or verdict in ("failed", "declined"):
-        known = record is comparison.baseline or record.failure
-        return Standing(record.name, None, None, None, state if known else "waiting")
+    if ratio is None or verdict in ("failed", "declined"):
+        has_state = record is comparison.baseline or record.failure
+        return Standing(record.name, None, None, None, state if has_state else "waiting")
     left = len(record.times_s) < len(comparison.baseline.times_s)
     if verdict != "wrong" and left:
         state = "left the rounds"
-    if math.isinf(found.high) or found.low <= 0:
+    if math.isinf(ratio.high) or ratio.low <= 0:
         state = state if left or verdict == "wrong" else "measuring"
-        return Standing(record.name, found.median, None, None, state)
-    return Standing(record.name, found.median, found.low, found.high, state)
+        return Standing(record.name, ratio.median, None, None, state)
+    return Standing(record.name, ratio.median, ratio.low, ratio.high, state)

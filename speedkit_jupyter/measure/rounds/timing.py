@@ -85,7 +85,7 @@ class Timing(Shown):
     def stdev(self) -> float:
         """The standard deviation over the runs, per loop."""
         mean = self.average
-        return math.sqrt(math.fsum((one - mean) ** 2 for one in self.timings) / self.repeat)
+        return math.sqrt(math.fsum((seconds - mean) ** 2 for seconds in self.timings) / self.repeat)
 
     @property
     def median_s(self) -> float:
@@ -232,8 +232,8 @@ class Timer:
         """Whether a call after the first does less, so that each run begins in the user's state."""
         later_s, first_s = self._once(1).wall_s, self.timing.first_call_s or 0.0
         if self.step.models and repeats.is_suspicious(first_s, later_s):
-            found = self.step.repeats = repeats.of_loop(self.step, start, lambda: self._once(1))
-            self.timing.repeats = found.line
+            repeat = self.step.repeats = repeats.of_loop(self.step, start, lambda: self._once(1))
+            self.timing.repeats = repeat.line
         return self.step.afresh
 
     def _autorange(self, reset: Callable[[], None]) -> Generator[Progress, None, int]:

@@ -73,7 +73,7 @@ def warm_up(
         raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in its warm-up")
     runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
     record.settling_s = max(spent - calls * now, 0.0)
-    record.notes.update({k: v for one in runner.contexts for k, v in one.notes.items()})
+    record.notes.update({k: v for context in runner.contexts for k, v in context.notes.items()})
 
 
 def _keep_state(runner: Runner, skipped: bool) -> None:

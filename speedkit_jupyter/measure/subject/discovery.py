@@ -22,12 +22,12 @@ def reached(values: Iterable[Any]) -> list[Any]:
     return walk.near if outermost(walk.near) else list(walk.found.values())
 
 
-def outermost(found: Sequence[Any]) -> list[torch.nn.Module]:
+def outermost(objects: Sequence[Any]) -> list[torch.nn.Module]:
     """The models among objects that have parameters and are not part of another."""
     import torch
 
-    modules = [one for one in found if issubclass(type(one), torch.nn.Module)]
-    inside = {id(part) for one in modules for part in list(one.modules())[1:]}
+    modules = [module for module in objects if issubclass(type(module), torch.nn.Module)]
+    inside = {id(part) for module in modules for part in list(module.modules())[1:]}
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
 
 
@@ -36,41 +36,47 @@ NO_PARAMETERS = (
 )
 
 
-def is_quantized(found: Iterable[Any]) -> bool:
+def is_quantized(objects: Iterable[Any]) -> bool:
     """Whether a module is among objects whose weights are packed, and are no parameters."""
     import torch
 
-    modules = [one for one in found if issubclass(type(one), torch.nn.Module)]
-    return any(".quantized." in type(part).__module__ for one in modules for part in one.modules())
+    modules = [module for module in objects if issubclass(type(module), torch.nn.Module)]
+    return any(
+        ".quantized." in type(part).__module__ for module in modules for part in module.modules()
+    )
 
 
-def bystanders_among(found: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
     """The modules and optimizers among objects that are none of the known, nor part of them, nor
     wrappers of them.
     """
     import torch
 
-    inside = {id(one) for one in (*known, *map(unwrapped, known))}
-    for one in (*known, *found):
-        if issubclass(type(one), torch.nn.Module):
-            inside.update(id(part) for part in list(one.modules())[1:])
+    inside = {id(value) for value in (*known, *map(unwrapped, known))}
+    for value in (*known, *objects):
+        if issubclass(type(value), torch.nn.Module):
+            inside.update(id(part) for part in list(value.modules())[1:])
     kinds = (torch.nn.Module, torch.optim.Optimizer)
-    others = [one for one in found if issubclass(type(one), kinds) and id(one) not in inside]
-    return [one for one in others if id(unwrapped(one)) not in inside and not _is_shell(one)]
+    rest = [
+        value for value in objects if issubclass(type(value), kinds) and id(value) not in inside
+    ]
+    return [value for value in rest if id(unwrapped(value)) not in inside and not _is_shell(value)]
 
 
-def _is_shell(found: Any) -> bool:
+def _is_shell(optimizer: Any) -> bool:
     """Whether it is an optimizer that only passes on to another: that one is reached as well."""
     import torch
 
-    return issubclass(type(found), torch.optim.Optimizer) and is_wrapper(found)
+    return issubclass(type(optimizer), torch.optim.Optimizer) and is_wrapper(optimizer)
 
 
-def optimizers_among(found: Sequence[Any]) -> list[torch.optim.Optimizer]:
+def optimizers_among(objects: Sequence[Any]) -> list[torch.optim.Optimizer]:
     """The optimizers among objects, those behind wrappers."""
     import torch
 
-    return each_once(one for one in found if issubclass(type(one), torch.optim.Optimizer))
+    return each_once(
+        optimizer for optimizer in objects if issubclass(type(optimizer), torch.optim.Optimizer)
+    )
 
 
 def holding(
@@ -79,9 +85,9 @@ def holding(
     """The optimizers that hold a parameter of the model, each once and without its wrapper."""
     parameters = {id(p) for p in model.parameters()}
     return [
-        one
-        for one in each_once(optimizers)
-        if any(id(p) in parameters for group in one.param_groups for p in group["params"])
+        optimizer
+        for optimizer in each_once(optimizers)
+        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
     ]
 
 

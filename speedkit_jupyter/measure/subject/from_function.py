@@ -72,15 +72,15 @@ def step_of(
     if not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
     takes_context = _takes_context(step)
-    found = reached([step])
-    models = outermost(found) if model is None else arguments.modules("model", model)
+    objects = reached([step])
+    models = outermost(objects) if model is None else arguments.modules("model", model)
     given = [] if optimizer is None else arguments.optimizers("optimizer", optimizer)
-    optimizers = optimizers_among(found) if optimizer is None else each_once(given)
+    optimizers = optimizers_among(objects) if optimizer is None else each_once(given)
     return Step(
         step if takes_context else (lambda context: step()),
         models,
         optimizers,
-        bystanders_among(found, [*models, *optimizers]),
+        bystanders_among(objects, [*models, *optimizers]),
         others=[step],
     )
 

@@ -22,17 +22,17 @@ def made_inside(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFac
     """
     import torch
 
-    found: list[OptimizerFacts] = []
+    kinds: list[OptimizerFacts] = []
 
     def make(begin: Any) -> Callable[..., None]:
         def noted(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             begin(optimizer, *args, **kwargs)
             if holds(optimizer, models):
                 facts = OptimizerFacts.read(optimizer, models)
-                if facts not in found:
-                    found.append(facts)
+                if facts not in kinds:
+                    kinds.append(facts)
 
         return noted
 
     with patched(torch.optim.Optimizer, "__init__", make):
-        yield found
+        yield kinds

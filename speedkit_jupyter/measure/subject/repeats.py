@@ -113,14 +113,14 @@ def _work(step: Step, start: State, run: Callable[[], object]) -> Work:
 
 def judged(first: Work, later: Work, beyond: bool) -> Repeats:
     """`beyond` says that the step reaches what can't be put back."""
-    what, most, least = "backward pass", first.passes, later.passes
+    unit, most, least = "backward pass", first.passes, later.passes
     if not most:
-        what, most, least = "model call", first.calls, later.calls
+        unit, most, least = "model call", first.calls, later.calls
     if not first.passes and not first.calls and beyond:
         return Repeats(first, later, line=USED_UP)
     if least >= most:
         return Repeats(first, later)
-    does = f"a call that follows another does less ({least} instead of {_count(most, what)})"
+    does = f"a call that follows another does less ({least} instead of {_count(most, unit)})"
     if least < PART * most:
         return Repeats(first, later, True, f"{does}: each measured one begins as your first does")
     return Repeats(first, later, False, f"{does}: measured are such later calls")
@@ -132,5 +132,5 @@ USED_UP = (
 )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'es' if what.endswith('s') else 's'}" if number != 1 else f"1 {what}"
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}{'es' if unit.endswith('s') else 's'}" if number != 1 else f"1 {unit}"

@@ -151,8 +151,8 @@ class Step:
 
     def on(self, model: torch.nn.Module) -> Step:
         """The same step with plans for this model only; raises StepError where it uses it not."""
-        same = [one for one in self.models if unwrapped(one) is unwrapped(model)]
+        same = [candidate for candidate in self.models if unwrapped(candidate) is unwrapped(model)]
         if not same:
             raise StepError("the step does not use this model")
-        others = [one for one in self.models if one is not same[0]]
-        return replace(self, models=[same[0]], bystanders=[*others, *self.bystanders])
+        rest = [candidate for candidate in self.models if candidate is not same[0]]
+        return replace(self, models=[same[0]], bystanders=[*rest, *self.bystanders])

@@ -61,17 +61,17 @@ def variant(name: str) -> Variant:
             raise StepError(f"variant {name}: a word is missing at its +, as in bf16+compile")
         if word in (BASELINE, CURRENT, AUTO):
             raise StepError(f"variant {name}: {word} is a whole plan, and is joined to nothing")
-        found = _option(word)
-        if twice := next((one for one in found if one in values), None):
+        option = _option(word)
+        if twice := next((key for key in option if key in values), None):
             raise StepError(f"variant {name}: it names {twice} twice")
-        values.update(found)
+        values.update(option)
     return Variant(name, _config(values, name))
 
 
-def config_of(one: Variant, models: Sequence[torch.nn.Module]) -> SpeedConfig | None:
+def config_of(variant: Variant, models: Sequence[torch.nn.Module]) -> SpeedConfig | None:
     """The variant's config; `current` asks for what is applied to the models now."""
-    if one.name != CURRENT or not models:
-        return one.config
+    if variant.name != CURRENT or not models:
+        return variant.config
     plan = plan_applied_to(models[0])
     return None if plan is None else plan.to_config()
 
@@ -104,27 +104,31 @@ def check_free(name: str) -> None:
 
 def variant_names(text: str) -> bool:
     """Whether this is a list of variants, all of them known words."""
-    known = {BASELINE, CURRENT, AUTO, *words()}
-    return all(word in known for name in text.split(",") for word in name.split("+"))
+    vocabulary = {BASELINE, CURRENT, AUTO, *words()}
+    return all(word in vocabulary for name in text.split(",") for word in name.split("+"))
 
 
 def words() -> dict[str, dict[str, Any]]:
     """Every single word that names a change: `bf16`, `compile`, `sdpa:math`, `threads:2` …"""
-    return {word: {one.name: value} for one in CATALOG for word, value in one.changes().items()}
+    return {
+        word: {optimization.name: value}
+        for optimization in CATALOG
+        for word, value in optimization.changes().items()
+    }
 
 
 def _option(word: str) -> dict[str, Any]:
-    known = words()
-    if word in known:
-        return known[word]
+    vocabulary = words()
+    if word in vocabulary:
+        return vocabulary[word]
     name, _, value = word.partition(":")
-    free = [f"{one.name}:{one.free}" for one in CATALOG if one.free]
+    free = [f"{entry.name}:{entry.free}" for entry in CATALOG if entry.free]
     optimization = find(name)
     if optimization is not None and optimization.free and value:
         return {optimization.name: from_word(value)}
-    names = [BASELINE, CURRENT, AUTO, *known, "threads:1", "device:cpu"]
+    names = [BASELINE, CURRENT, AUTO, *vocabulary, "threads:1", "device:cpu"]
     raise StepError(
         f"unknown variant {word!r}.{did_you_mean(word, names)} Names are {', '.join(names[:3])}, "
         f"a YAML file, a saved name, or words joined by +: "
-        f"{', '.join([*known, *free])}"
+        f"{', '.join([*vocabulary, *free])}"
     )

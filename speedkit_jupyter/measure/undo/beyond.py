@@ -23,12 +23,12 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
     """
     walk = state.walk
     named: dict[type, list[str]] = {Files: [], Unknown: [], Caches: [], Loggers: []}
-    for one in walk.found.values():
-        for kind in walk.kinds(one):
-            if type(kind) in named and kind.beyond(one):
-                name = walk.name(one)
+    for instance in walk.found.values():
+        for kind in walk.kinds(instance):
+            if type(kind) in named and kind.beyond(instance):
+                name = walk.name(instance)
                 is_file = type(kind) in {Files, Loggers}
-                named[type(kind)].append(name if is_file else f"{name} ({type(one).__name__})")
+                named[type(kind)].append(name if is_file else f"{name} ({type(instance).__name__})")
     lines = [
         _line(
             replays.given_again,
@@ -77,11 +77,11 @@ def after(state: State, replays: Replays) -> list[str]:
     return [line for line in lines if line]
 
 
-def _line(names: Iterable[str], what: str, verb: Sequence[Any] = ("is", "are")) -> str:
-    found = list(dict.fromkeys(names))
-    if not found:
+def _line(names: Iterable[str], text: str, verb: Sequence[Any] = ("is", "are")) -> str:
+    labels = list(dict.fromkeys(names))
+    if not labels:
         return ""
-    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
-    if len(found) > 1:
-        what = what.replace("as it was", "as they were").replace("in its place", "in each place")
-    return f"{', '.join(found[:MOST_NAMES])}{more} {verb[len(found) > 1]} {what}"
+    more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
+    if len(labels) > 1:
+        text = text.replace("as it was", "as they were").replace("in its place", "in each place")
+    return f"{', '.join(labels[:MOST_NAMES])}{more} {verb[len(labels) > 1]} {text}"

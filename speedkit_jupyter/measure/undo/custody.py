@@ -103,12 +103,12 @@ class Visit:
     def _look_around(self) -> None:
         """What is to come back beside the step's own state."""
         self._surroundings = Settings(process.surroundings())
-        found = self.state.walk.found.values()
-        self._patches = Patches(found)
+        objects = self.state.walk.found.values()
+        self._patches = Patches(objects)
         words = self._patches.words
-        self._bindings = Bindings(found, words, self.step.names)
-        self._descriptors = Descriptors(found, words)
-        self._registrations = Registrations(found, self._patches.spaces, words)
+        self._bindings = Bindings(objects, words, self.step.names)
+        self._descriptors = Descriptors(objects, words)
+        self._registrations = Registrations(objects, self._patches.spaces, words)
 
     def _spelled(self) -> set[str]:
         return self._patches.words.named
@@ -120,18 +120,18 @@ class Visit:
         Raises ChangedMeanwhile where the block changed what is measured; that then stays.
         """
         start = time.perf_counter()
-        plans = [one for one in map(applied_to, self.step.models) if one is not None]
+        plans = [plan for plan in map(applied_to, self.step.models) if plan is not None]
         with interrupts.held_back():
             self._go_home(for_good=False)
             for plan in plans:
                 show(plan)
             self._at_home = True
-        seen = Fingerprint(self.step, self.state)
+        fingerprint = Fingerprint(self.step, self.state)
         yield
         with interrupts.held_back():
-            what = seen.difference() or self._other_values()
-            if what:
-                raise ChangedMeanwhile(f"ended: {what} meanwhile. That stays, as the cell left it")
+            fact = fingerprint.difference() or self._other_values()
+            if fact:
+                raise ChangedMeanwhile(f"ended: {fact} meanwhile. That stays, as the cell left it")
             self.state.adopt_random_state()
             self._at_home = False
             for plan in plans:

@@ -34,24 +34,27 @@ class Fingerprint:
 
         plans = self._plans_now()
         if len(plans) != len(self._plans) or any(
-            one is not other for one, other in zip(plans, self._plans, strict=True)
+            plan is not before for plan, before in zip(plans, self._plans, strict=True)
         ):
             return "a plan was applied or restored"
         if self._settings_now() != self._settings:
             return "a cell changed torch's settings"
         with torch._C.DisableTorchFunctionSubclass():
-            changed = [one for kind, one, seen in self._seen if not kind.same(one, seen)]
-            changed += [
-                one
-                for kind, one, seen in self._seen
-                if getattr(seen, "version", None) is not None and one._version != seen.version
+            changed = [
+                instance for kind, instance, memory in self._seen if not kind.same(instance, memory)
             ]
-        words = [self._words(one) for one in changed]
+            changed += [
+                instance
+                for kind, instance, memory in self._seen
+                if getattr(memory, "version", None) is not None
+                and instance._version != memory.version
+            ]
+        words = [self._words(instance) for instance in changed]
         return min(words, key=ORDER.index) if words else ""
 
     def _plans_now(self) -> list[Any]:
         plans = [applied_to(model) for model in self._step.models]
-        return [*plans, *(one.active for one in plans if one)]
+        return [*plans, *(plan.active for plan in plans if plan)]
 
     def _settings_now(self) -> list[Any]:
         import torch
@@ -60,12 +63,12 @@ class Fingerprint:
             torch.is_grad_enabled(), torch.is_inference_mode_enabled(), dict(flags.snapshot())
         ]  # fmt: skip
 
-    def _words(self, one: Any) -> str:
+    def _words(self, instance: Any) -> str:
         """Whose part it is."""
         import torch
 
-        holder, is_tensor = one, issubclass(type(one), torch.Tensor)
-        if id(one) in self._of_models:
+        holder, is_tensor = instance, issubclass(type(instance), torch.Tensor)
+        if id(instance) in self._of_models:
             return MODEL
         for _ in range(24):
             if issubclass(type(holder), torch.nn.Module):

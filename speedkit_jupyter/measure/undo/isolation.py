@@ -68,31 +68,31 @@ class State:
         copies.required.update(self._own)
         by_kind: dict[Kind, list[Memory]] = {kind: [] for kind in KINDS}
         with torch._C.DisableTorchFunctionSubclass():
-            for one in self.walk.found.values():
-                for kind in self.walk.kinds(one):
+            for instance in self.walk.found.values():
+                for kind in self.walk.kinds(instance):
                     if kind.has_state and kind in by_kind:
-                        self._remember(kind, one, copies, by_kind[kind])
+                        self._remember(kind, instance, copies, by_kind[kind])
         self._memories = [memory for kind in KINDS for memory in by_kind[kind]]
 
-    def _remember(self, kind: Kind, one: Any, copies: Copies, to: list[Memory]) -> None:
-        key = (id(one), kind)
+    def _remember(self, kind: Kind, instance: Any, copies: Copies, to: list[Memory]) -> None:
+        key = (id(instance), kind)
         try:
-            memory = None if self._base is None else self._base.shared(kind, one)
+            memory = None if self._base is None else self._base.shared(kind, instance)
             if memory is None:
-                memory = kind.copy(one, copies)
+                memory = kind.copy(instance, copies)
         except Exception as error:
-            self.failed[self.walk.name(one)] = f"can't be copied ({_line(error)})"
+            self.failed[self.walk.name(instance)] = f"can't be copied ({_line(error)})"
             return
         self._by_object[key] = memory
-        to.append((kind, one, memory))
+        to.append((kind, instance, memory))
 
-    def shared(self, kind: Kind, one: Any) -> Any:
+    def shared(self, kind: Kind, instance: Any) -> Any:
         """The copy of bulky values that are still the same; None without."""
-        key = (id(one), kind)
+        key = (id(instance), kind)
         if not kind.bulky or key in self.changing or key not in self._by_object:
             return None
         memory = self._by_object[key]
-        return memory if kind.same(one, memory) else None
+        return memory if kind.same(instance, memory) else None
 
     def restore(self) -> None:
         """Put everything back; what fails is noted, and keeps nothing else from being put back."""
@@ -107,11 +107,11 @@ class State:
             torch.inference_mode(False),
             torch.no_grad(),
         ):
-            for kind, one, memory in self._due():
+            for kind, instance, memory in self._due():
                 try:
-                    self._put_back(kind, one, memory)
+                    self._put_back(kind, instance, memory)
                 except Exception as error:
-                    self.fail(self.walk.name(one), error)
+                    self.fail(self.walk.name(instance), error)
                 except BaseException as error:  # Ctrl-C: all else first
                     stopped = stopped or error
         self.failed.update(self._random.restore())
@@ -121,9 +121,9 @@ class State:
     def restore_randomness(self) -> None:
         """Only what random numbers are drawn from."""
         self._random.restore()
-        for kind, one, memory in self._memories:
+        for kind, instance, memory in self._memories:
             if isinstance(kind, Generators):
-                kind.put_back(one, memory)
+                kind.put_back(instance, memory)
 
     def _due(self) -> Iterator[Memory]:
         """All; or what is known to change and what is new since the state before."""
@@ -131,18 +131,18 @@ class State:
         if base is None or self._restored % ALL_EVERY == 0:
             yield from self._memories
             return
-        for kind, one, memory in self._memories:
-            key = (id(one), kind)
+        for kind, instance, memory in self._memories:
+            key = (id(instance), kind)
             if key in self.changing or key not in base._by_object:
-                yield kind, one, memory
+                yield kind, instance, memory
 
-    def _put_back(self, kind: Kind, one: Any, memory: Any) -> None:
-        key = (id(one), kind)
+    def _put_back(self, kind: Kind, instance: Any, memory: Any) -> None:
+        key = (id(instance), kind)
         if kind.bulky and key in self.changing:  # to compare costs as much as to copy
-            kind.put_back(one, memory)
-        elif not kind.same(one, memory):
+            kind.put_back(instance, memory)
+        elif not kind.same(instance, memory):
             self.changing.add(key)
-            kind.put_back(one, memory)
+            kind.put_back(instance, memory)
 
     def fail(self, name: str, error: Exception) -> None:
         """Note what could not be put back."""
@@ -154,42 +154,44 @@ class State:
 
         with torch._C.DisableTorchFunctionSubclass():
             return all(
-                kind.same_values(one, memory) for kind, one, memory in self._memories if kind.bulky
+                kind.same_values(instance, memory)
+                for kind, instance, memory in self._memories
+                if kind.bulky
             )
 
     def changed(self) -> Iterator[Memory]:
         """What does not hold what was copied; parameters, buffers and optimizers' own left out."""
         # Those of before too: a layout gives parameters other gradients.
         own = self._own.union(_owned(self.walk))
-        for kind, one, memory in self._memories:
+        for kind, instance, memory in self._memories:
             with suppress(Exception):
                 same = kind.same_values if kind.bulky else kind.same
-                if id(one) not in own and not same(one, memory):
-                    yield kind, one, memory
+                if id(instance) not in own and not same(instance, memory):
+                    yield kind, instance, memory
 
     def too_large(self) -> list[str]:
         """The names of what only a checksum was taken of."""
         return [
-            f"{self.walk.name(one)} ({type(one).__name__})"
-            for kind, one, memory in self._memories
+            f"{self.walk.name(instance)} ({type(instance).__name__})"
+            for kind, instance, memory in self._memories
             if kind.is_too_large(memory)
         ]
 
     def written(self) -> list[str]:
         """The names of what was too large to copy, and is not what it was."""
         return [
-            self.walk.name(one)
-            for kind, one, memory in self._memories
-            if kind.is_too_large(memory) and not kind.same_checksum(one, memory)
+            self.walk.name(instance)
+            for kind, instance, memory in self._memories
+            if kind.is_too_large(memory) and not kind.same_checksum(instance, memory)
         ]
 
     def glances(self) -> list[Memory]:
         """What all objects hold now, without values of many bytes."""
-        found = []
-        for kind, one, _ in self._memories:
+        memories = []
+        for kind, instance, _ in self._memories:
             with suppress(Exception):
-                found.append((kind, one, kind.glance(one)))
-        return found
+                memories.append((kind, instance, kind.glance(instance)))
+        return memories
 
     def adopt_random_state(self) -> None:
         """The random generators are to come back to what they are now."""
@@ -225,13 +227,13 @@ def _owned(walk: Walk) -> Iterator[int]:
     """The ids of tensors that are copied whatever their size: a step's own, not its data."""
     import torch
 
-    for one in walk.found.values():
-        cls = type(one)
+    for instance in walk.found.values():
+        cls = type(instance)
         if issubclass(cls, torch.nn.Module):
-            tensors: list[Any] = [*one._parameters.values(), *one._buffers.values()]
+            tensors: list[Any] = [*instance._parameters.values(), *instance._buffers.values()]
         elif issubclass(cls, torch.optim.Optimizer):
-            tensors = [p for group in one.param_groups for p in group["params"]]
-            states = [list(s.values()) for s in one.state.values() if isinstance(s, dict)]
+            tensors = [p for group in instance.param_groups for p in group["params"]]
+            states = [list(s.values()) for s in instance.state.values() if isinstance(s, dict)]
             tensors += [value for values in states for value in values]
         else:
             continue

@@ -23,7 +23,7 @@ SOURCES: tuple[Any, ...] = (
     [], (), range(0), "", "é", b"", bytearray(), {}, {}.values(), {}.items(), set(),
 )  # fmt: skip
 COPYABLE: tuple[type, ...] = (
-    *{type(iter(one)) for one in SOURCES},
+    *{type(iter(source)) for source in SOURCES},
     type(reversed([])),
     itertools.repeat,
 )
@@ -129,13 +129,13 @@ class Lent:
         return _of_the_source(self, name)
 
 
-def _of_the_source(one: Any, name: str) -> Any:
+def _of_the_source(iterator: Any, name: str) -> Any:
     """Not what Python looks for by itself, when it copies one, say."""
     if name[:2] == "__" or name == "_source":
         raise AttributeError(name)
     if name in DRIVES:
-        vars(one)["driven"] = True
-    return getattr(one._source, name)
+        vars(iterator)["driven"] = True
+    return getattr(iterator._source, name)
 
 
 class Replays:
@@ -155,23 +155,23 @@ class Replays:
         self._found: list[tuple[Any, Replay, list[Holder]]] = []
         self._lent: list[tuple[Any, Any]] = []
         for key, holders in walk.holders.items():
-            one = walk.found.get(key)  # None where it goes with a file, or has a thread
-            if one is None or not _is_drawn_from(walk, one, holders):
+            iterator = walk.found.get(key)  # None where it goes with a file, or has a thread
+            if iterator is None or not _is_drawn_from(walk, iterator, holders):
                 continue
-            words = f"{walk.name(one)} ({type(one).__name__})"
+            words = f"{walk.name(iterator)} ({type(iterator).__name__})"
             if not all(_can_hold_another(walk, holder) for holder, _ in holders):
                 self.drawn.append(words)
                 continue
             owners = [walk.before(holder) for holder, _ in holders]
             loaders = [owner for owner in owners if _is_a_loaders(owner)]
-            replay = _replay(one, loaders)
-            self._words[id(one)] = words
-            self._found.append((one, replay, holders))
-            if loaders and replay.draws_from(one) and _is_shuffled_later(one, loaders[0]):
+            replay = _replay(iterator, loaders)
+            self._words[id(iterator)] = words
+            self._found.append((iterator, replay, holders))
+            if loaders and replay.draws_from(iterator) and _is_shuffled_later(iterator, loaders[0]):
                 self.not_begun.append(walk.name(loaders[0]))
-            if not loaders and not _comes_back(one, replay):
+            if not loaders and not _comes_back(iterator, replay):
                 self.given_again.append(words)
-        self._now: list[Any] = [one for one, _, _ in self._found]
+        self._now: list[Any] = [iterator for iterator, _, _ in self._found]
 
     def rewind(self) -> None:
         """The next step draws the same again."""
@@ -186,44 +186,44 @@ class Replays:
     def hand_back(self, for_good: bool = True) -> None:
         """Put the user's in place: untouched, or giving first what was drawn."""
         given = []
-        for found, replay, _ in self._found:
-            one = found
-            if not _comes_back(found, replay):
-                one = replay.as_found() if for_good else Lent(replay.as_found())
-            given.append(one)
+        for original, replay, _ in self._found:
+            iterator = original
+            if not _comes_back(original, replay):
+                iterator = replay.as_found() if for_good else Lent(replay.as_found())
+            given.append(iterator)
         self._exchange(given)
-        self._lent = [(one, _position(one)) for one in given]
+        self._lent = [(iterator, _position(iterator)) for iterator in given]
 
     def driven(self) -> list[str]:
         """Generators that were sent something, or closed: those are left as they then were."""
-        return [self._words[id(one)] for one, replay, _ in self._found if replay.driven]
+        return [self._words[id(iterator)] for iterator, replay, _ in self._found if replay.driven]
 
     def used(self) -> bool:
         """Whether one that was handed back was drawn from."""
-        return any(_position(one) != found for one, found in self._lent)
+        return any(_position(iterator) != position for iterator, position in self._lent)
 
     def _exchange(self, new: list[Any]) -> None:
-        for (_, _, holders), old, one in zip(self._found, self._now, new, strict=True):
+        for (_, _, holders), old, replacement in zip(self._found, self._now, new, strict=True):
             for holder, kind in holders:
-                kind.replace(holder, old, one)
+                kind.replace(holder, old, replacement)
         self._now = new
 
 
-def _is_drawn_from(walk: Walk, one: Any, holders: Sequence[Holder]) -> bool:
+def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool:
     """Not so an object of a class of its own that is kept as a part of another: its attributes
     are put back.
     """
-    if issubclass(type(one), IOBase) or hasattr(type(one), "replays"):
+    if issubclass(type(iterator), IOBase) or hasattr(type(iterator), "replays"):
         return False
     if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # which is drawn from instead
         return False
-    if _is_an_iterator(walk, one):
+    if _is_an_iterator(walk, iterator):
         return True
     return any(isinstance(holder, Names | CellType) for holder, _ in holders)
 
 
-def _is_an_iterator(walk: Walk, one: Any) -> bool:
-    return any(type(kind) is Iterators for kind in walk.kinds(one))
+def _is_an_iterator(walk: Walk, instance: Any) -> bool:
+    return any(type(kind) is Iterators for kind in walk.kinds(instance))
 
 
 def _can_hold_another(walk: Walk, holder: Any) -> bool:
@@ -236,22 +236,22 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
     return is_the_users_class(type(owner)) or _is_a_loaders(owner) or _is_a_module(owner)
 
 
-def _is_a_loaders(one: Any) -> bool:
+def _is_a_loaders(iterator: Any) -> bool:
     from torch.utils.data import dataloader
 
-    return isinstance(one, dataloader._SingleProcessDataLoaderIter)
+    return isinstance(iterator, dataloader._SingleProcessDataLoaderIter)
 
 
-def _position(one: Any) -> Any:
+def _position(iterator: Any) -> Any:
     """Another one after a draw, as far as it shows."""
-    if type(one) is Lent:
-        return one.used
-    if isinstance(one, GeneratorType):
-        return getgeneratorstate(one)
-    return operator.length_hint(one, -1) if isinstance(one, COPYABLE) else None
+    if type(iterator) is Lent:
+        return iterator.used
+    if isinstance(iterator, GeneratorType):
+        return getgeneratorstate(iterator)
+    return operator.length_hint(iterator, -1) if isinstance(iterator, COPYABLE) else None
 
 
-def _is_shuffled_later(one: Any, loader: Any) -> bool:
+def _is_shuffled_later(iterator: Any, loader: Any) -> bool:
     """Whether the order of the loader's epoch is drawn at its first batch.
 
     The random numbers that the draw takes are put back, and the user's own first batch is given
@@ -260,54 +260,54 @@ def _is_shuffled_later(one: Any, loader: Any) -> bool:
     from torch.utils.data import SequentialSampler
 
     batches = loader._index_sampler
-    return _has_not_begun(one) and not isinstance(
+    return _has_not_begun(iterator) and not isinstance(
         getattr(batches, "sampler", batches), SequentialSampler
     )
 
 
-def _has_not_begun(one: Any) -> bool:
-    return isinstance(one, GeneratorType) and getgeneratorstate(one) == GEN_CREATED
+def _has_not_begun(iterator: Any) -> bool:
+    return isinstance(iterator, GeneratorType) and getgeneratorstate(iterator) == GEN_CREATED
 
 
-def _another_epoch(one: Any, loader: Any) -> Iterator[Any] | None:
+def _another_epoch(iterator: Any, loader: Any) -> Iterator[Any] | None:
     """One that begins as the loader's own would, where making it runs no code of the sampler's."""
     batches = loader._index_sampler
     begin = getattr(type(batches), "__iter__", None)
-    if not _has_not_begun(one) or getattr(begin, "__code__", None) is not one.gi_code:
+    if not _has_not_begun(iterator) or getattr(begin, "__code__", None) is not iterator.gi_code:
         return None
     return begin(batches)  # type: ignore[misc, no-any-return]
 
 
-def _is_a_module(one: Any) -> bool:
+def _is_a_module(owner: Any) -> bool:
     import torch
 
-    return isinstance(one, torch.nn.Module)
+    return isinstance(owner, torch.nn.Module)
 
 
-def _comes_back(found: Any, replay: Replay) -> bool:
+def _comes_back(iterator: Any, replay: Replay) -> bool:
     """Whether it is left alone meanwhile, or put back as an object with attributes."""
-    if not replay.draws_from(found) or _is_a_loaders(found):
+    if not replay.draws_from(iterator) or _is_a_loaders(iterator):
         return True
-    return is_the_users_class(type(found))
+    return is_the_users_class(type(iterator))
 
 
-def _replay(found: Any, loaders: Sequence[Any]) -> Replay:
+def _replay(iterator: Any, loaders: Sequence[Any]) -> Replay:
     """Of another one that draws for itself, where there can be one."""
-    if type(found) in COPYABLE:
-        return Replay(copy.copy(found))
-    if isinstance(found, COUNTERS):
-        return Replay(_another_counter(found), keeps=False)
+    if type(iterator) in COPYABLE:
+        return Replay(copy.copy(iterator))
+    if isinstance(iterator, COUNTERS):
+        return Replay(_another_counter(iterator), keeps=False)
     if loaders:
-        return Replay(_another_epoch(found, loaders[0]) or found, rewinds=False)
-    return Replay(found)
+        return Replay(_another_epoch(iterator, loaders[0]) or iterator, rewinds=False)
+    return Replay(iterator)
 
 
-def _another_counter(found: Any) -> Iterator[Any]:
+def _another_counter(counter: Any) -> Iterator[Any]:
     """Python 3.14 can't copy one; what it prints says where it stands."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return copy.copy(found)  # type: ignore[no-any-return]
+            return copy.copy(counter)  # type: ignore[no-any-return]
     except TypeError:
-        words = repr(found)[len("count(") : -1].split(", ")
+        words = repr(counter)[len("count(") : -1].split(", ")
         return itertools.count(*(float(w) if "." in w or "e" in w else int(w) for w in words))

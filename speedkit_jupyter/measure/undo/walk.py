@@ -53,97 +53,97 @@ class Walk:
             self._waiting, self._classes = self._classes, deque()
             self._run()
 
-    def kinds(self, found: Any) -> tuple[Kind, ...]:
+    def kinds(self, instance: Any) -> tuple[Kind, ...]:
         """The kinds of one object."""
-        return self.registry.of(type(found))
+        return self.registry.of(type(instance))
 
-    def before(self, found: Any) -> Any:
+    def before(self, instance: Any) -> Any:
         """The object through which it was reached; None for a root."""
-        return self.found.get(self._before.get(id(found), 0))
+        return self.found.get(self._before.get(id(instance), 0))
 
-    def name(self, found: Any) -> str:
+    def name(self, instance: Any) -> str:
         """How the code comes to it, in words like `trainer.log['loss']`."""
         words: list[str] = []
-        one = found
+        part = instance
         for _ in range(24):
-            holder = self.before(one)
+            holder = self.before(part)
             if holder is None:
                 break
-            words.append(self._word(holder, one))
+            words.append(self._word(holder, part))
             if isinstance(holder, Names | CellType):
                 break
-            one = holder
-        return "".join(reversed(words)).lstrip(".") or f"a {type(found).__name__}"
+            part = holder
+        return "".join(reversed(words)).lstrip(".") or f"a {type(instance).__name__}"
 
     def _run(self) -> None:
         while self._waiting or self._large:
-            one = self._waiting.popleft() if self._waiting else None
-            if one is not None and _length(one) > LARGE:
-                self._large.append(one)
+            instance = self._waiting.popleft() if self._waiting else None
+            if instance is not None and _length(instance) > LARGE:
+                self._large.append(instance)
                 continue
-            one = self._large.popleft() if one is None else one
+            instance = self._large.popleft() if instance is None else instance
             if len(self.found) > self._most:
-                self.cut.append(one)
+                self.cut.append(instance)
             else:
-                self._look_into(one)
+                self._look_into(instance)
 
-    def _look_into(self, one: Any) -> None:
-        if any(type(kind) is Attributes for kind in self.kinds(one)) and mirrors_a_file(one):
-            self.mirrors.append(self.name(one))
-            del self.found[id(one)]
+    def _look_into(self, holder: Any) -> None:
+        if any(type(kind) is Attributes for kind in self.kinds(holder)) and mirrors_a_file(holder):
+            self.mirrors.append(self.name(holder))
+            del self.found[id(holder)]
             return
-        for kind in self.kinds(one):
+        for kind in self.kinds(holder):
             try:
-                children = list(kind.children(one))
+                children = list(kind.children(holder))
             except Exception:  # an object of a class with tricks of its own
-                self.running.append(f"{self.name(one)} ({type(one).__name__})")
+                self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
                 continue
             changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
             if not changing:
                 continue
             if type(kind) is Attributes and _has_a_thread(children[0]):
-                self.running.append(f"{self.name(one)} ({type(one).__name__})")
-                del self.found[id(one)]
+                self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
+                del self.found[id(holder)]
                 return
             children = [child for child in children if type(child) in changing]
             for child in children:
                 if is_a(child, Iterator) and type(child) not in PROXIES:
-                    self.holders.setdefault(id(child), []).append((one, kind))
-            self._add(children, id(one), self._waiting)
-        if is_the_users_class(cls := type(one)):
-            self._add([cls], id(one), self._classes)
+                    self.holders.setdefault(id(child), []).append((holder, kind))
+            self._add(children, id(holder), self._waiting)
+        if is_the_users_class(cls := type(holder)):
+            self._add([cls], id(holder), self._classes)
 
     def _add(self, objects: list[Any], before: int, waiting: deque[Any]) -> None:
-        for one in objects:
-            if id(one) not in self.found and self.registry.of(type(one)):
-                self.found[id(one)] = one
-                self._before[id(one)] = before
-                waiting.append(one)
+        for instance in objects:
+            if id(instance) not in self.found and self.registry.of(type(instance)):
+                self.found[id(instance)] = instance
+                self._before[id(instance)] = before
+                waiting.append(instance)
 
-    def _word(self, holder: Any, found: Any) -> str:
+    def _word(self, holder: Any, part: Any) -> str:
         """The step from one object to the next, as it is written in Python."""
         if isinstance(holder, Names):
-            return next((n for n in holder.all if holder.space.get(n) is found), "")
+            return next((n for n in holder.all if holder.space.get(n) is part), "")
         if isinstance(holder, CellType):
             function = self.before(holder)
             cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
             names = [i for i, cell in enumerate(cells) if cell is holder]
             return str(function.__code__.co_freevars[names[0]]) if names else ""
         if isinstance(holder, dict):
-            key = next((k for k, v in dict.items(holder) if v is found), "")
+            key = next((k for k, v in dict.items(holder) if v is part), "")
             is_own = attribute_dict(self.before(holder)) is holder
             return f".{key}" if is_own else f"[{key!r:.40}]"
         if isinstance(holder, list | tuple):
-            return f"[{next((i for i, v in enumerate(holder) if v is found), 0)}]"
+            return f"[{next((i for i, v in enumerate(holder) if v is part), 0)}]"
         return ""
 
 
 def _has_a_thread(attributes: dict[str, Any]) -> bool:
     """Such an object can't go back alone."""
     kinds = (threading.Thread, BaseProcess)
-    return any(issubclass(type(one), kinds) for one in list(attributes.values()))
+    return any(issubclass(type(value), kinds) for value in list(attributes.values()))
 
 
-def _length(one: Any) -> int:
-    base = next((base for base in SIZED if issubclass(type(one), base)), None)
-    return 0 if base is None else int(base.__len__(one))
+def _length(instance: Any) -> int:
+    base = next((base for base in SIZED if issubclass(type(instance), base)), None)
+    return 0 if base is None else int(base.__len__(instance))

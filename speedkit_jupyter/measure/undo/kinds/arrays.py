@@ -32,35 +32,37 @@ class Arrays(Kind):
         ndarray = _numpy("ndarray")
         return ndarray is not None and issubclass(cls, ndarray)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """Objects, where it holds some."""
-        return [one for part in _parts(_plain(found), True) for one in part.ravel().tolist()]
+        return [
+            element for part in _parts(_plain(instance), True) for element in part.ravel().tolist()
+        ]
 
-    def copy(self, found: Any, copies: Copies) -> Memory:
+    def copy(self, instance: Any, copies: Copies) -> Memory:
         """A copy; or a checksum where it would be too large."""
-        plain = _plain(found)
-        if copies.fits(found, plain.nbytes):
+        plain = _plain(instance)
+        if copies.fits(instance, plain.nbytes):
             return plain.copy(order="K"), None, _header(plain)
         return None, _checksum(plain), _header(plain)
 
-    def glance(self, found: Any) -> Memory:
+    def glance(self, instance: Any) -> Memory:
         """How it lies: values are compared apart."""
-        return None, None, _header(found)
+        return None, None, _header(instance)
 
-    def same(self, found: Any, memory: Memory) -> bool:
+    def same(self, instance: Any, memory: Memory) -> bool:
         """Also whether it can be written."""
-        return bool(_header(found) == memory[2]) and self.same_values(found, memory)
+        return bool(_header(instance) == memory[2]) and self.same_values(instance, memory)
 
-    def same_values(self, found: Any, memory: Memory) -> bool:
+    def same_values(self, instance: Any, memory: Memory) -> bool:
         """Bit by bit; objects by identity."""
-        saved, plain = memory[0], _plain(found)
+        saved, plain = memory[0], _plain(instance)
         if saved is None:
             return True
         if plain.shape != saved.shape or plain.dtype != saved.dtype:
             return False
         for of_objects, alike in ((True, _same_objects), (False, _same_bytes)):
             pairs = zip(_parts(plain, of_objects), _parts(saved, of_objects), strict=True)
-            if not all(alike(one, other) for one, other in pairs):
+            if not all(alike(part, original) for part, original in pairs):
                 return False
         return True
 
@@ -68,56 +70,56 @@ class Arrays(Kind):
         """Data."""
         return memory[1] is not None
 
-    def same_checksum(self, found: Any, memory: Memory) -> bool:
+    def same_checksum(self, instance: Any, memory: Memory) -> bool:
         """Of what was too large to copy."""
-        return bool(_checksum(_plain(found)) == memory[1])
+        return bool(_checksum(_plain(instance)) == memory[1])
 
-    def put_back(self, found: Any, memory: Memory) -> None:
+    def put_back(self, instance: Any, memory: Memory) -> None:
         """Into its own memory. A read-only one may be a view of one that is not."""
         import numpy as np
 
         saved, _, header = memory
-        if _header(found)[:3] != header[:3]:
-            _lay(found, header)
-        plain = _plain(found)
-        if saved is not None and not self.same_values(found, memory):
+        if _header(instance)[:3] != header[:3]:
+            _lay(instance, header)
+        plain = _plain(instance)
+        if saved is not None and not self.same_values(instance, memory):
             if not plain.flags.writeable:
                 plain.setflags(write=True)
             np.copyto(plain, saved)
-        if found.flags.writeable != header[3]:
-            found.setflags(write=header[3])
+        if instance.flags.writeable != header[3]:
+            instance.setflags(write=header[3])
 
-    def replace(self, found: Any, old: Any, new: Any) -> None:
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
         """An object in it."""
-        plain = _plain(found)
-        for index, one in enumerate(plain.flat):
-            if one is old:
+        plain = _plain(instance)
+        for index, element in enumerate(plain.flat):
+            if element is old:
                 plain.flat[index] = new
 
 
-def _plain(found: Any) -> Any:
+def _plain(array: Any) -> Any:
     """Without what a subclass does."""
-    return found.view(_numpy("ndarray"))
+    return array.view(_numpy("ndarray"))
 
 
-def _header(found: Any) -> tuple[Any, ...]:
-    return found.dtype, found.shape, found.strides, found.flags.writeable
+def _header(array: Any) -> tuple[Any, ...]:
+    return array.dtype, array.shape, array.strides, array.flags.writeable
 
 
-def _lay(found: Any, header: tuple[Any, ...]) -> None:
+def _lay(array: Any, header: tuple[Any, ...]) -> None:
     """As it lay; numpy would rather have a view, but it is this object that others hold."""
     dtype, shape, strides, _ = header
     size = math.prod(shape) * dtype.itemsize
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        if found.nbytes != size:
-            found.resize(size // found.dtype.itemsize, refcheck=False)
-        if found.dtype != dtype:
-            found.dtype = dtype
-        if found.shape != shape:
-            found.shape = shape
-        if found.strides != strides:
-            found.strides = strides
+        if array.nbytes != size:
+            array.resize(size // array.dtype.itemsize, refcheck=False)
+        if array.dtype != dtype:
+            array.dtype = dtype
+        if array.shape != shape:
+            array.shape = shape
+        if array.strides != strides:
+            array.strides = strides
 
 
 def _parts(plain: Any, of_objects: bool) -> list[Any]:
@@ -127,12 +129,12 @@ def _parts(plain: Any, of_objects: bool) -> list[Any]:
     return [plain] if plain.dtype.hasobject == of_objects else []
 
 
-def _same_objects(one: Any, other: Any) -> bool:
-    return all(map(operator.is_, one.ravel().tolist(), other.ravel().tolist()))
+def _same_objects(now: Any, saved: Any) -> bool:
+    return all(map(operator.is_, now.ravel().tolist(), saved.ravel().tolist()))
 
 
-def _same_bytes(one: Any, other: Any) -> bool:
-    return bool((_bytes(one) == _bytes(other)).all())
+def _same_bytes(now: Any, saved: Any) -> bool:
+    return bool((_bytes(now) == _bytes(saved)).all())
 
 
 def _bytes(plain: Any) -> Any:
@@ -158,24 +160,24 @@ class Frames(Kind):
         frames = [getattr(pandas, name, None) for name in ("DataFrame", "Series")]
         return pandas is not None and issubclass(cls, tuple(f for f in frames if f is not None))
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """Objects in its cells are values here."""
         return ()
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """All blocks."""
-        fits = copies.fits(found, int(found.memory_usage(index=True).sum()))
-        return found._mgr.copy(deep=True) if fits else None
+        fits = copies.fits(instance, int(instance.memory_usage(index=True).sum()))
+        return instance._mgr.copy(deep=True) if fits else None
 
-    def glance(self, found: Any) -> Any:
+    def glance(self, instance: Any) -> Any:
         """Nothing: values are compared apart."""
         return None
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """What is missing equals itself."""
-        return memory is None or bool(found._mgr.equals(memory))
+        return memory is None or bool(instance._mgr.equals(memory))
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """The same frame, with blocks of its own."""
-        found._mgr = memory.copy(deep=True)
-        getattr(found, "_item_cache", {}).clear()
+        instance._mgr = memory.copy(deep=True)
+        getattr(instance, "_item_cache", {}).clear()

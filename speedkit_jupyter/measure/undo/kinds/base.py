@@ -25,9 +25,9 @@ class Copies:
         self.required: set[int] = set()
         self._left = MOST_BYTES_IN_ALL
 
-    def fits(self, found: Any, size: int) -> bool:
+    def fits(self, instance: Any, size: int) -> bool:
         """Whether so many bytes of an object are to be copied; they then are counted."""
-        if id(found) in self.required:
+        if id(instance) in self.required:
             return True
         if size > min(MOST_BYTES, self._left):
             return False
@@ -57,41 +57,41 @@ class Kind:
         """Whether instances of this class are of this kind."""
         raise NotImplementedError
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The objects that it holds. Nothing is run and no attribute is computed."""
         return ()
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """A memory of what it holds; raises what copying raises."""
         return None
 
-    def glance(self, found: Any) -> Any:
+    def glance(self, instance: Any) -> Any:
         """A cheap memory, to be compared by `same`, of what it holds now."""
-        return self.copy(found, Copies())
+        return self.copy(instance, Copies())
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """Whether it holds what it held."""
         return True
 
-    def same_values(self, found: Any, memory: Any) -> bool:
+    def same_values(self, instance: Any, memory: Any) -> bool:
         """Whether the values of many bytes are the same, wherever they lie by now."""
-        return self.same(found, memory)
+        return self.same(instance, memory)
 
     def is_too_large(self, memory: Any) -> bool:
         """Whether only a checksum was taken."""
         return False
 
-    def same_checksum(self, found: Any, memory: Any) -> bool:
+    def same_checksum(self, instance: Any, memory: Any) -> bool:
         """Whether what was too large to copy is what it was."""
         return True
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """Make it hold again what it held."""
 
-    def replace(self, found: Any, old: Any, new: Any) -> None:
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
         """Let it hold another object in the place of one."""
 
-    def beyond(self, found: Any) -> str:
+    def beyond(self, instance: Any) -> str:
         """Why it can't be put back, if it can't."""
         return ""
 
@@ -110,10 +110,10 @@ def is_the_plans(value: Any) -> bool:
     return home.partition(".")[0] == PACKAGE and not hasattr(cls, "replays")
 
 
-def attribute_dict(found: Any) -> dict[str, Any] | None:
+def attribute_dict(instance: Any) -> dict[str, Any] | None:
     """An instance's own attributes, read without running any code of its class."""
     try:
-        attributes = object.__getattribute__(found, "__dict__")
+        attributes = object.__getattribute__(instance, "__dict__")
     except AttributeError:
         return None
     return attributes if isinstance(attributes, dict) else None

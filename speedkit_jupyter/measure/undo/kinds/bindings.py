@@ -34,13 +34,15 @@ class Bindings:
     def __init__(
         self, found: Collection[Any], words: Words, cell: MutableMapping[str, Any] | None
     ) -> None:
-        modules = [one for one in found if issubclass(type(one), ModuleType)]
+        modules = [module for module in found if issubclass(type(module), ModuleType)]
         modules += words.namespaces()
         spaces: list[MutableMapping[str, Any]]
-        spaces = [vars(one) for one in modules if is_the_users_module(one)]
+        spaces = [vars(module) for module in modules if is_the_users_module(module)]
         spaces += namespaces(found) if words.named & WAYS else []
         spaces += [] if cell is None else [cell]
-        self._saved = [(one, dict(one)) for one in {id(one): one for one in spaces}.values()]
+        self._saved = [
+            (space, dict(space)) for space in {id(space): space for space in spaces}.values()
+        ]
 
     def restore(self) -> None:
         """Each name means what it meant, and new ones are gone."""
@@ -48,13 +50,13 @@ class Bindings:
             for name in list(space.keys() - saved.keys()):
                 if not _is_part_of(space, name):
                     space.pop(name, None)
-            for name, one in saved.items():
-                if space.get(name, MISSING) is not one:
-                    space[name] = one
+            for name, value in saved.items():
+                if space.get(name, MISSING) is not value:
+                    space[name] = value
 
 
 def _is_part_of(space: MutableMapping[str, Any], name: str) -> bool:
     """A package's own module, which Python would not bind a second time."""
-    found = space.get(name)
+    value = space.get(name)
     whole = f"{space.get('__name__')}.{name}"
-    return isinstance(found, ModuleType) and found.__name__ == whole
+    return isinstance(value, ModuleType) and value.__name__ == whole

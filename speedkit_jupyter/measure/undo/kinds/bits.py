@@ -48,11 +48,11 @@ def write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     ):  # into its own memory, which `values()` gives out
         tensor._indices().copy_(saved._indices())
         tensor._values().copy_(saved._values())
-    elif tensor.layout in _compressed() and [one.shape for one in _parts(tensor)] == [
-        one.shape for one in _parts(saved)
+    elif tensor.layout in _compressed() and [part.shape for part in _parts(tensor)] == [
+        part.shape for part in _parts(saved)
     ]:
-        for one, other in zip(_parts(tensor), _parts(saved), strict=True):
-            one.copy_(other)
+        for part, source in zip(_parts(tensor), _parts(saved), strict=True):
+            part.copy_(source)
     else:
         same_place = tensor.device == saved.device
         tensor.data = saved.clone() if same_place else saved.to(tensor.device)
@@ -79,22 +79,22 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.to_dense()]
 
 
-def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit by bit: what is not a number equals itself, and 0 differs from -0."""
     import torch
 
     with torch.inference_mode():
-        other = other.to(one.device)
-        if one.layout != other.layout or _sizes(one) != _sizes(other):
+        other = other.to(tensor.device)
+        if tensor.layout != other.layout or _sizes(tensor) != _sizes(other):
             return False
-        if one.layout != torch.strided or one.is_nested:
-            if one.is_sparse and one.is_coalesced() != other.is_coalesced():
+        if tensor.layout != torch.strided or tensor.is_nested:
+            if tensor.is_sparse and tensor.is_coalesced() != other.is_coalesced():
                 return False
-            pairs = list(zip(_parts(one), _parts(other), strict=True))
+            pairs = list(zip(_parts(tensor), _parts(other), strict=True))
             return all(a.shape == b.shape and equal(a, b) for a, b in pairs)
-        if one.is_quantized:
-            return torch.equal(one, other)
-        return torch.equal(_bits(one), _bits(other))
+        if tensor.is_quantized:
+            return torch.equal(tensor, other)
+        return torch.equal(_bits(tensor), _bits(other))
 
 
 def _sizes(tensor: torch.Tensor) -> Any:

@@ -73,26 +73,26 @@ def _called(code: CodeType, space: Mapping[str, Any]) -> Iterator[str]:
     near_paths = _is_near_paths(code, space)
     value: Any = UNKNOWN
     local: dict[str, Any] = {}  # modules that the code itself imports
-    for index, one in enumerate(instructions):
-        if one.opname in GLOBALS:
-            value = space.get(one.argval, UNKNOWN)
-        elif one.opname == "IMPORT_NAME":
-            value = sys.modules.get(one.argval, UNKNOWN)
-        elif one.opname.startswith(LOCALS):
-            value = local.get(one.argval, UNKNOWN)
-        elif one.opname.startswith(STORES):
-            local[one.argval] = value
-        elif one.opname == "IMPORT_FROM":
-            value = getattr(value, one.argval, UNKNOWN)
+    for index, instruction in enumerate(instructions):
+        if instruction.opname in GLOBALS:
+            value = space.get(instruction.argval, UNKNOWN)
+        elif instruction.opname == "IMPORT_NAME":
+            value = sys.modules.get(instruction.argval, UNKNOWN)
+        elif instruction.opname.startswith(LOCALS):
+            value = local.get(instruction.argval, UNKNOWN)
+        elif instruction.opname.startswith(STORES):
+            local[instruction.argval] = value
+        elif instruction.opname == "IMPORT_FROM":
+            value = getattr(value, instruction.argval, UNKNOWN)
             yield from _function(value)
             value = UNKNOWN
             continue
-        elif one.opname in ATTRIBUTES:
-            receiver, name = value, one.argval
+        elif instruction.opname in ATTRIBUTES:
+            receiver, name = value, instruction.argval
             value = getattr(receiver, name, UNKNOWN) if _is_looked_into(receiver) else UNKNOWN
             if _is_path(receiver) or (receiver is UNKNOWN and name in OF_PATHS):
-                known = name in OF_PATHS or name in AMBIGUOUS
-                yield from [f"Path.{name}"] if known else []
+                is_method = name in OF_PATHS or name in AMBIGUOUS
+                yield from [f"Path.{name}"] if is_method else []
             elif receiver is UNKNOWN and name in AMBIGUOUS and near_paths:
                 yield from [f"Path.{name}"] if _fits(instructions[index:], name) else []
         else:
@@ -113,9 +113,9 @@ def _function(value: Any) -> Iterator[str]:
 
 @cache
 def _known() -> dict[Any, str]:
-    found = {getattr(os, one, None): f"os.{one}" for one in OF_OS}
-    found |= {getattr(shutil, one, None): f"shutil.{one}" for one in OF_SHUTIL}
-    return {one: name for one, name in found.items() if one is not None}
+    names = {getattr(os, name, None): f"os.{name}" for name in OF_OS}
+    names |= {getattr(shutil, name, None): f"shutil.{name}" for name in OF_SHUTIL}
+    return {function: name for function, name in names.items() if function is not None}
 
 
 @cache
@@ -158,20 +158,20 @@ def arguments(
     """
     stack: list[dis.Instruction] = []
     effect, has_names = 0, False
-    for one in instructions[1:]:
-        effect += dis.stack_effect(one.opcode, one.arg, jump=False)
-        if one.opname in ("PRECALL", "PUSH_NULL", "KW_NAMES"):  # the call itself follows
-            effect = 0 if one.opname == "PUSH_NULL" else effect
-            has_names = has_names or one.opname == "KW_NAMES"
+    for instruction in instructions[1:]:
+        effect += dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+        if instruction.opname in ("PRECALL", "PUSH_NULL", "KW_NAMES"):  # the call itself follows
+            effect = 0 if instruction.opname == "PUSH_NULL" else effect
+            has_names = has_names or instruction.opname == "KW_NAMES"
             continue
-        if one.opname.startswith("CALL"):
+        if instruction.opname.startswith("CALL"):
             if len(stack) + effect <= 0:
-                return one, stack, has_names or "KW" in one.opname
+                return instruction, stack, has_names or "KW" in instruction.opname
             has_names = False
         if effect > 0:
-            stack += [one] * effect
-        elif one.opname not in ("CACHE", "NOP", "RESUME"):
+            stack += [instruction] * effect
+        elif instruction.opname not in ("CACHE", "NOP", "RESUME"):
             del stack[len(stack) + effect :]
-            stack[-1:] = [one]  # what it gives
+            stack[-1:] = [instruction]  # what it gives
         effect = 0
     return None, [], False

@@ -25,52 +25,52 @@ class Dicts(Kind):
         """A dict or derived from it."""
         return issubclass(cls, dict)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """Keys as well: they may be objects; and what a defaultdict calls."""
-        base = _base(found)
-        factory = [found.default_factory] if isinstance(found, defaultdict) else []
-        return [*base.keys(found), *base.values(found), *factory]
+        base = _base(instance)
+        factory = [instance.default_factory] if isinstance(instance, defaultdict) else []
+        return [*base.keys(instance), *base.values(instance), *factory]
 
-    def copy(self, found: Any, copies: Copies) -> tuple[list[Any], list[Any], Any]:
+    def copy(self, instance: Any, copies: Copies) -> tuple[list[Any], list[Any], Any]:
         """Keys and values in order."""
-        base = _base(found)
-        factory = found.default_factory if isinstance(found, defaultdict) else MISSING
-        return [*base.keys(found)], [*base.values(found)], factory
+        base = _base(instance)
+        factory = instance.default_factory if isinstance(instance, defaultdict) else MISSING
+        return [*base.keys(instance)], [*base.values(instance)], factory
 
-    def same(self, found: Any, memory: tuple[list[Any], list[Any], Any]) -> bool:
+    def same(self, instance: Any, memory: tuple[list[Any], list[Any], Any]) -> bool:
         """By identity, in order."""
-        base, (keys, values, factory) = _base(found), memory
+        base, (keys, values, factory) = _base(instance), memory
         return (
-            len(found) == len(keys)
-            and all(map(operator.is_, base.values(found), values))
-            and all(map(operator.is_, base.keys(found), keys))
-            and (factory is MISSING or found.default_factory is factory)
+            len(instance) == len(keys)
+            and all(map(operator.is_, base.values(instance), values))
+            and all(map(operator.is_, base.keys(instance), keys))
+            and (factory is MISSING or instance.default_factory is factory)
         )
 
-    def put_back(self, found: Any, memory: tuple[list[Any], list[Any], Any]) -> None:
+    def put_back(self, instance: Any, memory: tuple[list[Any], list[Any], Any]) -> None:
         """Around methods of the user's class."""
-        base, (keys, values, factory) = _base(found), memory
-        of_a_plan = [pair for pair in base.items(found) if is_the_plans(pair[1])]
-        base.clear(found)
+        base, (keys, values, factory) = _base(instance), memory
+        of_a_plan = [pair for pair in base.items(instance) if is_the_plans(pair[1])]
+        base.clear(instance)
         for key, value in zip(keys, values, strict=True):
             if not is_the_plans(value):
-                base.__setitem__(found, key, value)
+                base.__setitem__(instance, key, value)
         for key, value in of_a_plan:
-            base.__setitem__(found, key, value)
+            base.__setitem__(instance, key, value)
         if factory is not MISSING:
-            found.default_factory = factory
+            instance.default_factory = factory
 
-    def replace(self, found: Any, old: Any, new: Any) -> None:
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
         """A value; a key stays."""
-        base = _base(found)
-        keys = [key for key, value in base.items(found) if value is old]
+        base = _base(instance)
+        keys = [key for key, value in base.items(instance) if value is old]
         for key in keys:
-            base.__setitem__(found, key, new)
+            base.__setitem__(instance, key, new)
 
 
-def _base(found: Any) -> Any:
+def _base(instance: Any) -> Any:
     """Whose methods do what they say: a user's class may have its own."""
-    return OrderedDict if isinstance(found, OrderedDict) else dict
+    return OrderedDict if isinstance(instance, OrderedDict) else dict
 
 
 class Lists(Kind):
@@ -82,34 +82,36 @@ class Lists(Kind):
         """A list or a deque or derived from one."""
         return issubclass(cls, list | deque)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The elements."""
-        return _elements(found)
+        return _elements(instance)
 
-    def copy(self, found: Any, copies: Copies) -> list[Any]:
+    def copy(self, instance: Any, copies: Copies) -> list[Any]:
         """The elements."""
-        return _elements(found)
+        return _elements(instance)
 
-    def same(self, found: Any, memory: list[Any]) -> bool:
+    def same(self, instance: Any, memory: list[Any]) -> bool:
         """By identity."""
-        return len(found) == len(memory) and all(map(operator.is_, _elements(found), memory))
+        return len(instance) == len(memory) and all(map(operator.is_, _elements(instance), memory))
 
-    def put_back(self, found: Any, memory: list[Any]) -> None:
+    def put_back(self, instance: Any, memory: list[Any]) -> None:
         """Around methods of the user's class."""
-        if isinstance(found, list):
-            list.__setitem__(found, slice(None), memory)
+        if isinstance(instance, list):
+            list.__setitem__(instance, slice(None), memory)
         else:
-            deque.clear(found)
-            deque.extend(found, memory)
+            deque.clear(instance)
+            deque.extend(instance, memory)
 
-    def replace(self, found: Any, old: Any, new: Any) -> None:
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
         """Every place that has it."""
-        self.put_back(found, [new if one is old else one for one in _elements(found)])
+        self.put_back(
+            instance, [new if element is old else element for element in _elements(instance)]
+        )
 
 
-def _elements(found: Any) -> list[Any]:
-    iterate = list.__iter__ if isinstance(found, list) else deque.__iter__
-    return list(iterate(found))
+def _elements(instance: Any) -> list[Any]:
+    iterate = list.__iter__ if isinstance(instance, list) else deque.__iter__
+    return list(iterate(instance))
 
 
 class Sets(Kind):
@@ -119,22 +121,24 @@ class Sets(Kind):
         """A set that can change, or derived from it."""
         return issubclass(cls, set)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The elements."""
-        return set.copy(found)
+        return set.copy(instance)
 
-    def copy(self, found: Any, copies: Copies) -> dict[int, Any]:
+    def copy(self, instance: Any, copies: Copies) -> dict[int, Any]:
         """By identity, since hashes may be the user's."""
-        return {id(one): one for one in set.__iter__(found)}
+        return {id(element): element for element in set.__iter__(instance)}
 
-    def same(self, found: Any, memory: dict[int, Any]) -> bool:
+    def same(self, instance: Any, memory: dict[int, Any]) -> bool:
         """The same objects."""
-        return len(found) == len(memory) and all(id(one) in memory for one in set.__iter__(found))
+        return len(instance) == len(memory) and all(
+            id(element) in memory for element in set.__iter__(instance)
+        )
 
-    def put_back(self, found: Any, memory: dict[int, Any]) -> None:
+    def put_back(self, instance: Any, memory: dict[int, Any]) -> None:
         """Around methods of the user's class."""
-        set.clear(found)
-        set.update(found, memory.values())
+        set.clear(instance)
+        set.update(instance, memory.values())
 
 
 class Immutables(Kind):
@@ -146,14 +150,14 @@ class Immutables(Kind):
         """Tuples, named ones too, frozen sets, views of a dict."""
         return issubclass(cls, tuple | frozenset | MappingView) or cls is MappingProxyType
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The elements, or the dict behind a view."""
-        if isinstance(found, tuple):
-            return tuple.__iter__(found)
-        if isinstance(found, frozenset):
-            return frozenset.__iter__(found)
-        behind = gc.get_referents(found)
-        return [cls for one in behind for cls in _class_of(one)] or behind
+        if isinstance(instance, tuple):
+            return tuple.__iter__(instance)
+        if isinstance(instance, frozenset):
+            return frozenset.__iter__(instance)
+        behind = gc.get_referents(instance)
+        return [cls for referent in behind for cls in _class_of(referent)] or behind
 
 
 def _class_of(behind: Any) -> list[type]:
@@ -169,17 +173,17 @@ class Buffers(Kind):
         """Those of Python's own."""
         return issubclass(cls, bytearray | array.array)
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """The values."""
-        return found[:] if copies.fits(found, len(memoryview(found).tobytes())) else None
+        return instance[:] if copies.fits(instance, len(memoryview(instance).tobytes())) else None
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """Bit by bit."""
-        return memory is None or bytes(memoryview(found)) == bytes(memoryview(memory))
+        return memory is None or bytes(memoryview(instance)) == bytes(memoryview(memory))
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """In place; raises BufferError where it is another size and a view of it is in use."""
-        if len(found) == len(memory):
-            memoryview(found).cast("B")[:] = memoryview(memory).cast("B")
+        if len(instance) == len(memory):
+            memoryview(instance).cast("B")[:] = memoryview(memory).cast("B")
         else:
-            found[:] = memory
+            instance[:] = memory

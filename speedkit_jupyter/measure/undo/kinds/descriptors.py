@@ -27,10 +27,12 @@ class Descriptors:
     Python's own file objects that are reached are another kind, and move theirs in their own way.
     """
 
-    def __init__(self, found: Collection[Any], words: Words) -> None:
+    def __init__(self, objects: Collection[Any], words: Words) -> None:
         self._watched = "os" in words.named and not CALLS.isdisjoint(words.named)
         self._others = (
-            {1, 2, *(n for one in found for n in _number(one))} if self._watched else set()
+            {1, 2, *(n for instance in objects for n in _number(instance))}
+            if self._watched
+            else set()
         )
         self._saved = self._read() if self._watched else {}
 
@@ -44,34 +46,36 @@ class Descriptors:
     def _read(self) -> dict[int, Any]:
         taken = {_file(number) for number in self._others}
         values = {number: _value(number) for number in range(MOST) if number not in self._others}
-        return {n: one for n, one in values.items() if one is not None and one[0] not in taken}
+        return {
+            n: value for n, value in values.items() if value is not None and value[0] not in taken
+        }
 
 
-def _number(found: Any) -> Iterator[int]:
-    if isinstance(found, io.IOBase):
+def _number(instance: Any) -> Iterator[int]:
+    if isinstance(instance, io.IOBase):
         try:
-            yield found.fileno()
+            yield instance.fileno()
         except (OSError, ValueError):  # in memory, or closed
             return
 
 
 def _file(number: int) -> Any:
     try:
-        found = os.fstat(number)
+        status = os.fstat(number)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _value(number: int) -> Any:
     """Which file and where in it, or how many bytes wait; nothing for sockets and the like."""
     try:
-        found = os.fstat(number)
-        if stat.S_ISREG(found.st_mode):
+        status = os.fstat(number)
+        if stat.S_ISREG(status.st_mode):
             position = os.lseek(number, 0, os.SEEK_CUR)
-            return (found.st_dev, found.st_ino), position, found.st_size, found.st_mtime_ns
-        if stat.S_ISFIFO(found.st_mode):
-            return (found.st_dev, found.st_ino), _waiting(number)
+            return (status.st_dev, status.st_ino), position, status.st_size, status.st_mtime_ns
+        if stat.S_ISFIFO(status.st_mode):
+            return (status.st_dev, status.st_ino), _waiting(number)
     except OSError:
         pass
     return None

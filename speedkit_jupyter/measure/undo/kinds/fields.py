@@ -24,28 +24,28 @@ class Fields(Kind):
         """Of the user's own functions and classes only, which is known of each."""
         return issubclass(cls, BaseException | type | property) or cls is FunctionType
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """Their values: an exception's arguments, annotations."""
-        return [one for _, one in self.copy(found, Copies()) if one is not MISSING]
+        return [value for _, value in self.copy(instance, Copies()) if value is not MISSING]
 
-    def copy(self, found: Any, copies: Copies) -> Memory:
+    def copy(self, instance: Any, copies: Copies) -> Memory:
         """Read as they are, around what the class may do."""
-        return [(name, _read(found, name)) for name in _names(found)]
+        return [(name, _read(instance, name)) for name in _names(instance)]
 
-    def same(self, found: Any, memory: Memory) -> bool:
+    def same(self, instance: Any, memory: Memory) -> bool:
         """By identity; names that are made when they are read by value."""
         for name, value in memory:
-            now = _read(found, name)
+            now = _read(instance, name)
             if now is not value and not (type(now) in {str, tuple} and now == value):
                 return False
         return True
 
-    def put_back(self, found: Any, memory: Memory) -> None:
+    def put_back(self, instance: Any, memory: Memory) -> None:
         """Those that are otherwise."""
-        write = type.__setattr__ if isinstance(found, type) else object.__setattr__
+        write = type.__setattr__ if isinstance(instance, type) else object.__setattr__
         for name, value in memory:
-            if value is not MISSING and _read(found, name) is not value:
-                write(found, name, value)
+            if value is not MISSING and _read(instance, name) is not value:
+                write(instance, name, value)
 
 
 class Registered(Kind):
@@ -55,40 +55,40 @@ class Registered(Kind):
         """Of Python's metaclass."""
         return issubclass(cls, abc.ABCMeta)
 
-    def copy(self, found: Any, copies: Copies) -> list[type]:
+    def copy(self, instance: Any, copies: Copies) -> list[type]:
         """In no order."""
-        return _registered(found) if is_the_users_class(found) else []
+        return _registered(instance) if is_the_users_class(instance) else []
 
-    def same(self, found: Any, memory: list[type]) -> bool:
+    def same(self, instance: Any, memory: list[type]) -> bool:
         """By identity."""
-        now = self.copy(found, Copies())
-        return len(now) == len(memory) and all(one in memory for one in now)
+        now = self.copy(instance, Copies())
+        return len(now) == len(memory) and all(cls in memory for cls in now)
 
-    def put_back(self, found: Any, memory: list[type]) -> None:
+    def put_back(self, instance: Any, memory: list[type]) -> None:
         """What `isinstance` has found meanwhile is asked anew."""
         _abc: Any = sys.modules["_abc"]
-        _abc._reset_registry(found)
-        _abc._reset_caches(found)
-        for one in memory:
-            _abc._abc_register(found, one)
+        _abc._reset_registry(instance)
+        _abc._reset_caches(instance)
+        for cls in memory:
+            _abc._abc_register(instance, cls)
 
 
 def _registered(cls: type) -> list[type]:
     dump = getattr(sys.modules.get("_abc"), "_get_dump", None)
-    found = [] if dump is None else [one() for one in dump(cls)[0]]
-    return [one for one in found if one is not None]
+    entries = [] if dump is None else [reference() for reference in dump(cls)[0]]
+    return [entry for entry in entries if entry is not None]
 
 
-def _names(found: Any) -> Iterable[str]:
-    if isinstance(found, BaseException):
-        return (*EXCEPTIONS, *_members(type(found)))
-    if isinstance(found, property):
+def _names(instance: Any) -> Iterable[str]:
+    if isinstance(instance, BaseException):
+        return (*EXCEPTIONS, *_members(type(instance)))
+    if isinstance(instance, property):
         return ("__doc__",)
-    if isinstance(found, type):
-        return OF_CLASSES if is_the_users_class(found) else ()
-    if not is_the_users_function(found):
+    if isinstance(instance, type):
+        return OF_CLASSES if is_the_users_class(instance) else ()
+    if not is_the_users_function(instance):
         return ()
-    return NAMES if _is_evaluated_late(found) else (*NAMES, "__annotations__")
+    return NAMES if _is_evaluated_late(instance) else (*NAMES, "__annotations__")
 
 
 def _is_evaluated_late(function: Any) -> bool:
@@ -102,14 +102,14 @@ def _members(cls: type) -> list[str]:
         name
         for base in cls.__mro__
         if base.__module__ == "builtins"
-        for name, one in vars(base).items()
-        if isinstance(one, MemberDescriptorType) and name not in EXCEPTIONS
+        for name, value in vars(base).items()
+        if isinstance(value, MemberDescriptorType) and name not in EXCEPTIONS
     ]
 
 
-def _read(found: Any, name: str) -> Any:
-    read = type.__getattribute__ if isinstance(found, type) else object.__getattribute__
+def _read(instance: Any, name: str) -> Any:
+    read = type.__getattribute__ if isinstance(instance, type) else object.__getattribute__
     try:
-        return read(found, name)
+        return read(instance, name)
     except AttributeError:
         return MISSING

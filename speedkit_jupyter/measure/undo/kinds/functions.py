@@ -35,39 +35,39 @@ class Functions(Kind):
         """Written in Python."""
         return cls is FunctionType
 
-    def children(self, found: FunctionType) -> Iterable[Any]:
+    def children(self, instance: FunctionType) -> Iterable[Any]:
         """Attributes, among them what it wraps, are another kind."""
-        if is_machinerys_function(found):
+        if is_machinerys_function(instance):
             return
-        yield from found.__closure__ or ()
-        yield from found.__defaults__ or ()
-        if found.__kwdefaults__:
-            yield found.__kwdefaults__
-        if is_the_users_function(found):
-            read, bound = global_names(found.__code__)
-            yield Names(found.__globals__, read, bound)
+        yield from instance.__closure__ or ()
+        yield from instance.__defaults__ or ()
+        if instance.__kwdefaults__:
+            yield instance.__kwdefaults__
+        if is_the_users_function(instance):
+            read, bound = global_names(instance.__code__)
+            yield Names(instance.__globals__, read, bound)
 
-    def copy(self, found: FunctionType, copies: Copies) -> tuple[Any, ...]:
+    def copy(self, instance: FunctionType, copies: Copies) -> tuple[Any, ...]:
         """The code too: a step may patch it."""
-        return found.__code__, found.__defaults__, found.__kwdefaults__
+        return instance.__code__, instance.__defaults__, instance.__kwdefaults__
 
-    def same(self, found: FunctionType, memory: tuple[Any, ...]) -> bool:
+    def same(self, instance: FunctionType, memory: tuple[Any, ...]) -> bool:
         """By identity."""
         code, defaults, keywords = memory
         return (
-            found.__code__ is code
-            and found.__defaults__ is defaults
-            and found.__kwdefaults__ is keywords
+            instance.__code__ is code
+            and instance.__defaults__ is defaults
+            and instance.__kwdefaults__ is keywords
         )
 
-    def put_back(self, found: FunctionType, memory: tuple[Any, ...]) -> None:
+    def put_back(self, instance: FunctionType, memory: tuple[Any, ...]) -> None:
         """All three."""
-        found.__code__, found.__defaults__, found.__kwdefaults__ = memory
+        instance.__code__, instance.__defaults__, instance.__kwdefaults__ = memory
 
-    def replace(self, found: FunctionType, old: Any, new: Any) -> None:
+    def replace(self, instance: FunctionType, old: Any, new: Any) -> None:
         """A default argument."""
-        values = found.__defaults__ or ()
-        found.__defaults__ = tuple(new if one is old else one for one in values)
+        values = instance.__defaults__ or ()
+        instance.__defaults__ = tuple(new if value is old else value for value in values)
 
 
 class Callables(Kind):
@@ -81,13 +81,17 @@ class Callables(Kind):
             MethodType, BuiltinFunctionType, MethodWrapperType, staticmethod, classmethod, property
         ) or issubclass(cls, functools.partialmethod)  # fmt: skip
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The functions, and the object that one is bound to."""
-        if isinstance(found, property):
-            yield from (one for one in (found.fget, found.fset, found.fdel) if one is not None)
-        elif isinstance(found, staticmethod | classmethod | MethodType):
-            yield found.__func__
-        owner = getattr(found, "__self__", None)
+        if isinstance(instance, property):
+            yield from (
+                function
+                for function in (instance.fget, instance.fset, instance.fdel)
+                if function is not None
+            )
+        elif isinstance(instance, staticmethod | classmethod | MethodType):
+            yield instance.__func__
+        owner = getattr(instance, "__self__", None)
         if owner is not None and not isinstance(owner, ModuleType):
             yield owner
 
@@ -101,9 +105,9 @@ class Leading(Kind):
         """`super()`, slices, what calls a method with arguments of its own."""
         return cls in (super, slice, operator.methodcaller)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """As the garbage collector knows them."""
-        return gc.get_referents(found)
+        return gc.get_referents(instance)
 
 
 class Finalizers(Kind):
@@ -113,24 +117,24 @@ class Finalizers(Kind):
         """Kept by the class, one entry for each."""
         return issubclass(cls, weakref.finalize)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The function and its arguments."""
-        info = _finalizers().get(found)
+        info = _finalizers().get(instance)
         return () if info is None else (info.func, info.args, info.kwargs or ())
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """The entry; None once it was called."""
-        return _finalizers().get(found)
+        return _finalizers().get(instance)
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """By identity."""
-        return _finalizers().get(found) is memory
+        return _finalizers().get(instance) is memory
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """Alive again, or not alive."""
-        _finalizers()[found] = memory
+        _finalizers()[instance] = memory
         if memory is None:
-            del _finalizers()[found]
+            del _finalizers()[instance]
 
 
 def _finalizers() -> dict[Any, Any]:
@@ -144,16 +148,16 @@ class Caches(Kind):
         """functools' own, written in C."""
         return issubclass(cls, LruCache)
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """Counts of hits and entries."""
-        return found.cache_info()
+        return instance.cache_info()
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """Whether it was used."""
-        return bool(found.cache_info() == memory)
+        return bool(instance.cache_info() == memory)
 
-    def beyond(self, found: Any) -> str:
+    def beyond(self, instance: Any) -> str:
         """A library's is the library's."""
-        function = getattr(found, "__wrapped__", None)
+        function = getattr(instance, "__wrapped__", None)
         own = type(function) is FunctionType and is_the_users_function(function)
         return "keeps what it was called with" if own else ""

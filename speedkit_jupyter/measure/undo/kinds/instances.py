@@ -31,27 +31,27 @@ class Attributes(Kind):
         """Whatever has one."""
         return cls.__dictoffset__ != 0 and not issubclass(cls, type | ModuleType)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The dictionary."""
-        attributes = attribute_dict(found)
+        attributes = attribute_dict(instance)
         return () if attributes is None else (attributes,)
 
-    def copy(self, found: Any, copies: Copies) -> tuple[type, dict[str, Any] | None]:
+    def copy(self, instance: Any, copies: Copies) -> tuple[type, dict[str, Any] | None]:
         """The class, which may be assigned, and the dictionary itself."""
-        return type(found), attribute_dict(found)
+        return type(instance), attribute_dict(instance)
 
-    def same(self, found: Any, memory: tuple[type, dict[str, Any] | None]) -> bool:
+    def same(self, instance: Any, memory: tuple[type, dict[str, Any] | None]) -> bool:
         """By identity."""
         cls, attributes = memory
-        return type(found) is cls and attribute_dict(found) is attributes
+        return type(instance) is cls and attribute_dict(instance) is attributes
 
-    def put_back(self, found: Any, memory: tuple[type, dict[str, Any] | None]) -> None:
+    def put_back(self, instance: Any, memory: tuple[type, dict[str, Any] | None]) -> None:
         """It may have been exchanged as a whole."""
         cls, attributes = memory
-        if type(found) is not cls:
-            object.__setattr__(found, "__class__", cls)
-        if attribute_dict(found) is not attributes:
-            object.__setattr__(found, "__dict__", attributes)
+        if type(instance) is not cls:
+            object.__setattr__(instance, "__class__", cls)
+        if attribute_dict(instance) is not attributes:
+            object.__setattr__(instance, "__dict__", attributes)
 
 
 class Slots(Kind):
@@ -62,47 +62,49 @@ class Slots(Kind):
 
     def recognizes(self, cls: type) -> bool:
         """Classes that name some, be it none."""
-        return not issubclass(cls, type) and any("__slots__" in one.__dict__ for one in cls.__mro__)
+        return not issubclass(cls, type) and any(
+            "__slots__" in base.__dict__ for base in cls.__mro__
+        )
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """Their values."""
-        values = (_value(slot, found) for slot in _slots(type(found)))
-        return [one for one in values if one is not MISSING]
+        values = (_value(slot, instance) for slot in _slots(type(instance)))
+        return [value for value in values if value is not MISSING]
 
-    def copy(self, found: Any, copies: Copies) -> list[tuple[Any, Any]]:
+    def copy(self, instance: Any, copies: Copies) -> list[tuple[Any, Any]]:
         """Those that have no value, too."""
-        return [(slot, _value(slot, found)) for slot in _slots(type(found))]
+        return [(slot, _value(slot, instance)) for slot in _slots(type(instance))]
 
-    def same(self, found: Any, memory: list[tuple[Any, Any]]) -> bool:
+    def same(self, instance: Any, memory: list[tuple[Any, Any]]) -> bool:
         """By identity."""
-        return all(_value(slot, found) is one for slot, one in memory)
+        return all(_value(slot, instance) is value for slot, value in memory)
 
-    def put_back(self, found: Any, memory: list[tuple[Any, Any]]) -> None:
+    def put_back(self, instance: Any, memory: list[tuple[Any, Any]]) -> None:
         """Around a class's own `__setattr__`, which frozen ones refuse."""
-        for slot, one in memory:
-            if one is not MISSING:
-                slot.__set__(found, one)
-            elif _value(slot, found) is not MISSING:
-                slot.__delete__(found)
+        for slot, value in memory:
+            if value is not MISSING:
+                slot.__set__(instance, value)
+            elif _value(slot, instance) is not MISSING:
+                slot.__delete__(instance)
 
-    def replace(self, found: Any, old: Any, new: Any) -> None:
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
         """The value of a slot."""
-        slots = [slot for slot in _slots(type(found)) if _value(slot, found) is old]
+        slots = [slot for slot in _slots(type(instance)) if _value(slot, instance) is old]
         for slot in slots:
-            slot.__set__(found, new)
+            slot.__set__(instance, new)
 
 
 def _slots(cls: type) -> Iterator[Any]:
     for base in cls.__mro__:
         if "__slots__" in base.__dict__:
             yield from (
-                one for one in base.__dict__.values() if isinstance(one, MemberDescriptorType)
+                slot for slot in base.__dict__.values() if isinstance(slot, MemberDescriptorType)
             )
 
 
-def _value(slot: Any, found: Any) -> Any:
+def _value(slot: Any, instance: Any) -> Any:
     try:
-        return slot.__get__(found)
+        return slot.__get__(instance)
     except AttributeError:
         return MISSING
 
@@ -116,45 +118,45 @@ class Classes(Kind):
         """Classes, whatever their metaclass."""
         return issubclass(cls, type)
 
-    def children(self, found: type) -> Iterable[Any]:
+    def children(self, instance: type) -> Iterable[Any]:
         """The attributes, and the classes that it is derived from."""
-        if is_the_users_class(found):
-            yield from _own(found).values()
-            yield from found.__bases__
+        if is_the_users_class(instance):
+            yield from _own(instance).values()
+            yield from instance.__bases__
 
-    def copy(self, found: type, copies: Copies) -> dict[str, Any] | None:
+    def copy(self, instance: type, copies: Copies) -> dict[str, Any] | None:
         """Nothing of a library's."""
-        return _own(found) if is_the_users_class(found) else None
+        return _own(instance) if is_the_users_class(instance) else None
 
-    def same(self, found: type, memory: dict[str, Any] | None) -> bool:
+    def same(self, instance: type, memory: dict[str, Any] | None) -> bool:
         """By identity."""
         if memory is None:
             return True
-        now = _own(found)
+        now = _own(instance)
         return len(now) == len(memory) and all(
-            now.get(name, MISSING) is one for name, one in memory.items()
+            now.get(name, MISSING) is value for name, value in memory.items()
         )
 
-    def put_back(self, found: type, memory: dict[str, Any] | None) -> None:
+    def put_back(self, instance: type, memory: dict[str, Any] | None) -> None:
         """Around a metaclass's own `__setattr__`."""
-        saved, now = memory or {}, _own(found)
+        saved, now = memory or {}, _own(instance)
         for name in now.keys() - saved.keys():
-            type.__delattr__(found, name)
-        for name, one in saved.items():
-            if now.get(name, MISSING) is not one:
-                type.__setattr__(found, name, one)
+            type.__delattr__(instance, name)
+        for name, value in saved.items():
+            if now.get(name, MISSING) is not value:
+                type.__setattr__(instance, name, value)
 
-    def replace(self, found: type, old: Any, new: Any) -> None:
+    def replace(self, instance: type, old: Any, new: Any) -> None:
         """A class attribute."""
-        names = [name for name, one in _own(found).items() if one is old]
+        names = [name for name, value in _own(instance).items() if value is old]
         for name in names:
-            type.__setattr__(found, name, new)
+            type.__setattr__(instance, name, new)
 
 
 def _own(cls: type) -> dict[str, Any]:
     attributes: MappingProxyType[str, Any] = type.__dict__["__dict__"].__get__(cls)
     return {
-        name: one
-        for name, one in attributes.items()
-        if name not in OF_EVERY_CLASS and not isinstance(one, MemberDescriptorType)
+        name: value
+        for name, value in attributes.items()
+        if name not in OF_EVERY_CLASS and not isinstance(value, MemberDescriptorType)
     }

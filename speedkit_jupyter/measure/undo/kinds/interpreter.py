@@ -118,9 +118,10 @@ def _decimal(name: str) -> Setting:
         return module.getcontext() if name == CONTEXTS[0] else getattr(module, name)
 
     def read() -> Any:
-        one = found()
+        context = found()
         return (
-            id(one), [getattr(one, part) for part in DECIMAL], dict(one.flags), dict(one.traps)
+            id(context), [getattr(context, part) for part in DECIMAL],
+            dict(context.flags), dict(context.traps),
         )  # fmt: skip
 
     before = found() if "decimal" in sys.modules else None
@@ -128,11 +129,11 @@ def _decimal(name: str) -> Setting:
     def write(value: Any) -> None:
         if name == CONTEXTS[0] and found() is not before:
             owner_of("decimal").setcontext(before)
-        one = found()
+        context = found()
         for part, was in zip(DECIMAL, value[1], strict=True):
-            setattr(one, part, was)
-        one.flags.update(value[2])
-        one.traps.update(value[3])
+            setattr(context, part, was)
+        context.flags.update(value[2])
+        context.traps.update(value[3])
 
     return Setting(f"decimal.{name}", read, write)
 
@@ -146,9 +147,9 @@ def _write_dialects(value: dict[str, Any]) -> None:
     csv, now = owner_of("csv"), _dialects()
     for name in now.keys() - value.keys():
         csv.unregister_dialect(name)
-    for name, one in value.items():
-        if now.get(name) is not one:
-            csv.register_dialect(name, one)
+    for name, dialect in value.items():
+        if now.get(name) is not dialect:
+            csv.register_dialect(name, dialect)
 
 
 def _policy() -> Any:

@@ -34,8 +34,8 @@ def settings() -> Iterator[Setting]:
 
 def _parameters() -> Known:
     """But for the backend, which is looked for when it is first needed."""
-    found = dict.items(owner_of("matplotlib").rcParams)
-    return Known((name, value) for name, value in found if not name.startswith("backend"))
+    parameters = dict.items(owner_of("matplotlib").rcParams)
+    return Known((name, value) for name, value in parameters if not name.startswith("backend"))
 
 
 def _write_parameters(value: dict[str, Any]) -> None:
@@ -62,6 +62,6 @@ def _options() -> Known:
 
 def _write_options(value: dict[str, Any]) -> None:
     now = _options()
-    for key, one in value.items():
-        if not is_same(now[key], one):
-            owner_of("pandas").set_option(key, one)
+    for key, option in value.items():
+        if not is_same(now[key], option):
+            owner_of("pandas").set_option(key, option)

@@ -28,9 +28,9 @@ class Locals(Kind):
         """Python's own, and derived from it."""
         return issubclass(cls, threading.local)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The dictionary."""
-        return (threading.local.__getattribute__(found, "__dict__"),)
+        return (threading.local.__getattribute__(instance, "__dict__"),)
 
 
 class Locks(Kind):
@@ -45,37 +45,37 @@ class Locks(Kind):
         """Those of `threading`, and what other processes share."""
         return issubclass(cls, (Lock, RLock, *SHARED)) or cls in _of_processes()
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The locks inside; who waits for them is no one else's."""
-        attributes = attribute_dict(found) or {}
-        return [one for one in attributes.values() if isinstance(one, (Lock, RLock, *SHARED))]
+        attributes = attribute_dict(instance) or {}
+        return [value for value in attributes.values() if isinstance(value, (Lock, RLock, *SHARED))]
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """How often it is held; or the plain attributes."""
-        if issubclass(type(found), Lock):
-            return _is_held(found)
-        if issubclass(type(found), RLock):
-            return int(re.findall(r"count=(\d+)", repr(found))[0]) if found._is_owned() else 0
-        if type(found) in _of_processes():
-            return found._get_value()
-        attributes = attribute_dict(found) or {}
-        return {name: one for name, one in attributes.items() if type(one) in {bool, int}}
+        if issubclass(type(instance), Lock):
+            return _is_held(instance)
+        if issubclass(type(instance), RLock):
+            return int(re.findall(r"count=(\d+)", repr(instance))[0]) if instance._is_owned() else 0
+        if type(instance) in _of_processes():
+            return instance._get_value()
+        attributes = attribute_dict(instance) or {}
+        return {name: value for name, value in attributes.items() if type(value) in {bool, int}}
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """By value."""
-        return bool(self.copy(found, Copies()) == memory)
+        return bool(self.copy(instance, Copies()) == memory)
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """Raises RuntimeError where another thread may be concerned."""
-        if others_run() or type(found) in _of_processes():
+        if others_run() or type(instance) in _of_processes():
             raise RuntimeError("others may hold it or wait for it")
         if isinstance(memory, dict):
-            (attribute_dict(found) or {}).update(memory)
+            (attribute_dict(instance) or {}).update(memory)
             return
-        for _ in range(int(self.copy(found, Copies())), int(memory)):
-            found.acquire(blocking=False)
-        for _ in range(int(memory), int(self.copy(found, Copies()))):
-            found.release()
+        for _ in range(int(self.copy(instance, Copies())), int(memory)):
+            instance.acquire(blocking=False)
+        for _ in range(int(memory), int(self.copy(instance, Copies()))):
+            instance.release()
 
 
 def _is_held(lock: Any) -> bool:
@@ -93,8 +93,10 @@ def _of_processes() -> tuple[type, ...]:
 
 def others_run() -> bool:
     """Whether a thread beside this one runs code of the user's, or what is handed to it."""
-    others = (one for one in threading.enumerate() if one is not threading.current_thread())
-    return any(is_the_users_class(type(one)) or _runs_the_users(one) for one in others)
+    threads = (
+        thread for thread in threading.enumerate() if thread is not threading.current_thread()
+    )
+    return any(is_the_users_class(type(thread)) or _runs_the_users(thread) for thread in threads)
 
 
 def _runs_the_users(thread: Any) -> bool:

@@ -47,8 +47,8 @@ def _is_a_librarys(name: str) -> bool:
 
 
 def _all() -> dict[str, logging.Logger]:
-    found = {"": logging.root, **logging.root.manager.loggerDict}
-    return {name: one for name, one in found.items() if isinstance(one, logging.Logger)}
+    loggers = {"": logging.root, **logging.root.manager.loggerDict}
+    return {name: logger for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
 
 
 def _loggers() -> _Loggers:
@@ -56,19 +56,25 @@ def _loggers() -> _Loggers:
     return _Loggers(
         (
             name,
-            ([*one.handlers], [*one.filters], one.level, one.propagate, bool(one.disabled)),
+            (
+                [*logger.handlers],
+                [*logger.filters],
+                logger.level,
+                logger.propagate,
+                bool(logger.disabled),
+            ),
         )
-        for name, one in _all().items()
+        for name, logger in _all().items()
     )
 
 
 def _write_loggers(value: _Loggers) -> None:
     now = _loggers()
-    for name, one in _all().items():
+    for name, logger in _all().items():
         saved = value.get(name, NEW)
         if now[name] == saved or (name not in value and _is_a_librarys(name)):
             continue
-        handlers, filters, level, one.propagate, one.disabled = saved
-        one.handlers[:], one.filters[:] = handlers, filters
-        if one.level != level:
-            one.setLevel(level)
+        handlers, filters, level, logger.propagate, logger.disabled = saved
+        logger.handlers[:], logger.filters[:] = handlers, filters
+        if logger.level != level:
+            logger.setLevel(level)

@@ -25,29 +25,29 @@ class Storages(Kind):
 
         return issubclass(cls, torch.UntypedStorage)
 
-    def copy(self, found: Any, copies: Copies) -> tuple[Any, int]:
+    def copy(self, instance: Any, copies: Copies) -> tuple[Any, int]:
         """The bytes; only their number where they are too many."""
-        fits = copies.fits(found, found.nbytes()) and found.device.type != "meta"
-        return _bytes(found).clone() if fits else None, found.nbytes()
+        fits = copies.fits(instance, instance.nbytes()) and instance.device.type != "meta"
+        return _bytes(instance).clone() if fits else None, instance.nbytes()
 
-    def glance(self, found: Any) -> tuple[Any, int]:
+    def glance(self, instance: Any) -> tuple[Any, int]:
         """Without the bytes."""
-        return None, found.nbytes()
+        return None, instance.nbytes()
 
-    def same(self, found: Any, memory: tuple[Any, int]) -> bool:
+    def same(self, instance: Any, memory: tuple[Any, int]) -> bool:
         """Byte by byte."""
         import torch
 
         saved, size = memory
-        return found.nbytes() == size and (saved is None or torch.equal(_bytes(found), saved))
+        return instance.nbytes() == size and (saved is None or torch.equal(_bytes(instance), saved))
 
-    def put_back(self, found: Any, memory: tuple[Any, int]) -> None:
+    def put_back(self, instance: Any, memory: tuple[Any, int]) -> None:
         """Into its own memory."""
         saved, size = memory
-        if found.nbytes() != size:
-            found.resize_(size)
+        if instance.nbytes() != size:
+            instance.resize_(size)
         if saved is not None:
-            _bytes(found).copy_(saved)
+            _bytes(instance).copy_(saved)
 
 
 def _bytes(storage: Any) -> torch.Tensor:
@@ -67,46 +67,46 @@ class Mapped(Kind):
         data: Any = ctypes._SimpleCData.__mro__[1]
         return issubclass(cls, (memoryview, mmap.mmap, data))
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """What a view is of, what a pointer points to."""
-        if isinstance(found, memoryview):
-            return (found.obj,)
-        if isinstance(found, ctypes.py_object):
-            return (found.value,) if found else ()
-        kept = [one for one in gc.get_referents(found) if isinstance(one, dict)]
-        return [one for held in kept for one in held.values()]
+        if isinstance(instance, memoryview):
+            return (instance.obj,)
+        if isinstance(instance, ctypes.py_object):
+            return (instance.value,) if instance else ()
+        kept = [referent for referent in gc.get_referents(instance) if isinstance(referent, dict)]
+        return [value for held in kept for value in held.values()]
 
-    def copy(self, found: Any, copies: Copies) -> tuple[bytes | None, int]:
+    def copy(self, instance: Any, copies: Copies) -> tuple[bytes | None, int]:
         """The bytes, and of a mapped file where it is read."""
-        view, position = _bytes_of(found), _position(found)
-        if view.readonly or not view.contiguous or not copies.fits(found, view.nbytes):
+        view, position = _bytes_of(instance), _position(instance)
+        if view.readonly or not view.contiguous or not copies.fits(instance, view.nbytes):
             return None, position
         return view.tobytes(), position
 
-    def same(self, found: Any, memory: tuple[bytes | None, int]) -> bool:
+    def same(self, instance: Any, memory: tuple[bytes | None, int]) -> bool:
         """Byte by byte."""
         saved, position = memory
-        if _position(found) != position:
+        if _position(instance) != position:
             return False
-        return saved is None or _bytes_of(found).tobytes() == saved
+        return saved is None or _bytes_of(instance).tobytes() == saved
 
-    def put_back(self, found: Any, memory: tuple[bytes | None, int]) -> None:
+    def put_back(self, instance: Any, memory: tuple[bytes | None, int]) -> None:
         """Into its own memory."""
         saved, position = memory
         if saved is not None:
-            _bytes_of(found)[:] = saved
-        if isinstance(found, mmap.mmap):
-            found.seek(position)
+            _bytes_of(instance)[:] = saved
+        if isinstance(instance, mmap.mmap):
+            instance.seek(position)
 
 
-def _position(found: Any) -> int:
-    return found.tell() if isinstance(found, mmap.mmap) else 0
+def _position(instance: Any) -> int:
+    return instance.tell() if isinstance(instance, mmap.mmap) else 0
 
 
-def _bytes_of(found: Any) -> memoryview:
-    view = memoryview(found)
+def _bytes_of(instance: Any) -> memoryview:
+    view = memoryview(instance)
     if not view.contiguous:
         return view
-    if not isinstance(found, memoryview | mmap.mmap):
-        return memoryview((ctypes.c_char * ctypes.sizeof(found)).from_buffer(found)).cast("B")
+    if not isinstance(instance, memoryview | mmap.mmap):
+        return memoryview((ctypes.c_char * ctypes.sizeof(instance)).from_buffer(instance)).cast("B")
     return view.cast("B")

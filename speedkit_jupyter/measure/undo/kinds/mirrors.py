@@ -29,27 +29,27 @@ COMPRESSING = frozenset(["gzip.GzipFile", "bz2.BZ2File", "lzma.LZMAFile"])
 FILES = Files()
 
 
-def mirrors_a_file(found: Any) -> bool:
+def mirrors_a_file(instance: Any) -> bool:
     """Whether a library's object is about a file that is written to, and knows what is in it."""
-    cls = type(found)
+    cls = type(instance)
     names = {f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__}
     if names & BY_NAME:
         return True
     if names & COMPRESSING:
-        return bool(FILES.beyond(found))
+        return bool(FILES.beyond(instance))
     if is_the_users_class(cls) or _trains(cls):
         return False
-    held = list((attribute_dict(found) or {}).items())
+    held = list((attribute_dict(instance) or {}).items())
     if "shelve.Shelf" in names:
-        return any(name == "dict" and type(one) is not dict for name, one in held)
-    return any(_is_written(one) for _, one in held)
+        return any(name == "dict" and type(value) is not dict for name, value in held)
+    return any(_is_written(value) for _, value in held)
 
 
-def _is_written(one: Any) -> bool:
-    if is_a(one, _connections()):
+def _is_written(value: Any) -> bool:
+    if is_a(value, _connections()):
         return True
-    in_memory = is_a(one, io.StringIO | io.BytesIO)
-    return is_a(one, io.IOBase) and not in_memory and bool(FILES.beyond(one))
+    in_memory = is_a(value, io.StringIO | io.BytesIO)
+    return is_a(value, io.IOBase) and not in_memory and bool(FILES.beyond(value))
 
 
 def _connections() -> tuple[type, ...]:
@@ -74,13 +74,13 @@ class Loggers(Kind):
         """And what stands before one."""
         return issubclass(cls, logging.Logger | logging.LoggerAdapter)
 
-    def beyond(self, found: Any) -> str:
+    def beyond(self, instance: Any) -> str:
         """Where a handler of its own, or of those that it passes on to, has a file."""
-        one = found
-        while issubclass(type(one), logging.LoggerAdapter):
-            one = one.logger
-        while issubclass(type(one), logging.Logger):
-            if any(issubclass(type(each), logging.FileHandler) for each in one.handlers):
+        logger = instance
+        while issubclass(type(logger), logging.LoggerAdapter):
+            logger = logger.logger
+        while issubclass(type(logger), logging.Logger):
+            if any(issubclass(type(handler), logging.FileHandler) for handler in logger.handlers):
                 return "writes to a file"
-            one = one.parent if one.propagate else None
+            logger = logger.parent if logger.propagate else None
         return ""

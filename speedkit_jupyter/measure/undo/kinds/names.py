@@ -38,31 +38,31 @@ class NamesKind(Kind):
         """Only our own."""
         return cls is Names
 
-    def children(self, found: Names) -> Iterable[Any]:
+    def children(self, instance: Names) -> Iterable[Any]:
         """The values."""
-        return [found.space[name] for name in found.all if name in found.space]
+        return [instance.space[name] for name in instance.all if name in instance.space]
 
-    def copy(self, found: Names, copies: Copies) -> dict[str, Any]:
+    def copy(self, instance: Names, copies: Copies) -> dict[str, Any]:
         """What each means."""
-        return {name: found.space.get(name, MISSING) for name in found.all}
+        return {name: instance.space.get(name, MISSING) for name in instance.all}
 
-    def same(self, found: Names, memory: dict[str, Any]) -> bool:
+    def same(self, instance: Names, memory: dict[str, Any]) -> bool:
         """By identity."""
-        return all(found.space.get(name, MISSING) is one for name, one in memory.items())
+        return all(instance.space.get(name, MISSING) is value for name, value in memory.items())
 
-    def put_back(self, found: Names, memory: dict[str, Any]) -> None:
+    def put_back(self, instance: Names, memory: dict[str, Any]) -> None:
         """Those that the code binds; others may have been bound by another cell."""
-        for name in found.bound:
+        for name in instance.bound:
             if memory[name] is MISSING:
-                found.space.pop(name, None)
-            elif found.space.get(name, MISSING) is not memory[name]:
-                found.space[name] = memory[name]
+                instance.space.pop(name, None)
+            elif instance.space.get(name, MISSING) is not memory[name]:
+                instance.space[name] = memory[name]
 
-    def replace(self, found: Names, old: Any, new: Any) -> None:
+    def replace(self, instance: Names, old: Any, new: Any) -> None:
         """Every name of it."""
-        for name in found.all:
-            if found.space.get(name, MISSING) is old:
-                found.space[name] = new
+        for name in instance.all:
+            if instance.space.get(name, MISSING) is old:
+                instance.space[name] = new
 
 
 class Cells(Kind):
@@ -74,29 +74,29 @@ class Cells(Kind):
         """What a closure consists of."""
         return cls is CellType
 
-    def children(self, found: CellType) -> Iterable[Any]:
+    def children(self, instance: CellType) -> Iterable[Any]:
         """The value, if it has one yet."""
-        value = _content(found)
+        value = _content(instance)
         return () if value is MISSING else (value,)
 
-    def copy(self, found: CellType, copies: Copies) -> Any:
+    def copy(self, instance: CellType, copies: Copies) -> Any:
         """The value."""
-        return _content(found)
+        return _content(instance)
 
-    def same(self, found: CellType, memory: Any) -> bool:
+    def same(self, instance: CellType, memory: Any) -> bool:
         """By identity."""
-        return _content(found) is memory
+        return _content(instance) is memory
 
-    def put_back(self, found: CellType, memory: Any) -> None:
+    def put_back(self, instance: CellType, memory: Any) -> None:
         """Bind it, or leave it without a value."""
         if memory is MISSING:
-            del found.cell_contents
+            del instance.cell_contents
         else:
-            found.cell_contents = memory
+            instance.cell_contents = memory
 
-    def replace(self, found: CellType, old: Any, new: Any) -> None:
+    def replace(self, instance: CellType, old: Any, new: Any) -> None:
         """The variable."""
-        found.cell_contents = new
+        instance.cell_contents = new
 
 
 def _content(cell: CellType) -> Any:
@@ -116,20 +116,22 @@ class Modules(Kind):
         """Modules of every kind."""
         return issubclass(cls, ModuleType)
 
-    def children(self, found: ModuleType) -> Iterable[Any]:
+    def children(self, instance: ModuleType) -> Iterable[Any]:
         """Its names, where it is the user's."""
-        if is_the_users_module(found):
-            names = [name for name in vars(found) if name[:2] != "__"]
-            yield Names(vars(found), names, names)
+        if is_the_users_module(instance):
+            names = [name for name in vars(instance) if name[:2] != "__"]
+            yield Names(vars(instance), names, names)
 
 
-def namespaces(found: Iterable[Any]) -> list[Any]:
+def namespaces(objects: Iterable[Any]) -> list[Any]:
     """The globals of the user's own functions among objects, and of a cell, each once."""
-    spaces = [one.space for one in found if type(one) is Names]
+    spaces = [names.space for names in objects if type(names) is Names]
     spaces += [
-        one.__globals__ for one in found if type(one) is FunctionType and is_the_users_function(one)
+        function.__globals__
+        for function in objects
+        if type(function) is FunctionType and is_the_users_function(function)
     ]
-    return list({id(one): one for one in spaces}.values())
+    return list({id(space): space for space in spaces}.values())
 
 
 @lru_cache(maxsize=4096)
@@ -141,9 +143,9 @@ def global_names(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     bound: dict[str, None] = {}
     codes = [code]
     while codes:
-        one = codes.pop()
-        codes += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
-        for instruction in dis.get_instructions(one):
+        block = codes.pop()
+        codes += [inner for inner in block.co_consts if isinstance(inner, CodeType)]
+        for instruction in dis.get_instructions(block):
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 read[instruction.argval] = None
             elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):

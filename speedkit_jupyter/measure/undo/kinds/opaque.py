@@ -27,21 +27,21 @@ class Reduced(Kind):
         """Partial objects by themselves; others where nothing else is known (`says_its_state`)."""
         return issubclass(cls, functools.partial)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """All that the state consists of."""
-        return list(_leaves(_state(found)))
+        return list(_leaves(_state(instance)))
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """As it would be pickled."""
-        return _state(found)
+        return _state(instance)
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """Objects by identity, plain values by value."""
-        return _alike(_state(found), memory)
+        return _alike(_state(instance), memory)
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """As it would be loaded."""
-        found.__setstate__(_loaded(memory))
+        instance.__setstate__(_loaded(memory))
 
 
 class _Itself(NamedTuple):
@@ -50,9 +50,9 @@ class _Itself(NamedTuple):
     found: Any
 
 
-def _state(found: Any) -> Any:
+def _state(instance: Any) -> Any:
     """What is made anew for each pickle is taken apart; what is the same each time is held."""
-    state, again = found.__reduce_ex__(4), found.__reduce_ex__(4)
+    state, again = instance.__reduce_ex__(4), instance.__reduce_ex__(4)
     has_one = isinstance(state, tuple) and len(state) > 2
     return _taken_apart(state[2], again[2]) if has_one else None
 
@@ -64,7 +64,7 @@ def _taken_apart(state: Any, again: Any) -> Any:
     if state is again:
         return state if state == () else _Itself(state)
     if cls is dict:
-        return {key: _taken_apart(one, again.get(key)) for key, one in state.items()}
+        return {key: _taken_apart(value, again.get(key)) for key, value in state.items()}
     return cls(map(_taken_apart, state, again))
 
 
@@ -73,32 +73,32 @@ def _loaded(state: Any) -> Any:
         return state.found
     if type(state) in {list, tuple}:
         return type(state)(map(_loaded, state))
-    return {key: _loaded(one) for key, one in state.items()} if type(state) is dict else state
+    return {key: _loaded(value) for key, value in state.items()} if type(state) is dict else state
 
 
 def _leaves(state: Any) -> Iterable[Any]:
     if type(state) is _Itself:
         yield state.found
     elif type(state) in {list, tuple}:
-        for one in state:
-            yield from _leaves(one)
+        for part in state:
+            yield from _leaves(part)
     elif type(state) is dict:
-        for one in state.values():
-            yield from _leaves(one)
+        for part in state.values():
+            yield from _leaves(part)
     else:
         yield state
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
+def _alike(now: Any, saved: Any) -> bool:
+    if type(now) is not type(saved):
         return False
-    if type(one) is _Itself:
-        return one.found is other.found
-    if type(one) in {list, tuple}:
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if type(one) is dict:
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    return one is other or (type(one) in {int, float, str, bytes, bool} and one == other)
+    if type(now) is _Itself:
+        return now.found is saved.found
+    if type(now) in {list, tuple}:
+        return len(now) == len(saved) and all(map(_alike, now, saved))
+    if type(now) is dict:
+        return now.keys() == saved.keys() and all(_alike(now[key], saved[key]) for key in now)
+    return now is saved or (type(now) in {int, float, str, bytes, bool} and now == saved)
 
 
 class Unknown(Kind):
@@ -109,7 +109,7 @@ class Unknown(Kind):
         own: Any = cls.__hash__
         return cls is not object and (own is None or own is object.__hash__)
 
-    def beyond(self, found: Any) -> str:
+    def beyond(self, instance: Any) -> str:
         """Always."""
         return "is not known"
 
@@ -125,10 +125,10 @@ def says_its_state(cls: type) -> bool:
 def hides_memory(cls: type) -> bool:
     """Whether an instance takes more bytes than its dictionary and slots do."""
     slots = sum(
-        isinstance(one, MemberDescriptorType)
+        isinstance(slot, MemberDescriptorType)
         for base in cls.__mro__
         if "__slots__" in base.__dict__
-        for one in base.__dict__.values()
+        for slot in base.__dict__.values()
     )
     pointers = slots + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
     return cls.__basicsize__ > object.__basicsize__ + pointers * POINTER_BYTES

@@ -42,16 +42,16 @@ def settings() -> Iterator[Setting]:
 def _write_environment(value: dict[str, str]) -> None:
     for name in os.environ.keys() - value.keys():
         del os.environ[name]
-    for name, one in value.items():
-        if os.environ.get(name) != one:
-            os.environ[name] = one
+    for name, content in value.items():
+        if os.environ.get(name) != content:
+            os.environ[name] = content
 
 
 def _environment_of_c() -> dict[bytes, bytes]:
     """What `os.putenv` and libraries set, which `os.environ` does not know."""
-    found = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    environment = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     values, number = {}, 0
-    while line := found[number]:
+    while line := environment[number]:
         name, _, value = line.partition(b"=")
         values[name] = value
         number += 1
@@ -62,13 +62,13 @@ def _write_environment_of_c(value: dict[bytes, bytes]) -> None:
     now = _environment_of_c()
     for name in now.keys() - value.keys():
         os.unsetenv(name)
-    for name, one in value.items():
-        if now.get(name) != one:
-            os.putenv(name, one)
+    for name, content in value.items():
+        if now.get(name) != content:
+            os.putenv(name, content)
 
 
 def _handlers() -> dict[int, Any]:
-    return {int(one): interrupts.handler_of(one) for one in signal.valid_signals()}
+    return {int(number): interrupts.handler_of(number) for number in signal.valid_signals()}
 
 
 def _write_handlers(value: dict[int, Any]) -> None:
@@ -89,11 +89,11 @@ def _write_blocked(value: set[int]) -> None:
 
 def _timers() -> dict[int, tuple[float, bool]]:
     """The interval, and whether it runs: how much is left changes by itself."""
-    found = {}
-    for one in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
-        left_s, interval_s = signal.getitimer(one)
-        found[int(one)] = (interval_s, left_s > 0)
-    return found
+    timers = {}
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        left_s, interval_s = signal.getitimer(timer)
+        timers[int(timer)] = (interval_s, left_s > 0)
+    return timers
 
 
 def _write_timers(value: dict[int, tuple[float, bool]]) -> None:

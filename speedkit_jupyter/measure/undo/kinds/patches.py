@@ -47,10 +47,10 @@ REGISTRY = "__warningregistry__"
 class Patches:
     """Names of modules and classes that code can reach, and what they mean at one moment."""
 
-    def __init__(self, found: Collection[Any]) -> None:
-        self.words = Words(found)
-        self.spaces = _reached(_spaces(found, self.words), self.words.named)
-        self._saved = [(one, dict(vars(one))) for one in self.spaces]
+    def __init__(self, objects: Collection[Any]) -> None:
+        self.words = Words(objects)
+        self.spaces = _reached(_spaces(objects, self.words), self.words.named)
+        self._saved = [(space, dict(vars(space))) for space in self.spaces]
         self._contents = [
             (value, list(value.items() if type(value) is dict else value))
             for value in self._named_containers()
@@ -58,7 +58,7 @@ class Patches:
         self._modules = dict(sys.modules)
         self._registries = [
             (names, dict(registry) if isinstance(registry := names.get(REGISTRY), dict) else None)
-            for names in namespaces(found)
+            for names in namespaces(objects)
         ]
 
     def _named_containers(self) -> list[Any]:
@@ -80,9 +80,9 @@ class Patches:
                 continue
             names = [*saved, *(name for name in now if name not in saved)]
             for name in names:
-                was, one = saved.get(name, MISSING), vars(space).get(name, MISSING)
-                if was is not one and not _is_of_every(space, name):
-                    yield from self._put_back(space, name, was, one)
+                was, present = saved.get(name, MISSING), vars(space).get(name, MISSING)
+                if was is not present and not _is_of_every(space, name):
+                    yield from self._put_back(space, name, was, present)
         for value, items in self._contents:
             _fill(value, items)
         self._put_back_modules()
@@ -116,12 +116,12 @@ class Patches:
                 sys.modules[name] = module
 
 
-def _spaces(found: Collection[Any], words: Words) -> Iterator[Space]:
+def _spaces(objects: Collection[Any], words: Words) -> Iterator[Space]:
     """Where code begins: modules and classes that it names, classes of objects, and the usual."""
-    for one in found:
-        if issubclass(type(one), ModuleType) or issubclass(type(one), type):
-            yield one
-    for cls in {type(one) for one in found}:
+    for instance in objects:
+        if issubclass(type(instance), ModuleType) or issubclass(type(instance), type):
+            yield instance
+    for cls in {type(instance) for instance in objects}:
         yield from cls.__mro__
     yield from words.namespaces()
     for name in MODULES:
@@ -129,7 +129,7 @@ def _spaces(found: Collection[Any], words: Words) -> Iterator[Space]:
             yield sys.modules[name]
     for name in OF_CLASSES:
         inside = vars(sys.modules[name]) if name in sys.modules else {}
-        yield from (one for one in list(inside.values()) if isinstance(one, type))
+        yield from (value for value in list(inside.values()) if isinstance(value, type))
     import torch
 
     yield torch.Tensor
@@ -137,16 +137,16 @@ def _spaces(found: Collection[Any], words: Words) -> Iterator[Space]:
 
 def _reached(begin: Iterable[Space], names: set[str]) -> list[Space]:
     """And the modules and classes that stand in them under a name that the code spells."""
-    waiting, known = list(begin), dict[int, Space]()
-    while waiting and len(known) < MOST:
-        one = waiting.pop()
-        if id(one) in known or _is_the_users_own(one):
+    waiting, spaces = list(begin), dict[int, Space]()
+    while waiting and len(spaces) < MOST:
+        space = waiting.pop()
+        if id(space) in spaces or _is_the_users_own(space):
             continue
-        known[id(one)] = one
-        inside = vars(one)
-        found = [inside[name] for name in names & inside.keys()]
-        waiting += [v for v in found if issubclass(type(v), ModuleType | type)]
-    return list(known.values())
+        spaces[id(space)] = space
+        inside = vars(space)
+        values = [inside[name] for name in names & inside.keys()]
+        waiting += [v for v in values if issubclass(type(v), ModuleType | type)]
+    return list(spaces.values())
 
 
 def _is_the_users_own(space: Any) -> bool:
@@ -214,10 +214,10 @@ def _forget_warnings(names: Any, registry: dict[Any, Any] | None) -> None:
         refill(names[REGISTRY], list(registry.items()))
 
 
-def _is_same_item(one: Any, other: Any) -> bool:
-    if type(one) is tuple and type(other) is tuple and len(one) == len(other) == 2:
-        return one[0] is other[0] and one[1] is other[1]
-    return one is other
+def _is_same_item(now: Any, saved: Any) -> bool:
+    if type(now) is tuple and type(saved) is tuple and len(now) == len(saved) == 2:
+        return now[0] is saved[0] and now[1] is saved[1]
+    return now is saved
 
 
 def _title(space: Space) -> str:

@@ -39,13 +39,13 @@ def generators() -> list[Setting]:
     """The process's own random generators, those of accelerators in use with them."""
     import torch
 
-    found = [
+    settings = [
         Setting("Python's random numbers", random.getstate, random.setstate),
         Setting("torch's random numbers", *_tensors(torch.get_rng_state, torch.set_rng_state)),
     ]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        found.append(
+        settings.append(
             Setting(
                 "numpy's random numbers",
                 lambda: _hashable(numpy.random.get_state()),
@@ -53,8 +53,8 @@ def generators() -> list[Setting]:
             )
         )
     for kind in devices.in_use():
-        found.append(Setting(f"{kind.name}'s random numbers", *_tensors(*kind.generators())))
-    return found
+        settings.append(Setting(f"{kind.name}'s random numbers", *_tensors(*kind.generators())))
+    return settings
 
 
 class _States(list[Any]):
@@ -71,8 +71,8 @@ class _States(list[Any]):
 
 def _tensors(read: Callable[[], Any], write: Callable[[Any], object]) -> tuple[Any, Any]:
     def states() -> _States:
-        found = read()
-        return _States(found if isinstance(found, list | tuple) else [found])
+        state = read()
+        return _States(state if isinstance(state, list | tuple) else [state])
 
     def put(value: _States) -> None:
         write(list(value) if isinstance(read(), list | tuple) else value[0])

@@ -18,32 +18,32 @@ class Generators(Kind):
         """Each has its own base class; numpy's newer ones keep theirs in a bit generator."""
         return bool(_ways(cls))
 
-    def children(self, found: Any) -> Any:
+    def children(self, instance: Any) -> Any:
         """The bit generator, which others may share, and what it was seeded by."""
-        held = (getattr(found, name, None) for name in ("bit_generator", "seed_seq"))
-        return [one for one in held if one is not None]
+        held = (getattr(instance, name, None) for name in ("bit_generator", "seed_seq"))
+        return [part for part in held if part is not None]
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """Its state."""
-        return copy.deepcopy(_read(found))
+        return copy.deepcopy(_read(instance))
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """States hold arrays and tensors."""
-        return bool(_flat(_read(found)) == _flat(memory))
+        return bool(_flat(_read(instance)) == _flat(memory))
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """Of a copy, so that it can be put back again and again."""
-        _, write = _ways(type(found)) or ("", "")
+        _, write = _ways(type(instance)) or ("", "")
         state = copy.deepcopy(memory)
         if write == "state":
-            found.state = state
+            instance.state = state
         elif write:
-            getattr(found, write)(state)
+            getattr(instance, write)(state)
 
 
-def _read(found: Any) -> Any:
-    read, _ = _ways(type(found)) or ("", "")
-    return found.state if read == "state" else getattr(found, read)() if read else None
+def _read(generator: Any) -> Any:
+    read, _ = _ways(type(generator)) or ("", "")
+    return generator.state if read == "state" else getattr(generator, read)() if read else None
 
 
 def _ways(cls: type) -> tuple[str, str] | tuple[()]:
@@ -71,7 +71,7 @@ def _flat(state: Any) -> Any:
     if hasattr(state, "numpy"):
         return state.numpy().tobytes()
     if isinstance(state, dict):
-        return {key: _flat(one) for key, one in state.items()}
+        return {key: _flat(part) for key, part in state.items()}
     return tuple(map(_flat, state)) if isinstance(state, tuple | list) else state
 
 
@@ -84,23 +84,23 @@ class ContextVariables(Kind):
         """Python's own."""
         return cls is ContextVar
 
-    def children(self, found: ContextVar[Any]) -> Any:
+    def children(self, instance: ContextVar[Any]) -> Any:
         """The value."""
-        return [one for one in (found.get(MISSING),) if one is not MISSING]
+        return [value for value in (instance.get(MISSING),) if value is not MISSING]
 
-    def copy(self, found: ContextVar[Any], copies: Copies) -> Any:
+    def copy(self, instance: ContextVar[Any], copies: Copies) -> Any:
         """The value, or the default."""
         try:
-            return found.get()
+            return instance.get()
         except LookupError:
             return MISSING
 
-    def same(self, found: ContextVar[Any], memory: Any) -> bool:
+    def same(self, instance: ContextVar[Any], memory: Any) -> bool:
         """By identity."""
-        return self.copy(found, Copies()) is memory
+        return self.copy(instance, Copies()) is memory
 
-    def put_back(self, found: ContextVar[Any], memory: Any) -> None:
+    def put_back(self, instance: ContextVar[Any], memory: Any) -> None:
         """One that had none can only be given one."""
         if memory is MISSING:
             raise RuntimeError("a context variable that had no value can't lose it")
-        found.set(memory)
+        instance.set(memory)

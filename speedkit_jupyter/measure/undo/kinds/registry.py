@@ -94,18 +94,18 @@ def _kinds(cls: type) -> tuple[Kind, ...]:
         return KINDS[:1]
     if REPLAYING.recognizes(cls):
         return (REPLAYING,)
-    found = tuple(kind for kind in KINDS if kind.recognizes(cls))
-    if any(type(kind) is Iterators for kind in found):
-        return tuple(kind for kind in found if type(kind) is Iterators)
+    kinds = tuple(kind for kind in KINDS if kind.recognizes(cls))
+    if any(type(kind) is Iterators for kind in kinds):
+        return tuple(kind for kind in kinds if type(kind) is Iterators)
     if is_elsewhere(cls):
         return (UNKNOWN,)
     if is_machinery(cls) and not issubclass(cls, type):
-        return tuple(kind for kind in found if kind.anywhere)
-    if any(kind.knows_memory for kind in found) or _is_inner(cls):
-        return found
-    if not UNKNOWN.recognizes(cls) or (found and not hides_memory(cls)):
-        return found
-    return (*found, REDUCED if says_its_state(cls) else UNKNOWN)
+        return tuple(kind for kind in kinds if kind.anywhere)
+    if any(kind.knows_memory for kind in kinds) or _is_inner(cls):
+        return kinds
+    if not UNKNOWN.recognizes(cls) or (kinds and not hides_memory(cls)):
+        return kinds
+    return (*kinds, REDUCED if says_its_state(cls) else UNKNOWN)
 
 
 # torch's own C++ objects, numpy's functions, Python's and pydantic's inner ones: nobody's state.

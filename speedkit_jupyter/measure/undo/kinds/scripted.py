@@ -22,27 +22,27 @@ class Scripted(Kind):
 
         return issubclass(cls, torch.jit.ScriptModule)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The tensors."""
         import torch
 
-        return [one for one in _held(found).values() if isinstance(one, torch.Tensor)]
+        return [tensor for tensor in _held(instance).values() if isinstance(tensor, torch.Tensor)]
 
-    def copy(self, found: Any, copies: Copies) -> dict[str, Any]:
+    def copy(self, instance: Any, copies: Copies) -> dict[str, Any]:
         """By name; tensors themselves."""
-        return _held(found)
+        return _held(instance)
 
-    def same(self, found: Any, memory: dict[str, Any]) -> bool:
+    def same(self, instance: Any, memory: dict[str, Any]) -> bool:
         """Tensors by identity."""
-        now = _held(found)
-        return all(_is_the_same(now.get(name), one) for name, one in memory.items())
+        now = _held(instance)
+        return all(_is_the_same(now.get(name), value) for name, value in memory.items())
 
-    def put_back(self, found: Any, memory: dict[str, Any]) -> None:
+    def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
         """What was rebound."""
-        now = _held(found)
-        for name, one in memory.items():
-            if not _is_the_same(now.get(name), one):
-                found._c.setattr(name, one)
+        now = _held(instance)
+        for name, value in memory.items():
+            if not _is_the_same(now.get(name), value):
+                instance._c.setattr(name, value)
 
 
 def _held(module: Any) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def _held(module: Any) -> dict[str, Any]:
     }
     kind = parts.ConcreteModuleType.from_jit_type(inner._type())
     for name in kind.get_attributes():
-        one = inner.getattr(name) if inner.hasattr(name) else None
-        if isinstance(one, (torch.Tensor, *PLAIN)):
-            held[name] = one
+        value = inner.getattr(name) if inner.hasattr(name) else None
+        if isinstance(value, (torch.Tensor, *PLAIN)):
+            held[name] = value
     return held
 
 
-def _is_the_same(now: Any, found: Any) -> bool:
-    return now is found or (type(now) in PLAIN and type(now) is type(found) and now == found)
+def _is_the_same(now: Any, saved: Any) -> bool:
+    return now is saved or (type(now) in PLAIN and type(now) is type(saved) and now == saved)

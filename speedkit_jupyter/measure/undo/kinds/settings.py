@@ -40,9 +40,9 @@ class Settings:
     def __init__(self, settings: Iterable[Setting]) -> None:
         self._modules = set(sys.modules)
         self._values: list[tuple[Setting, Any]] = []
-        for one in settings:
+        for setting in settings:
             try:
-                self._values.append((one, one.read()))
+                self._values.append((setting, setting.read()))
             except Exception:  # not in this version of torch, or not on this machine
                 continue
 
@@ -55,23 +55,29 @@ class Settings:
         modules were imported meanwhile, the change is theirs and stays.
         """
         imported = bool(sys.modules.keys() - self._modules)
-        for one, value in self._values:
+        for setting, value in self._values:
             try:
-                if is_same(one.read(), value):
+                if is_same(setting.read(), value):
                     continue
-                if imported and one.words and frozenset(one.words.split()).isdisjoint(spelled()):
+                if (
+                    imported
+                    and setting.words
+                    and frozenset(setting.words.split()).isdisjoint(spelled())
+                ):
                     continue
-                if one.write is not None:
-                    one.write(value)
-                    if is_same(one.read(), value):
+                if setting.write is not None:
+                    setting.write(value)
+                    if is_same(setting.read(), value):
                         continue
-                yield one.name, CHANGED
+                yield setting.name, CHANGED
             except Exception as error:
-                yield one.name, failure(error)
+                yield setting.name, failure(error)
 
     def changed(self) -> list[str]:
         """The names of those that are otherwise."""
-        return [one.name for one, value in self._values if not is_same(one.read(), value)]
+        return [
+            setting.name for setting, value in self._values if not is_same(setting.read(), value)
+        ]
 
 
 class Known(dict[Any, Any]):
@@ -91,18 +97,18 @@ def failure(error: Exception) -> str:
     return f"could not be put back ({f'{type(error).__name__}: {first:.100}'.rstrip(': ')})"
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(now: Any, saved: Any) -> bool:
     """By value, or by identity what can't be compared or says strange things of itself."""
-    if one is other:
+    if now is saved:
         return True
-    if type(one) is not type(other):
+    if type(now) is not type(saved):
         return False
-    if type(one) in {list, tuple}:
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if type(one) is dict:
-        return one.keys() == other.keys() and all(is_same(v, other[k]) for k, v in one.items())
+    if type(now) in {list, tuple}:
+        return len(now) == len(saved) and all(map(is_same, now, saved))
+    if type(now) is dict:
+        return now.keys() == saved.keys() and all(is_same(v, saved[k]) for k, v in now.items())
     try:
-        return bool(one == other)
+        return bool(now == saved)
     except Exception:  # an object of the user's
         return False
 
@@ -156,14 +162,19 @@ def contents(path: str, name: str, words: str = "", title: str = "") -> Setting:
     """
 
     def read() -> _Held:
-        found = getattr(owner_of(path), name)
-        return _Held(found, [one for one in _items(found) if not _is_of_a_plan(found, one)])
+        container = getattr(owner_of(path), name)
+        return _Held(
+            container, [item for item in _items(container) if not _is_of_a_plan(container, item)]
+        )
 
     def write(value: _Held) -> None:
-        found, items = value.found, value.items
-        refill(found, [*items, *(one for one in _items(found) if _is_of_a_plan(found, one))])
-        if getattr(owner_of(path), name) is not found:
-            setattr(owner_of(path), name, found)
+        container, items = value.found, value.items
+        refill(
+            container,
+            [*items, *(item for item in _items(container) if _is_of_a_plan(container, item))],
+        )
+        if getattr(owner_of(path), name) is not container:
+            setattr(owner_of(path), name, container)
 
     return Setting(title or f"{path.replace(':', '.')}.{name}", read, write, words)
 
@@ -171,34 +182,34 @@ def contents(path: str, name: str, words: str = "", title: str = "") -> Setting:
 class _Held:
     """A container and what it held; equal where both are the same objects."""
 
-    def __init__(self, found: Any, items: list[Any]) -> None:
-        self.found, self.items = found, items
+    def __init__(self, container: Any, items: list[Any]) -> None:
+        self.found, self.items = container, items
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Held) or self.found is not other.found:
             return False
-        mine, others = self.items, other.items
+        mine, theirs = self.items, other.items
         if isinstance(self.found, set):  # whose order is nobody's
-            return set(map(id, mine)) == set(map(id, others))
+            return set(map(id, mine)) == set(map(id, theirs))
         if isinstance(self.found, dict):
-            mine, others = ([part for pair in items for part in pair] for items in (mine, others))
-        return len(mine) == len(others) and all(map(operator.is_, mine, others))
+            mine, theirs = ([part for pair in items for part in pair] for items in (mine, theirs))
+        return len(mine) == len(theirs) and all(map(operator.is_, mine, theirs))
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _items(found: Any) -> list[Any]:
-    return list(dict.items(found)) if isinstance(found, dict) else list(found)
+def _items(container: Any) -> list[Any]:
+    return list(dict.items(container)) if isinstance(container, dict) else list(container)
 
 
-def _is_of_a_plan(found: Any, item: Any) -> bool:
-    return is_the_plans(item[1] if isinstance(found, dict) else item)
+def _is_of_a_plan(container: Any, item: Any) -> bool:
+    return is_the_plans(item[1] if isinstance(container, dict) else item)
 
 
-def refill(found: Any, items: list[Any]) -> None:
+def refill(container: Any, items: list[Any]) -> None:
     """Let a container hold these."""
-    if isinstance(found, list):
-        found[:] = items
+    if isinstance(container, list):
+        container[:] = items
         return
-    found.clear()
-    found.update(items)
+    container.clear()
+    container.update(items)

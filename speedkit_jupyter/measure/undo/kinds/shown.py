@@ -21,22 +21,22 @@ class Images(Kind):
         image = sys.modules.get("PIL.Image")
         return image is not None and cls is type(image.new("L", (1, 1)).im)
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """Another of the same pixels."""
-        width, height = found.size
-        return found.copy() if copies.fits(found, width * height * found.bands) else None
+        width, height = instance.size
+        return instance.copy() if copies.fits(instance, width * height * instance.bands) else None
 
-    def glance(self, found: Any) -> Any:
+    def glance(self, instance: Any) -> Any:
         """Nothing: values are compared apart."""
         return None
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """Pixel by pixel."""
-        return memory is None or _pixels(found) == _pixels(memory)
+        return memory is None or _pixels(instance) == _pixels(memory)
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """Into its own memory."""
-        found.paste(memory, (0, 0, *memory.size))
+        instance.paste(memory, (0, 0, *memory.size))
 
 
 def _pixels(core: Any) -> bytes:
@@ -54,32 +54,32 @@ class Widgets(Kind):
         widget = getattr(sys.modules.get("ipywidgets"), "Widget", None)
         return widget is not None and issubclass(cls, widget)
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The widgets in it, and who observes it."""
-        notifiers = (attribute_dict(found) or {}).get("_trait_notifiers", {})
+        notifiers = (attribute_dict(instance) or {}).get("_trait_notifiers", {})
         yield notifiers
-        for one in _traits(found).values():
-            if isinstance(one, tuple):
-                yield from one
+        for value in _traits(instance).values():
+            if isinstance(value, tuple):
+                yield from value
 
-    def copy(self, found: Any, copies: Copies) -> dict[str, Any]:
+    def copy(self, instance: Any, copies: Copies) -> dict[str, Any]:
         """What can't change itself."""
         return {
-            name: one
-            for name, one in _traits(found).items()
-            if isinstance(one, PLAIN) and name[:1] != "_"
+            name: value
+            for name, value in _traits(instance).items()
+            if isinstance(value, PLAIN) and name[:1] != "_"
         }
 
-    def same(self, found: Any, memory: dict[str, Any]) -> bool:
+    def same(self, instance: Any, memory: dict[str, Any]) -> bool:
         """By value."""
-        return self.copy(found, Copies()) == memory
+        return self.copy(instance, Copies()) == memory
 
-    def put_back(self, found: Any, memory: dict[str, Any]) -> None:
+    def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
         """Told to the notebook, too."""
-        now = _traits(found)
-        changed = {name: one for name, one in memory.items() if now.get(name) != one}
+        now = _traits(instance)
+        changed = {name: value for name, value in memory.items() if now.get(name) != value}
         now.update(changed)
-        found.send_state([name for name in changed if name in found.keys])
+        instance.send_state([name for name in changed if name in instance.keys])
 
 
 def _traits(widget: Any) -> dict[str, Any]:

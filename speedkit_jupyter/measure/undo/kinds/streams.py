@@ -26,21 +26,21 @@ class Texts(Kind):
         """`StringIO` and `BytesIO`."""
         return issubclass(cls, io.StringIO | io.BytesIO)
 
-    def copy(self, found: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: Copies) -> Any:
         """None of one that is closed."""
-        return None if found.closed else (found.getvalue(), found.tell())
+        return None if instance.closed else (instance.getvalue(), instance.tell())
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """By value."""
-        return bool(self.copy(found, Copies()) == memory)
+        return bool(self.copy(instance, Copies()) == memory)
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """Raises ValueError where it was closed."""
         value, position = memory
-        found.seek(0)
-        found.truncate()
-        found.write(value)
-        found.seek(position)
+        instance.seek(0)
+        instance.truncate()
+        instance.write(value)
+        instance.seek(position)
 
 
 class Files(Kind):
@@ -50,27 +50,29 @@ class Files(Kind):
         """Python's own and those of the standard library."""
         return issubclass(cls, io.IOBase) and not issubclass(cls, io.StringIO | io.BytesIO)
 
-    def copy(self, found: Any, copies: Copies) -> int | None:
+    def copy(self, instance: Any, copies: Copies) -> int | None:
         """The position, where there is one."""
         try:
-            return None if self.beyond(found) or found.closed else int(found.tell())
+            return None if self.beyond(instance) or instance.closed else int(instance.tell())
         except (OSError, ValueError):  # in the middle of a loop over its lines
             return None
 
-    def same(self, found: Any, memory: int | None) -> bool:
+    def same(self, instance: Any, memory: int | None) -> bool:
         """The position."""
-        return memory is None or (not found.closed and found.tell() == memory)
+        return memory is None or (not instance.closed and instance.tell() == memory)
 
-    def put_back(self, found: Any, memory: int) -> None:
+    def put_back(self, instance: Any, memory: int) -> None:
         """Raises ValueError where it was closed."""
-        found.seek(memory)
+        instance.seek(memory)
 
-    def beyond(self, found: Any) -> str:
+    def beyond(self, instance: Any) -> str:
         """Where it can be written, or read only once. What is printed is printed."""
         try:
-            if found.closed or _is_standard(found):
+            if instance.closed or _is_standard(instance):
                 return ""
-            return "is written to for real" if found.writable() or not found.seekable() else ""
+            return (
+                "is written to for real" if instance.writable() or not instance.seekable() else ""
+            )
         except (OSError, ValueError, AttributeError):
             return ""
 
@@ -86,26 +88,26 @@ class Iterators(Kind):
             return False
         return cls.__dictoffset__ == 0 and "__slots__" not in cls.__dict__
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """What a generator of the user's works on, what one in C calls and gives out."""
-        is_a_generator = isinstance(found, GeneratorType)
-        if type(found).__module__ in KEPT_IN_C and not is_a_generator:
-            yield from _behind(found)
-        frame = found.gi_frame if is_a_generator else None
+        is_a_generator = isinstance(instance, GeneratorType)
+        if type(instance).__module__ in KEPT_IN_C and not is_a_generator:
+            yield from _behind(instance)
+        frame = instance.gi_frame if is_a_generator else None
         if frame is None or is_installed(str(frame.f_globals.get("__name__")).partition(".")[0]):
             return
         yield from frame.f_locals.values()
-        yield Names(frame.f_globals, global_names(found.gi_code)[0])
+        yield Names(frame.f_globals, global_names(instance.gi_code)[0])
 
-    def beyond(self, found: Any) -> str:
+    def beyond(self, instance: Any) -> str:
         """Unless what holds it holds a replaying one for a while."""
         return "is drawn from for real"
 
 
-def _behind(found: Any) -> Iterator[Any]:
+def _behind(iterator: Any) -> Iterator[Any]:
     """All but other iterators, which this one draws from."""
-    for one in gc.get_referents(found):
-        parts = one if type(one) is tuple else (one,)
+    for referent in gc.get_referents(iterator):
+        parts = referent if type(referent) is tuple else (referent,)
         yield from (part for part in parts if not issubclass(type(part), Iterator))
 
 
@@ -118,14 +120,14 @@ class Replaying(Kind):
         """It says so."""
         return hasattr(cls, "replays")
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """Where it draws from: an object's attributes are put back."""
-        return () if isinstance(found._source, GeneratorType) else (found._source,)
+        return () if isinstance(instance._source, GeneratorType) else (instance._source,)
 
 
 def _is_standard(file: Any) -> bool:
     streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    return any(file is one or file is getattr(one, "buffer", one) for one in streams)
+    return any(file is stream or file is getattr(stream, "buffer", stream) for stream in streams)
 
 
 def _has_workers(cls: type) -> bool:

@@ -48,81 +48,81 @@ class Tensors(Kind):
 
         return issubclass(cls, torch.Tensor)
 
-    def copy(self, found: torch.Tensor, copies: Copies) -> Memory:
+    def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
         """A clone; or a checksum where it would be too large."""
 
-        detached = found if is_transformed(found) else found.detach()
-        size = found.numel() * found.element_size()
+        detached = instance if is_transformed(instance) else instance.detach()
+        size = instance.numel() * instance.element_size()
         saved = summed = home = None
-        if _consists_of_others(found) or not has_values(found):
+        if _consists_of_others(instance) or not has_values(instance):
             pass  # what it consists of are tensors, which are copied themselves
-        elif copies.fits(found, size):
+        elif copies.fits(instance, size):
             once = flat(detached)
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
         else:
             summed = checksum(detached)
-        if saved is not None and not copies.off_device and not found.is_inference():
-            home = found.data  # else it would stay on the device as well
+        if saved is not None and not copies.off_device and not instance.is_inference():
+            home = instance.data  # else it would stay on the device as well
         return Memory(
             saved,
             summed,
             home,
-            _layout(found),
-            found.untyped_storage().nbytes() if _has_memory(found) else 0,
-            found.is_leaf,
-            found.requires_grad,
-            _version(found),
-            _is_shared(found),
+            _layout(instance),
+            instance.untyped_storage().nbytes() if _has_memory(instance) else 0,
+            instance.is_leaf,
+            instance.requires_grad,
+            _version(instance),
+            _is_shared(instance),
         )
 
-    def glance(self, found: torch.Tensor) -> Memory:
+    def glance(self, instance: torch.Tensor) -> Memory:
         """Without the values."""
-        settings = (found.is_leaf, found.requires_grad, _version(found))
-        return Memory(None, None, None, _layout(found), 0, *settings)
+        settings = (instance.is_leaf, instance.requires_grad, _version(instance))
+        return Memory(None, None, None, _layout(instance), 0, *settings)
 
-    def same(self, found: torch.Tensor, memory: Memory) -> bool:
+    def same(self, instance: torch.Tensor, memory: Memory) -> bool:
         """Bit by bit, where there is a copy."""
-        if _layout(found) != memory.layout or found.requires_grad != memory.requires_grad:
+        if _layout(instance) != memory.layout or instance.requires_grad != memory.requires_grad:
             return False
-        return found.is_leaf == memory.is_leaf and self.same_values(found, memory)
+        return instance.is_leaf == memory.is_leaf and self.same_values(instance, memory)
 
-    def same_values(self, found: torch.Tensor, memory: Memory) -> bool:
+    def same_values(self, instance: torch.Tensor, memory: Memory) -> bool:
         """Whatever its strides."""
         if memory.saved is None:
             return True
-        if _layout(found)[:2] != memory.layout[:2]:
+        if _layout(instance)[:2] != memory.layout[:2]:
             return False
-        if memory.size and found.untyped_storage().nbytes() < memory.size:  # given back
+        if memory.size and instance.untyped_storage().nbytes() < memory.size:  # given back
             return False
-        return equal(flat(found.detach()), memory.saved)
+        return equal(flat(instance.detach()), memory.saved)
 
     def is_too_large(self, memory: Memory) -> bool:
         """Data of the user's, never the model's."""
         return memory.checksum is not None
 
-    def same_checksum(self, found: torch.Tensor, memory: Memory) -> bool:
+    def same_checksum(self, instance: torch.Tensor, memory: Memory) -> bool:
         """Of what was too large to copy."""
-        return bool(checksum(found.detach()) == memory.checksum)
+        return bool(checksum(instance.detach()) == memory.checksum)
 
-    def put_back(self, found: torch.Tensor, memory: Memory) -> None:
+    def put_back(self, instance: torch.Tensor, memory: Memory) -> None:
         """Memory, values, and whether it wants a gradient."""
         import torch
 
         layout, saved, home = memory.layout, memory.saved, memory.home
-        _grow(found if home is None else home, memory)
-        with torch.inference_mode() if found.is_inference() else nullcontext():
-            now = _layout(found)
+        _grow(instance if home is None else home, memory)
+        with torch.inference_mode() if instance.is_inference() else nullcontext():
+            now = _layout(instance)
             if home is not None and now != layout:
-                found.data = home
+                instance.data = home
             elif now[:4] != layout[:4] and saved is not None:
-                found.data = laid_out(layout, saved)
+                instance.data = laid_out(layout, saved)
             if saved is not None:
-                write(found, saved)
-        if memory.is_leaf and not found.is_leaf:  # a graph was written into it
-            found.detach_()
-        if found.requires_grad != memory.requires_grad:
-            found.requires_grad_(memory.requires_grad)
-        if _is_shared(found) and not memory.is_shared:
+                write(instance, saved)
+        if memory.is_leaf and not instance.is_leaf:  # a graph was written into it
+            instance.detach_()
+        if instance.requires_grad != memory.requires_grad:
+            instance.requires_grad_(memory.requires_grad)
+        if _is_shared(instance) and not memory.is_shared:
             raise RuntimeError("it lies in memory of all processes now")
 
 
@@ -135,34 +135,36 @@ class Gradients(Kind):
 
         return issubclass(cls, torch.Tensor)
 
-    def children(self, found: torch.Tensor) -> Iterable[Any]:
+    def children(self, instance: torch.Tensor) -> Iterable[Any]:
         """The gradient and the dicts of hooks."""
-        return [one for one in self.copy(found, Copies()) if not isinstance(one, bool | None)]
+        return [part for part in self.copy(instance, Copies()) if not isinstance(part, bool | None)]
 
-    def copy(self, found: torch.Tensor, copies: Copies) -> tuple[Any, ...]:
+    def copy(self, instance: torch.Tensor, copies: Copies) -> tuple[Any, ...]:
         """The objects themselves; whether one that is computed keeps its gradient."""
-        gradient = found.grad if found.is_leaf or found.retains_grad else None  # others warn
-        hooks = [getattr(found, name, None) for name in SLOTS]
-        return (gradient, found.retains_grad and not found.is_leaf, *hooks)
+        gradient = (
+            instance.grad if instance.is_leaf or instance.retains_grad else None  # others warn
+        )
+        hooks = [getattr(instance, name, None) for name in SLOTS]
+        return (gradient, instance.retains_grad and not instance.is_leaf, *hooks)
 
-    def same(self, found: torch.Tensor, memory: tuple[Any, ...]) -> bool:
+    def same(self, instance: torch.Tensor, memory: tuple[Any, ...]) -> bool:
         """By identity."""
         return all(
-            one is other for one, other in zip(self.copy(found, Copies()), memory, strict=True)
+            part is saved for part, saved in zip(self.copy(instance, Copies()), memory, strict=True)
         )
 
-    def put_back(self, found: torch.Tensor, memory: tuple[Any, ...]) -> None:
+    def put_back(self, instance: torch.Tensor, memory: tuple[Any, ...]) -> None:
         """It fits the parameter by now. Raises RuntimeError for what torch can't take back."""
         gradient, retains, *hooks = memory
-        if (found.is_leaf or found.retains_grad) and found.grad is not gradient:
-            found.grad = gradient
-        for name, one in zip(SLOTS, hooks, strict=True):
-            now = getattr(found, name, None)
-            if now is not one:
+        if (instance.is_leaf or instance.retains_grad) and instance.grad is not gradient:
+            instance.grad = gradient
+        for name, hook in zip(SLOTS, hooks, strict=True):
+            now = getattr(instance, name, None)
+            if now is not hook:
                 if isinstance(now, dict):
                     now.clear()  # which a graph goes on asking
-                setattr(found, name, one)
-        if found.retains_grad and not found.is_leaf and not retains:
+                setattr(instance, name, hook)
+        if instance.retains_grad and not instance.is_leaf and not retains:
             raise RuntimeError("it retains its gradient from now on")
 
 

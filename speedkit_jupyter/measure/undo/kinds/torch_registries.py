@@ -97,10 +97,10 @@ def _configs() -> Known:
         {
             name: tuple(
                 own.get() if type(own := entry.user_override) is ContextVar else own
-                for entry in found.values()
+                for entry in config.values()
             )
-            for name, found in entries.items()
-            if isinstance(found, dict)
+            for name, config in entries.items()
+            if isinstance(config, dict)
         }
     )
 
@@ -109,8 +109,8 @@ def _write_configs(value: Known) -> None:
     now = _configs()
     for module, values in value.items():
         config: Any = sys.modules[module]
-        for name, own, one in zip(config._config, values, now[module], strict=True):
-            if is_same(own, one):
+        for name, own, present in zip(config._config, values, now[module], strict=True):
+            if is_same(own, present):
                 continue
             entry = config._config[name]
             # By its own setter first, which notes that compiled code is out of date.

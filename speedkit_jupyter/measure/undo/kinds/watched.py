@@ -15,11 +15,11 @@ class Watched(Kind):
 
     why = ""
 
-    def same(self, found: Any, memory: Any) -> bool:
+    def same(self, instance: Any, memory: Any) -> bool:
         """By value."""
-        return bool(self.copy(found, Copies()) == memory)
+        return bool(self.copy(instance, Copies()) == memory)
 
-    def put_back(self, found: Any, memory: Any) -> None:
+    def put_back(self, instance: Any, memory: Any) -> None:
         """Raises RuntimeError."""
         raise RuntimeError(self.why)
 
@@ -35,9 +35,9 @@ class Graphs(Watched):
         graph = getattr(sys.modules.get("torch.fx"), "Graph", None)
         return graph is not None and issubclass(cls, graph)
 
-    def copy(self, found: Any, copies: Copies) -> list[Any]:
+    def copy(self, instance: Any, copies: Copies) -> list[Any]:
         """What each node does, and with what."""
-        return [(id(n), n.op, id(n.target), str(n.args), str(n.kwargs)) for n in found.nodes]
+        return [(id(n), n.op, id(n.target), str(n.args), str(n.kwargs)) for n in instance.nodes]
 
 
 class Seeds(Watched):
@@ -50,9 +50,9 @@ class Seeds(Watched):
         random: Any = getattr(sys.modules.get("numpy"), "random", None)
         return random is not None and issubclass(cls, random.SeedSequence)
 
-    def copy(self, found: Any, copies: Copies) -> int:
+    def copy(self, instance: Any, copies: Copies) -> int:
         """How many children it has had."""
-        return int(found.n_children_spawned)
+        return int(instance.n_children_spawned)
 
 
 class Folders(Watched):
@@ -64,6 +64,6 @@ class Folders(Watched):
         """Those of `tempfile`."""
         return issubclass(cls, tempfile.TemporaryDirectory)
 
-    def copy(self, found: Any, copies: Copies) -> bool:
+    def copy(self, instance: Any, copies: Copies) -> bool:
         """Whether it is there."""
-        return os.path.isdir(found.name)
+        return os.path.isdir(instance.name)

@@ -24,10 +24,10 @@ class Weak(Kind):
         """Also to methods, and with keys."""
         return issubclass(cls, weakref.ref) or cls in PROXIES
 
-    def children(self, found: Any) -> Iterable[Any]:
+    def children(self, instance: Any) -> Iterable[Any]:
         """The object; a proxy gives it away as what a method of its own is bound to."""
-        if type(found) in PROXIES:
-            one = found.__reduce_ex__.__self__
+        if type(instance) in PROXIES:
+            referent = instance.__reduce_ex__.__self__
         else:
-            one = weakref.ref.__call__(found)
-        return () if one is None else (one,)
+            referent = weakref.ref.__call__(instance)
+        return () if referent is None else (referent,)

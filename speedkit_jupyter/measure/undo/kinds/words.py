@@ -36,28 +36,28 @@ class Words:
     in a text, be it for `setattr` or `exec`; `modules` are those that it imports or names whole.
     """
 
-    def __init__(self, found: Iterable[Any]) -> None:
+    def __init__(self, objects: Iterable[Any]) -> None:
         self.named: set[str] = set()
         self.stored: set[str] = set()
         self.modules: set[str] = set()
-        codes = [code for one in found for code in _codes(one)]
-        seen: set[CodeType] = set()
+        codes = [code for instance in objects for code in _codes(instance)]
+        visited: set[CodeType] = set()
         while codes:
             code = codes.pop()
-            if code not in seen:
-                seen.add(code)
-                codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+            if code not in visited:
+                visited.add(code)
+                codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
                 self._read(code)
         self.named |= self.stored
 
-    def leaves(self, found: Iterable[Any], near: Iterable[Any]) -> list[str]:
+    def leaves(self, objects: Iterable[Any], near: Iterable[Any]) -> list[str]:
         """What the code calls that writes files or can't be taken back: `open(…, "w")`.
 
         Of methods only those count that code which may run calls by that name.
         """
-        waiting = _with_inner(code for one in found for code in _codes(one))
-        ready = _with_inner(code for one in near for code in _codes(one))
-        spaces = _spaces([*found, *near])
+        waiting = _with_inner(code for instance in objects for code in _codes(instance))
+        ready = _with_inner(code for instance in near for code in _codes(instance))
+        spaces = _spaces([*objects, *near])
         ready = [code for code in ready if not is_installed_code(code)]
         left, names = {code for code in waiting if code not in ready}, set[str]()
         calls: dict[str, None] = {}
@@ -66,18 +66,18 @@ class Words:
                 names.update(code.co_names)
                 calls |= dict.fromkeys(_lasting(code))
                 calls |= dict.fromkeys(changing_files(code, spaces.get(code, {})))
-            ready = [one for one in left if one.co_name in names or UNNAMED.match(one.co_name)]
+            ready = [code for code in left if code.co_name in names or UNNAMED.match(code.co_name)]
             left.difference_update(ready)
-            ready = [one for one in ready if not is_installed_code(one)]
+            ready = [code for code in ready if not is_installed_code(code)]
         return list(calls)
 
     def _read(self, code: CodeType) -> None:
         self.named.update(code.co_names)
-        for one in dis.get_instructions(code):
-            if one.opname in STORES:
-                self.stored.add(one.argval)
-            elif one.opname == "IMPORT_NAME":
-                self.modules.add(one.argval)
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in STORES:
+                self.stored.add(instruction.argval)
+            elif instruction.opname == "IMPORT_NAME":
+                self.modules.add(instruction.argval)
         for text in _texts(code.co_consts):
             self.stored.update(WORD.findall(text))
             parts = text.split(".")
@@ -94,21 +94,21 @@ class Words:
 
 
 def _with_inner(codes: Iterable[CodeType]) -> list[CodeType]:
-    waiting, found = list(codes), dict[CodeType, None]()
+    waiting, result = list(codes), dict[CodeType, None]()
     while waiting:
-        found[code := waiting.pop()] = None
-        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
-    return list(found)
+        result[code := waiting.pop()] = None
+        waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return list(result)
 
 
-def _spaces(found: Iterable[Any]) -> dict[CodeType, Any]:
+def _spaces(objects: Iterable[Any]) -> dict[CodeType, Any]:
     """The globals of all the code."""
     spaces: dict[CodeType, Any] = {}
-    for one in found:
+    for instance in objects:
         # Of other objects an attribute may be the user's own code.
-        space = one.space if type(one) is Names else None
-        space = one.__globals__ if type(one) is FunctionType else space
-        spaces |= dict.fromkeys(_with_inner(_codes(one)), space or {})
+        space = instance.space if type(instance) is Names else None
+        space = instance.__globals__ if type(instance) is FunctionType else space
+        spaces |= dict.fromkeys(_with_inner(_codes(instance)), space or {})
     return spaces
 
 
@@ -119,26 +119,28 @@ def _lasting(code: CodeType) -> Iterator[str]:
             yield name
     if "open" in names:
         instructions = list(dis.get_instructions(code))
-        for index, one in enumerate(instructions):
-            if one.argval == "open":
-                made = arguments(instructions[index:])[1][0 if one.opname in ATTRIBUTES else 1 :]
-                given = tuple(each.argval for each in made if each.opname == "LOAD_CONST")
-                modes = [each for each in _texts(given) if MODE.fullmatch(each)]
-                yield from (f"open(…, {each!r})" for each in modes)
+        for index, load in enumerate(instructions):
+            if load.argval == "open":
+                made = arguments(instructions[index:])[1][0 if load.opname in ATTRIBUTES else 1 :]
+                given = tuple(
+                    constant.argval for constant in made if constant.opname == "LOAD_CONST"
+                )
+                modes = [mode for mode in _texts(given) if MODE.fullmatch(mode)]
+                yield from (f"open(…, {mode!r})" for mode in modes)
 
 
-def _codes(found: Any) -> Iterator[CodeType]:
-    if type(found) is Names:
-        yield from found.codes
-    elif type(found) is FunctionType and is_the_users_function(found):
-        yield found.__code__
+def _codes(instance: Any) -> Iterator[CodeType]:
+    if type(instance) is Names:
+        yield from instance.codes
+    elif type(instance) is FunctionType and is_the_users_function(instance):
+        yield instance.__code__
 
 
 def _texts(constants: tuple[Any, ...]) -> Iterator[str]:
     """Also those in tuples and sets; but for those with spaces that are no code, as in docs."""
-    for one in constants:
-        if isinstance(one, str):
-            if "=" in one or "(" in one or " " not in one.strip():
-                yield one
-        elif isinstance(one, tuple | frozenset):
-            yield from _texts(tuple(one))
+    for constant in constants:
+        if isinstance(constant, str):
+            if "=" in constant or "(" in constant or " " not in constant.strip():
+                yield constant
+        elif isinstance(constant, tuple | frozenset):
+            yield from _texts(tuple(constant))
