@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -66,6 +67,7 @@ class Gemm(Optimization):
 
     name = "gemm"
     effect = Effect.ROUNDING  # another order of summation
+    excludes = frozenset({"precision", "tf32"})  # what is in bf16 goes to oneDNN anyway
     summary = "the engine of float32 matrix products on a CPU"
     Options = Annotated[
         Literal["auto", "blas", "onednn"], Field(description="auto, blas (torch's own), onednn")
@@ -108,14 +110,14 @@ class Gemm(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Every product of the process goes through it meanwhile, whichever model's it is."""
-        with overridden(target, ("gemm",), lambda: gemm.use(decision.value)):
+        with overridden(target, ("gemm",), lambda: gemm.use(decision.value, _least())):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """The kernels as they are put on torch's dispatcher, the same in every framework."""
         if decision.value == gemm.BLAS:
             return Snippet()
-        return Snippet(setup=tuple(CODE.format(least=gemm.LEAST).splitlines()))
+        return Snippet(setup=tuple(CODE.format(least=_least()).splitlines()))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """oneDNN, where its large products are faster."""
@@ -127,6 +129,13 @@ class Gemm(Optimization):
 def _has_get_kernel(hardware: Hardware) -> bool:
     major, minor, *_ = hardware.torch.split(".")
     return (int(major), int(minor)) >= SINCE
+
+
+@cache
+def _least() -> int:
+    """Multiply-adds from which oneDNN is ahead here, as far as that was measured by now."""
+    rates = Hardware.detect().cpu.gemm
+    return rates.least if rates is not None and rates.least else gemm.LEAST
 
 
 def _compared(rates: GemmRates | None) -> str:
