@@ -28,33 +28,30 @@ WORTH_TRYING = 1.1
 # `torch.library.get_kernel`, by which torch's own kernels are kept.
 SINCE = (2, 10)
 CODE = """\
-def multiply_by_onednn(least={least}):
-    library = torch.library.Library("aten", "IMPL")
-    plain = {{n: torch.library.get_kernel(f"aten::{{n}}", "CPU") for n in ("mm", "addmm")}}
+if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of it back
+    gemm = torch.library.Library("aten", "IMPL")
+    plain_mm = torch.library.get_kernel("aten::mm", "CPU")
+    plain_addmm = torch.library.get_kernel("aten::addmm", "CPU")
 
     def suits(a, b):
         size = a.shape[0] * a.shape[1] * b.shape[1] if a.dim() == b.dim() == 2 else 0
-        same = size and a.shape[1] == b.shape[0] and a.dtype is b.dtype is torch.float32
-        return same and size >= least
+        fits = size >= {least} and a.shape[1] == b.shape[0]
+        return fits and a.dtype is b.dtype is torch.float32
 
-    def product(a, b, bias=None):
-        return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
+    def product(a, b, row=None):
+        return torch.ops.mkldnn._linear_pointwise(a, b.t(), row, "none", [], "")
 
     def mm(keys, a, b):
-        return product(a, b) if suits(a, b) else plain["mm"].call_boxed(keys, a, b)
+        return product(a, b) if suits(a, b) else plain_mm.call_boxed(keys, a, b)
 
-    def addmm(keys, bias, a, b, *, beta=1, alpha=1):
-        row = bias.shape == b.shape[1:] and bias.dtype is b.dtype and beta == alpha == 1
-        if row and suits(a, b):
-            return product(a, b, bias)
-        return plain["addmm"].call_boxed(keys, bias, a, b, beta=beta, alpha=alpha)
+    def addmm(keys, row, a, b, *, beta=1, alpha=1):
+        fits = row.shape == b.shape[1:] and row.dtype is b.dtype and beta == alpha == 1
+        if fits and suits(a, b):
+            return product(a, b, row)
+        return plain_addmm.call_boxed(keys, row, a, b, beta=beta, alpha=alpha)
 
-    library.impl("mm", mm, "CPU", with_keyset=True)
-    library.impl("addmm", addmm, "CPU", with_keyset=True)
-    return library
-
-
-gemm = multiply_by_onednn()  # gemm._destroy() takes it back"""
+    gemm.impl("mm", mm, "CPU", with_keyset=True)
+    gemm.impl("addmm", addmm, "CPU", with_keyset=True)"""
 
 
 class Gemm(Optimization):
@@ -105,7 +102,7 @@ class Gemm(Optimization):
 
     def as_is(self, facts: Facts) -> Any:
         """The engine in force."""
-        return facts.flags.get("gemm", "auto")
+        return facts.flags.get("gemm", gemm.BLAS)
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
