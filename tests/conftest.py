@@ -22,7 +22,7 @@ import examples
 import pytest
 from made_time import MadeTime, install
 
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import flags, gemm_rates
 from speedkit_jupyter.machines.hardware import Hardware
 
 examples.register()
@@ -225,6 +225,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(found)
+
+
+@pytest.fixture(autouse=True)
+def no_rates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are measured in a process that takes seconds: where real time is the subject."""
+    if not request.node.get_closest_marker("real_time"):
+        monkeypatch.setattr(gemm_rates, "_measure", lambda threads: gemm_rates.GemmRates())
 
 
 @pytest.fixture

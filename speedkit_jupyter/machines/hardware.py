@@ -25,7 +25,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.machines import devices
+from speedkit_jupyter.machines import devices, gemm_rates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean, printable
 
@@ -49,7 +50,8 @@ class Cpu(_Record):
     """The processor, as this process may use it.
 
     `usable_cores` respects affinity and cgroup quotas; `bf16` says whether it multiplies bf16
-    in hardware (AVX512_BF16, AMX, or Arm's BF16 instructions).
+    in hardware (AVX512_BF16, AMX, or Arm's BF16 instructions). `gemm` are the rates of its engines
+    for float32 products, where they were measured.
     """
 
     name: Shown = "unknown"
@@ -58,6 +60,7 @@ class Cpu(_Record):
     usable_cores: PositiveInt = 1
     memory_bytes: NonNegativeInt = 0
     features: tuple[str, ...] = ()
+    gemm: GemmRates | None = None
 
     @property
     def bf16(self) -> bool:
@@ -165,6 +168,16 @@ class Hardware(_Record):
             triton=_has_triton(),
         )
 
+    def with_gemm(self) -> Hardware:
+        """The same with the rates of its engines, measured now where they are not known (2 s).
+
+        Not for a machine that only plans are made for.
+        """
+        if self.cpu.gemm is not None or self.pinned:
+            return self
+        rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores)
+        return self.model_copy(update={"cpu": self.cpu.model_copy(update={"gemm": rates})})
+
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Hardware:
         """Load a machine from a JSON file, by the name of one that ships, or from JSON text.
@@ -222,7 +235,7 @@ def _detect_cpu() -> Cpu:
     import torch
 
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return Cpu(
+    cpu = Cpu(
         name=_cpu_name(capabilities),
         architecture=platform.machine() or "unknown",
         logical_cores=os.cpu_count() or 1,
@@ -230,6 +243,15 @@ def _detect_cpu() -> Cpu:
         memory_bytes=_memory_bytes(),
         features=_features(capabilities),
     )
+    return cpu.model_copy(update={"gemm": gemm_rates.known(_place(cpu))})
+
+
+def _place(cpu: Cpu) -> str:
+    """What the engines' rates belong to: instructions can be held back by a variable."""
+    import torch
+
+    isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    return " · ".join(filter(None, (cpu.name, f"{cpu.usable_cores}", torch.__version__, isa)))
 
 
 def _features(capabilities: dict[str, object]) -> tuple[str, ...]:

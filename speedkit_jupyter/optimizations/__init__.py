@@ -9,6 +9,7 @@ from speedkit_jupyter.optimizations.compile import Compile
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
+from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.sdpa import Sdpa
@@ -21,6 +22,7 @@ CATALOG: tuple[Optimization, ...] = (
     Precision(),
     GradScaler(),
     Tf32(),
+    Gemm(),
     Sdpa(),
     ChannelsLast(),
     CudnnBenchmark(),

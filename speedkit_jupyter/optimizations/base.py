@@ -264,7 +264,8 @@ class Optimization(ABC):
     its value; `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and
     None where it has none. `follows` marks what
     another optimization needs: a plan that names only that one has it too. `costly` marks what
-    takes seconds at the first step: a search tries it last. `free` stands for values that no word
+    takes seconds at the first step: a search tries it last. `excludes` are others beside which it
+    does nothing. `free` stands for values that no word
     names (`threads:NUMBER`). `frameworks_choose` marks what
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
     """
@@ -278,6 +279,7 @@ class Optimization(ABC):
     variable: ClassVar[str | None]
     follows: ClassVar[bool] = False
     costly: ClassVar[bool] = False
+    excludes: ClassVar[frozenset[str]] = frozenset()
     free: ClassVar[str] = ""
     frameworks_choose: ClassVar[bool] = False
 

@@ -47,6 +47,11 @@ CREATE TABLE IF NOT EXISTS plans (
     plan TEXT NOT NULL,
     UNIQUE (setting, task)
 );
+CREATE TABLE IF NOT EXISTS rates (
+    machine TEXT PRIMARY KEY,
+    measured_at TEXT NOT NULL,
+    rates TEXT NOT NULL
+);
 """
 
 
@@ -114,6 +119,25 @@ def learned(setting: str | None = None, skipped: list[str] | None = None) -> lis
         query = f"SELECT id, setting, task, learned_at, plan FROM plans {where} ORDER BY id"
         rows = database.execute(query, values).fetchall()
     return _readable(rows, database_rows.learned, "learned plan", skipped)
+
+
+def keep_rates(machine: str, rates: str) -> None:
+    """Keep what was measured of a machine, as JSON, in place of what was before. Raises
+    SpeedKitError.
+    """
+    with _database() as database:
+        database.execute("INSERT OR REPLACE INTO rates VALUES (?, ?, ?)", (machine, _now(), rates))
+
+
+def rates(machine: str) -> str | None:
+    """What was measured of this machine, as JSON; None where nothing was. Raises SpeedKitError."""
+    if not _exists():
+        return None
+    with _database(READ) as database:
+        query = "SELECT rates FROM rates WHERE machine = ?"
+        row = database.execute(query, (machine,)).fetchone()
+    text = None if row is None else row[0]
+    return text.decode(errors="replace") if isinstance(text, bytes) else None
 
 
 def unlearn(numbers: Iterable[int] | None) -> int:

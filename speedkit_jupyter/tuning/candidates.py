@@ -73,14 +73,15 @@ def candidates(hardware: Hardware, facts: Facts) -> list[Candidate]:
 def strongest(singles: Sequence[Candidate]) -> Candidate:
     """The combination that the machine suggests: all that may be joined, the first value of each.
 
-    Without what is a choice among equals (how many threads, which attention kernel), and without
-    a second lowering of precision beside the first.
+    Without what is a choice among equals (how many threads, which attention kernel), without what
+    means nothing beside what is there, and without a second lowering of precision.
     """
     whole = Candidate({})
     for single in singles:
         (name,) = single.values
         lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
-        if name not in CHOICES and name not in whole.values and not lowers_twice:
+        joins = name not in CHOICES and name not in whole.values and not lowers_twice
+        if joins and _means_something(whole + single):
             whole = whole + single
     return whole
 
@@ -92,12 +93,10 @@ def combinations(singles: Sequence[Candidate], start: Candidate) -> list[Candida
     offered: dict[str, list[Candidate]] = {}
     for single in singles:
         offered.setdefault(next(iter(single.values)), [Candidate({})]).append(single)
-    every = [sum(parts, Candidate({})) for parts in itertools.product(*offered.values())]
+    sums = [sum(parts, Candidate({})) for parts in itertools.product(*offered.values())]
+    every = [plan for plan in sums if plan.values and _means_something(plan)]
     # The sort is stable, and the catalog puts the cheapest first.
-    return sorted(
-        (candidate for candidate in every if candidate.values),
-        key=lambda candidate: (_rank(candidate, start), distance(candidate, start)),
-    )
+    return sorted(every, key=lambda plan: (_rank(plan, start), distance(plan, start)))
 
 
 def distance(plan: Candidate, other: Candidate) -> int:
@@ -111,6 +110,11 @@ def _rank(plan: Candidate, start: Candidate) -> int:
     if distance(both, start) == 0 and (len(plan.values) == 1 or distance(plan, start) == 0):
         return 0
     return 2 if plan.values.keys() >= LOWERING else 1
+
+
+def _means_something(plan: Candidate) -> bool:
+    """Whether each part does something beside the others."""
+    return not any(optimizations.named(name).excludes & plan.values.keys() for name in plan.values)
 
 
 def _changes_something(candidate: Candidate, hardware: Hardware, facts: Facts) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator
 
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -159,6 +160,7 @@ class Search:
     def _search(self) -> Generator[Progress, None, None]:
         __tracebackhide__ = True
         tuning, stages = self._tuning, self._stages
+        yield from self._measure_engines()
         singles = candidates(tuning.hardware, tuning.facts)
         best = yield from self._best_of(singles)
         stages.say_what_was_left_out()
@@ -172,6 +174,16 @@ class Search:
             tuning.winner, tuning.comparison = BASELINE, None
             tuning.unclear = tuning.unclear or (stages.why_unclear() if singles else "")
         self._keep()
+
+    def _measure_engines(self) -> Generator[Progress, None, None]:
+        """Once for a machine: what was never measured would never be tried. In nobody's budget."""
+        tuning, budget = self._tuning, self._stages.budget
+        if tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm or tuning.hardware.pinned:
+            return
+        yield Progress(budget.share, "measuring the engines of float32 products, once")
+        begun_s = clock.now()
+        tuning.hardware = tuning.hardware.with_gemm()
+        budget.exclude(clock.now() - begun_s)
 
     def _best_of(self, singles: list[Candidate]) -> Generator[Progress, None, Candidate]:
         """What leads once everything that there is time for has raced; it proves nothing yet."""

@@ -1,0 +1,113 @@
+"""How fast each engine multiplies float32 matrices here, and from which size on oneDNN is ahead.
+
+Measured once for each processor, number of threads and version of torch, and kept in the
+database: in a process of its own, since on some virtual machines oneDNN dies of a signal
+(pytorch#89817, pytorch#177227), and a kernel must not.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
+
+from speedkit_jupyter.support import database
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+# Importing torch takes most of it; a machine that is busy takes longer.
+PATIENCE_S = 60.0
+# Sides of square matrices; what all of them take is some 40 ms.
+SIZES = (64, 96, 128, 160, 192, 256, 512)
+# oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
+AHEAD = 1.1
+SCRIPT = """
+import json, sys, time, torch
+threads, *sizes = map(int, sys.argv[1:])
+torch.set_num_threads(threads)
+linear = torch.ops.mkldnn._linear_pointwise
+def best(call):
+    call()
+    shortest, end = 1e9, time.perf_counter() + 0.003
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        shortest = min(shortest, time.perf_counter() - start)
+    return shortest
+with torch.inference_mode():
+    for size in sizes:
+        a = torch.ones(size, size)
+        blas = min(best(lambda: torch.mm(a, a)) for _ in range(2))
+        other = min(best(lambda: linear(a, a.t(), None, "none", [], "")) for _ in range(2))
+        print(json.dumps([size, blas, other]), flush=True)
+"""
+
+
+class GemmRates(BaseModel):
+    """Operations per second of a large float32 product by each engine; from `least` multiply-adds
+    on oneDNN was faster. `failure` says why there is nothing to go by.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    blas: NonNegativeFloat = 0.0
+    onednn: NonNegativeFloat = 0.0
+    least: NonNegativeInt = 0
+    failure: str = ""
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast oneDNN is on a large product; 0 where that is not known."""
+        return self.onednn / self.blas if self.blas else 0.0
+
+
+def known(machine: str) -> GemmRates | None:
+    """What was measured on this machine before; None where nothing was, or can be read."""
+    try:
+        text = database.rates(machine)
+        return None if text is None else GemmRates.model_validate_json(text)
+    except (SpeedKitError, ValidationError):  # whoever writes there next says what is wrong
+        return None
+
+
+def measured(machine: str, threads: int) -> GemmRates:
+    """What is known, or else what a process of its own finds now (about 2 s); it is kept.
+
+    Never raises: what goes wrong is the `failure`.
+    """
+    found = known(machine)
+    if found is None:
+        found = _measure(threads)
+        with suppress(SpeedKitError):  # measured anew the next time
+            database.keep_rates(machine, found.model_dump_json())
+    return found
+
+
+def _measure(threads: int) -> GemmRates:
+    command = [sys.executable, "-c", SCRIPT, str(threads), *map(str, SIZES)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        return GemmRates(failure=f"the engines could not be measured: {type(error).__name__}")
+    if done.returncode < 0:
+        return GemmRates(failure=f"oneDNN ended its process with signal {-done.returncode}")
+    if done.returncode:
+        return GemmRates(failure=_last(done.stderr))
+    return _rates([json.loads(line) for line in done.stdout.splitlines()])
+
+
+def _rates(rows: list[tuple[int, float, float]]) -> GemmRates:
+    """`rows` are sizes with the seconds of BLAS and oneDNN, the smallest first."""
+    size, blas_s, onednn_s = rows[-1]
+    least = 0
+    for side, one_s, other_s in reversed(rows):  # ahead at this size and at all larger ones
+        if one_s < AHEAD * other_s:
+            break
+        least = side**3
+    return GemmRates(blas=2 * size**3 / blas_s, onednn=2 * size**3 / onednn_s, least=least)
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["the engines could not be measured"])[-1]

@@ -1,0 +1,142 @@
+"""Which engine multiplies float32 matrices on a CPU: torch's BLAS, or the oneDNN inside torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from speedkit_jupyter.machines import flags, gemm
+from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations.base import (
+    Decision,
+    Effect,
+    Optimization,
+    Request,
+    Target,
+    overridden,
+)
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
+
+# Its kernels cost a few microseconds a product, so large ones have to gain at least this.
+WORTH_TRYING = 1.1
+# `torch.library.get_kernel`, by which torch's own kernels are kept.
+SINCE = (2, 10)
+CODE = """\
+if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of it back
+    gemm = torch.library.Library("aten", "IMPL")
+    plain_mm = torch.library.get_kernel("aten::mm", "CPU")
+    plain_addmm = torch.library.get_kernel("aten::addmm", "CPU")
+
+    def suits(a, b):
+        size = a.shape[0] * a.shape[1] * b.shape[1] if a.dim() == b.dim() == 2 else 0
+        fits = size >= {least} and a.shape[1] == b.shape[0]
+        return fits and a.dtype is b.dtype is torch.float32
+
+    def product(a, b, row=None):
+        return torch.ops.mkldnn._linear_pointwise(a, b.t(), row, "none", [], "")
+
+    def mm(keys, a, b):
+        return product(a, b) if suits(a, b) else plain_mm.call_boxed(keys, a, b)
+
+    def addmm(keys, row, a, b, *, beta=1, alpha=1):
+        fits = row.shape == b.shape[1:] and row.dtype is b.dtype and beta == alpha == 1
+        if fits and suits(a, b):
+            return product(a, b, row)
+        return plain_addmm.call_boxed(keys, row, a, b, beta=beta, alpha=alpha)
+
+    gemm.impl("mm", mm, "CPU", with_keyset=True)
+    gemm.impl("addmm", addmm, "CPU", with_keyset=True)"""
+
+
+class Gemm(Optimization):
+    """torch gives float32 products to its BLAS (MKL, mostly), whatever the processor is.
+
+    MKL takes its AVX2 path where the processor is not Intel's; oneDNN takes AVX-512 wherever it is:
+    2.1x on products and 1.2x to 2x on whole steps where that was measured. Elsewhere there is
+    nothing to gain, so both are measured, once for each machine.
+    """
+
+    name = "gemm"
+    effect = Effect.ROUNDING  # another order of summation
+    excludes = frozenset({"precision", "tf32"})  # what is in bf16 goes to oneDNN anyway
+    summary = "the engine of float32 matrix products on a CPU"
+    Options = Annotated[
+        Literal["auto", "blas", "onednn"], Field(description="auto, blas (torch's own), onednn")
+    ]
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """By the rates of both engines, which have to be measured first."""
+        now = facts.flags.get("gemm", gemm.BLAS)
+        if facts.device_type != "cpu":
+            return request.decline(now, f"the model is on {facts.device}: this is about CPUs")
+        if request.value == gemm.BLAS:
+            if now == gemm.BLAS:
+                return request.leave(now, "torch's own, as it is", asked=True)
+            return request.obey(gemm.BLAS)
+        if not _has_get_kernel(hardware):
+            return request.decline(now, f"needs torch 2.10; this is {hardware.torch}")
+        if facts.precision != "fp32":
+            return request.decline(now, f"in {facts.precision} no product is in float32")
+        rates = hardware.cpu.gemm
+        if rates is not None and rates.failure:
+            return request.decline(now, rates.failure)
+        if request.value == gemm.ONEDNN:
+            return request.obey(gemm.ONEDNN, _compared(rates))
+        if rates is not None and rates.gain > WORTH_TRYING:
+            return request.offer(now, gemm.ONEDNN, _compared(rates))
+        return request.leave(now, _compared(rates))
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """The engine in force."""
+        return {"gemm": flags.Switch(gemm.engine, gemm.use, (gemm.ONEDNN,))}
+
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """The engine."""
+        return {"gemm": decision.value}
+
+    def as_is(self, facts: Facts) -> Any:
+        """The engine in force."""
+        return facts.flags.get("gemm", gemm.BLAS)
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Every product of the process goes through it meanwhile, whichever model's it is."""
+        with overridden(target, ("gemm",), lambda: gemm.use(decision.value, _least())):
+            yield
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """The kernels as they are put on torch's dispatcher, the same in every framework."""
+        if decision.value == gemm.BLAS:
+            return Snippet()
+        return Snippet(setup=tuple(CODE.format(least=_least()).splitlines()))
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """oneDNN, where its large products are faster."""
+        rates = hardware.cpu.gemm
+        is_ahead = rates is not None and not rates.failure and rates.gain > WORTH_TRYING
+        return (gemm.ONEDNN,) if facts.device_type == "cpu" and is_ahead else ()
+
+
+def _has_get_kernel(hardware: Hardware) -> bool:
+    major, minor, *_ = hardware.torch.split(".")
+    return (int(major), int(minor)) >= SINCE
+
+
+@cache
+def _least() -> int:
+    """Multiply-adds from which oneDNN is ahead here, as far as that was measured by now."""
+    rates = Hardware.detect().cpu.gemm
+    return rates.least if rates is not None and rates.least else gemm.LEAST
+
+
+def _compared(rates: GemmRates | None) -> str:
+    if rates is None:
+        return "not measured on this machine yet: a search does"
+    blas, onednn = (f"{rate / 1e9:.0f} GFLOP/s" for rate in (rates.blas, rates.onednn))
+    return f"oneDNN multiplies float32 at {onednn} here, torch's BLAS at {blas}"

@@ -1,0 +1,75 @@
+"""What each engine can do here is measured once, in a process of its own, and kept."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from speedkit_jupyter import Hardware
+from speedkit_jupyter.machines import gemm_rates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.support import database
+
+MEASURE = gemm_rates._measure  # other tests get one that takes no time
+
+
+@pytest.mark.parametrize(
+    ("rows", "least"),
+    [
+        ([(64, 1.0, 2.0), (128, 2.0, 1.0), (256, 4.0, 2.0)], 128**3),
+        ([(64, 2.0, 1.0), (128, 1.0, 2.0), (256, 4.0, 2.0)], 256**3),  # ahead at all larger ones
+        ([(64, 2.0, 1.0), (128, 2.0, 1.0), (256, 4.0, 4.0)], 0),
+    ],
+)
+def test_from_the_smallest_size_on_that_is_faster_like_all_larger_ones(rows, least):
+    found = gemm_rates._rates(rows)
+    assert found.least == least
+    assert found.blas == 2 * 256**3 / 4.0
+
+
+def test_it_is_measured_once_and_kept(monkeypatch):
+    calls = []
+    rates = GemmRates(blas=1.0, onednn=2.0, least=5)
+    monkeypatch.setattr(gemm_rates, "_measure", lambda threads: calls.append(threads) or rates)
+    assert gemm_rates.known("here") is None
+    assert gemm_rates.measured("here", 2) == gemm_rates.measured("here", 2) == rates
+    assert calls == [2]
+    assert gemm_rates.known("here").gain == 2
+    assert gemm_rates.known("there") is None
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"blas": -1}', b"\xff", 5, b'{"x": 1}'])
+def test_a_row_that_is_none_of_ours_is_measured_anew(text, monkeypatch):
+    database.keep_rates("here", "{}")
+    connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
+    with connection:
+        connection.execute("UPDATE rates SET rates = ?", (text,))
+    connection.close()
+    assert gemm_rates.known("here") is None
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", "signal 8"),
+        ("raise RuntimeError('no such operator')", "no such operator"),
+        ("import time; time.sleep(60)", "TimeoutExpired"),
+    ],
+)
+def test_what_ends_its_process_is_a_reason_and_no_more(script, why, monkeypatch):
+    monkeypatch.setattr(gemm_rates, "SCRIPT", script)
+    monkeypatch.setattr(gemm_rates, "PATIENCE_S", 5.0)
+    found = MEASURE(1)
+    assert why in found.failure
+    assert found.gain == 0
+
+
+@pytest.mark.real_time
+def test_this_machine_is_measured(here):
+    found = Hardware.detect().with_gemm().cpu.gemm
+    assert found is not None
+    assert not found.failure
+    assert found.blas > 1e8
+    assert found.onednn > 1e8
+    assert Hardware.detect().cpu.gemm == found
