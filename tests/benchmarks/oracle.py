@@ -13,8 +13,8 @@ For each of twelve workloads, three of them with steps of 0.2 to 0.5 s, in one r
 
     python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
 
-A workload takes some minutes, all of them about an hour on two cores. Each is appended to the file with
-the state of the code (the commit), so that a run can be stopped and goes on where it was; what
+A workload takes some minutes, all of them about an hour on two cores. Each is appended to the file
+with the state of the code (the commit), so that a run can be stopped and goes on where it was; what
 another state has measured is measured anew. `--table` only prints the newest state, and says
 whether it is complete. Exits 1 where a promise is broken: the plan is at least 0.97 as fast as the
 best of the grid, in a quarter of the grid's time, and never slower than 0.98 of baseline. Needs
