@@ -122,11 +122,11 @@ def _verdict(comparison: Comparison, record: Record) -> str:
 
 def reason(record: Record) -> str:
     """Why there are no times; what declined it is named where it is not the variant itself."""
-    whole = record.failure or ""
-    name, _, rest = whole.partition(" declined: ")
-    if not (record.declined and rest):
-        return whole
-    return rest if record.name.partition(":")[0] == name else f"{name}: {rest}"
+    if not (record.declined and record.declines):
+        return record.failure or ""
+    if len(record.declines) == 1 and record.name.partition(":")[0] in record.declines:
+        return next(iter(record.declines.values()))
+    return "; ".join(f"{name}: {reason}" for name, reason in record.declines.items())
 
 
 def in_short(record: Record) -> str:

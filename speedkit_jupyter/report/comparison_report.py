@@ -119,6 +119,8 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
         lines.append(", ".join(words))
     if record.accuracy is not None:
         lines += _errors(record.accuracy)
+    if not record.declined:
+        lines += [f"{name}: declined: {reason}" for name, reason in record.declines.items()]
     lines += [f"{name}: {note}" for name, note in record.notes.items()]
     lines += _compilations(comparison, record)
     if record.memory is not None and record.memory.reserved_bytes:

@@ -36,8 +36,9 @@ class Record:
 
     `applied` is what its plan changes, `plan` the same in the config's words. `first_call_s` holds
     compilation; `settling_s` is what all warm-up steps together took beyond ordinary ones.
-    `limit_s` is the machine's own limit for this step in this precision. `declined` says that
-    `failure` is a reason not to run it, and nothing that went wrong.
+    `limit_s` is the machine's own limit for this step in this precision. `declines` are the reasons
+    of what the plan was refused, by optimization; `declined` says that nothing is left of it, so
+    that `failure` is a reason not to run it, and nothing that went wrong.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Record:
     settling_s: float = 0.0
     failure: str | None = None
     declined: bool = False
+    declines: dict[str, str] = field(default_factory=dict)
     accuracy: Accuracy | None = None
     same_as_baseline: bool = False
     applied: dict[str, Any] = field(default_factory=dict)
@@ -205,7 +207,16 @@ class Comparison(Shown):
             hint = "pip install pandas; to_dict() has the same"
             raise SpeedKitError(f"to_frame() needs pandas: {hint}") from None
 
-        hidden = ("times_s", "applied", "notes", "plan", "accuracy", "memory", "compilations")
+        hidden = (
+            "times_s",
+            "applied",
+            "declines",
+            "notes",
+            "plan",
+            "accuracy",
+            "memory",
+            "compilations",
+        )
         rows = []
         for row in self.to_dict()["variants"]:
             flat = {name: value for name, value in row.items() if name not in hidden}

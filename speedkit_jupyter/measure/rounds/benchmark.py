@@ -157,7 +157,7 @@ class Benchmark:
         plan = contexts[0].plan
         record.plan = plan.active_values()
         record.applied = {d.name: d.value for d in plan if d.active}
-        record.notes = {d.name: f"declined: {d.reason}" for d in plan if d.declined}
+        record.declines = {d.name: d.reason for d in plan if d.declined}
         if config is not None and not record.applied and index > 0:
             _nothing_to_measure(record)
         return Runner(self.step, contexts, record, is_guarded=index > 0)
@@ -309,12 +309,10 @@ def _warm(runners: Sequence[Runner]) -> list[Runner]:
 
 def _nothing_to_measure(record: Record) -> None:
     """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
-    if record.notes:
-        record.failure = "; ".join(f"{name} {note}" for name, note in record.notes.items())
-        record.declined = all(note.startswith("declined") for note in record.notes.values())
-        record.notes = {}
-    else:
-        record.same_as_baseline = True
+    record.declined, record.same_as_baseline = bool(record.declines), not record.declines
+    if record.declined:
+        reasons = (f"{name} declined: {reason}" for name, reason in record.declines.items())
+        record.failure = "; ".join(reasons)
 
 
 def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
