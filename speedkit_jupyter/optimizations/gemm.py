@@ -22,6 +22,7 @@ from speedkit_jupyter.optimizations.base import (
 )
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # Its kernels cost a few microseconds a product, so large ones have to gain at least this.
 WORTH_TRYING = 1.1
@@ -107,14 +108,17 @@ class Gemm(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Every product of the process goes through it meanwhile, whichever model's it is."""
-        with overridden(target, ("gemm",), lambda: gemm.use(decision.value, _least())):
+        least = _least_here() if decision.value == gemm.ONEDNN else 0
+        with overridden(target, ("gemm",), lambda: gemm.use(decision.value, least)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """The kernels as they are put on torch's dispatcher, the same in every framework."""
         if decision.value == gemm.BLAS:
             return Snippet()
-        return Snippet(setup=tuple(CODE.format(least=_least()).splitlines()))
+        return Snippet(
+            setup=tuple(CODE.format(least=_least(Hardware.detect().cpu.gemm)).splitlines())
+        )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """oneDNN, where its large products are faster."""
@@ -129,9 +133,17 @@ def _has_get_kernel(hardware: Hardware) -> bool:
 
 
 @cache
-def _least() -> int:
-    """Multiply-adds from which oneDNN is ahead here, as far as that was measured by now."""
-    rates = Hardware.detect().cpu.gemm
+def _least_here() -> int:
+    """Multiply-adds from which oneDNN is ahead; measured now where nothing is known, since where
+    oneDNN dies it must not be tried in this process. Raises SpeedKitError.
+    """
+    rates = Hardware.detect().with_gemm().cpu.gemm
+    if rates is not None and rates.failure:
+        raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}")
+    return _least(rates)
+
+
+def _least(rates: GemmRates | None) -> int:
     return rates.least if rates is not None and rates.least else gemm.LEAST
 
 

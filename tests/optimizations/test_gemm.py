@@ -8,9 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.machines import flags, gemm
+from speedkit_jupyter import (
+    Facts,
+    Hardware,
+    SpeedConfig,
+    SpeedKitError,
+    apply_speedups,
+    code,
+    plan,
+)
+from speedkit_jupyter.machines import flags, gemm, gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.optimizations.gemm import _least_here
 
 SLOW_BLAS = GemmRates(blas=2e11, onednn=4.3e11, least=128**3)
 EQUAL = GemmRates(blas=4.2e11, onednn=4.3e11, least=0)
@@ -62,6 +71,16 @@ def test_it_is_declined_where_it_means_nothing(facts, wish, why):
     decision = plan(SpeedConfig(gemm="onednn", **wish), with_rates(SLOW_BLAS), facts)["gemm"]
     assert decision.declined
     assert why in decision.reason
+
+
+def test_by_request_on_a_machine_that_was_never_measured_it_is_measured_first(monkeypatch):
+    dies = GemmRates(failure="oneDNN ended its process with signal 8")
+    monkeypatch.setattr(gemm_rates, "_measure", lambda threads: dies)
+    _least_here.cache_clear()
+    kernels = set(torch.library._impls)
+    with pytest.raises(SpeedKitError, match="signal 8"):
+        apply_speedups(nn.Linear(2, 2), SpeedConfig(gemm="onednn").alone())
+    assert set(torch.library._impls) == kernels
 
 
 def test_an_older_torch_is_told():
