@@ -7,11 +7,12 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics.namespace import find_model, find_optimizers
+from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
 from speedkit_jupyter.tuning import learning
 
@@ -38,6 +39,22 @@ def planned(
     mapping = find_optimizers(names, None, model) if optimizers is None else optimizers
     listed = list(mapping.values())
     return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
+
+
+def planned_or_plain(
+    names: Mapping[str, Any], session: Session, name: str | None
+) -> tuple[Plan, str]:
+    """The plan in force or to come, with its model's name; without a model, of any on this machine.
+
+    Where there are several and none was named, of any, too.
+    """
+    applied = dict(session.applied(names))
+    if name is None and len(applied) != 1 and len(models(names)) != 1:
+        return plan(session.config), "a float32 model"
+    chosen = named(names, applied, name)
+    if chosen in applied:
+        return applied[chosen].plan, f"`{chosen}`"
+    return planned(names, session.config, chosen), f"`{chosen}`"
 
 
 def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:

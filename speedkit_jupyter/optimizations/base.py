@@ -268,11 +268,17 @@ class Optimization(ABC):
     does nothing. `free` stands for values that no word
     names (`threads:NUMBER`). `frameworks_choose` marks what
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
+    `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
+    wrong, how it goes back; `page` is torch's own about it.
     """
 
     name: ClassVar[str]
     effect: ClassVar[Effect]
     summary: ClassVar[str]
+    helps: ClassVar[str]
+    risk: ClassVar[str]
+    undone: ClassVar[str]
+    page: ClassVar[str]
     Options: ClassVar[Any]
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()

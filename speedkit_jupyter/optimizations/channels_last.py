@@ -44,6 +44,10 @@ class ChannelsLast(Optimization):
     name = "channels_last"
     effect = Effect.ROUNDING
     summary = "convolution weights in NHWC layout"
+    helps = "convolutions on Tensor Cores, and by oneDNN on CPUs"
+    risk = "code that asks for strides or calls view() on activations"
+    undone = "weights, gradients and optimizer state have the strides that they had"
+    page = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

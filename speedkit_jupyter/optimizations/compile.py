@@ -57,6 +57,13 @@ class Compile(Optimization):
     effect = Effect.ROUNDING
     costly = True
     summary = "torch.compile in place"
+    helps = "steps with many small operations, the same shapes, and many calls"
+    risk = (
+        "seconds at the first call and at each new shape; random numbers are drawn "
+        "otherwise; graph breaks"
+    )
+    undone = "the model calls its own forward again, and no compiled code lies on it"
+    page = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 
     class Options(Fields):
         """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself."""

@@ -29,6 +29,13 @@ class CudnnBenchmark(Optimization):
     name = "cudnn_benchmark"
     effect = Effect.ROUNDING  # another algorithm sums in another order
     summary = "cuDNN picks its convolution algorithm by trying"
+    helps = "convolutions on CUDA whose shapes stay the same"
+    risk = "each new shape costs a search; another algorithm sums in another order"
+    undone = "the switch is what it was"
+    page = (
+        "https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.torch.ba"
+        "ckends.cudnn.benchmark"
+    )
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

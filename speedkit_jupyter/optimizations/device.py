@@ -28,6 +28,13 @@ class Device(Optimization):
     effect = Effect.ROUNDING
     free = "NAME"
     summary = "the device that the model runs on"
+    helps = "large models, where a GPU lies idle"
+    risk = "batches have to be moved by your own code; another device rounds otherwise"
+    undone = (
+        "model, gradients and optimizer state go back to where they were, with the values"
+        " trained meanwhile"
+    )
+    page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to"
     Options = Annotated[
         str,
         Field(pattern=rf"^(auto|{devices.pattern()})$", description=f"auto, {devices.words()}"),

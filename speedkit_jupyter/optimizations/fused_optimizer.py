@@ -44,6 +44,10 @@ class FusedOptimizer(Optimization):
     name = "fused_optimizer"
     effect = Effect.ROUNDING
     summary = "the optimizer's step in one fused kernel"
+    helps = "training with many parameters"
+    risk = "another order of rounding"
+    undone = "the settings of each parameter group are what they were; moments stay"
+    page = "https://docs.pytorch.org/docs/stable/optim.html#algorithms"
     aliases = ("optimizer",)
 
     class Options(Fields):

@@ -41,6 +41,10 @@ class GradScaler(Optimization):
     name = "grad_scaler"
     effect = Effect.ROUNDING
     summary = "loss scaling for fp16 training"
+    helps = "fp16 training, and nothing else"
+    risk = "a step whose gradients overflow is skipped"
+    undone = "nothing of it lies on the model or the optimizer"
+    page = "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
     variable = None
     follows = True
 

@@ -32,6 +32,10 @@ class Precision(Optimization):
     name = "precision"
     effect = Effect.ROUNDING
     summary = "autocast to bf16 or fp16"
+    helps = "hardware that multiplies bf16 or fp16 natively, models with large products"
+    risk = "products are rounded to 8 or 11 bits; fp16 overflows where bf16 does not"
+    undone = "autocast surrounds only your own block: parameters stay float32"
+    page = "https://docs.pytorch.org/docs/stable/amp.html"
     Options = Annotated[
         Literal["auto", "fp32", "bf16", "fp16"], Field(description="auto, fp32, bf16, fp16")
     ]

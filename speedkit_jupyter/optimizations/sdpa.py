@@ -40,6 +40,15 @@ class Sdpa(Optimization):
     name = "sdpa"
     effect = Effect.ROUNDING
     summary = "the attention kernel that is tried first"
+    helps = (
+        "models with scaled_dot_product_attention, where torch's first choice is not the fastest"
+    )
+    risk = "kernels sum in another order"
+    undone = "the switches of all kernels and their order are what they were"
+    page = (
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr"
+        "oduct_attention.html"
+    )
 
     class Options(Fields):
         """`backend`: the kernel to try first; `math` allows no other."""

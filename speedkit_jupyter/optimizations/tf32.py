@@ -32,6 +32,13 @@ class Tf32(Optimization):
     name = "tf32"
     effect = Effect.ROUNDING
     summary = "TF32 (on a CPU: bf16) inside float32 matrix products"
+    helps = "NVIDIA GPUs from compute capability 8.0; on CPUs with bf16 units `medium`"
+    risk = "float32 products are rounded to 11 bits (TF32) or 8 (bf16)"
+    undone = "both of torch's APIs say what they said"
+    page = (
+        "https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-"
+        "ampere-and-later-devices"
+    )
     Options = Annotated[
         Literal["auto", "highest", "high", "medium"],
         Field(description="auto, highest, high, medium"),

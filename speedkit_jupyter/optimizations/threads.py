@@ -37,6 +37,13 @@ class Threads(Optimization):
     effect = Effect.ROUNDING  # sums are split over the threads
     free = "NUMBER"
     summary = "intra-op threads within cgroup quota and affinity"
+    helps = (
+        "containers that show more cores than they may use; tiny models, which one thread"
+        " runs fastest"
+    )
+    risk = "sums are split otherwise, which is rounding"
+    undone = "the number of threads is what it was"
+    page = "https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html"
     Options = Annotated[
         Literal["auto"] | Annotated[int, Field(strict=True, gt=0, le=4096)],
         Field(description="auto, or a number from 1 to 4096"),

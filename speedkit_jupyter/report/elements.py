@@ -33,7 +33,8 @@ class Table:
 
     Columns named in `numbers` are aligned to the right, those in `wraps` break into lines where
     the page is narrow, as the last one always does. Those in `optional` leave a text that is too
-    narrow for all, the last of them first.
+    narrow for all, the last of them first. There the last column, which explains, gets at least
+    `least_last` characters, where it has so many.
     """
 
     columns: tuple[str, ...]
@@ -41,6 +42,7 @@ class Table:
     numbers: tuple[str, ...] = ()
     wraps: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    least_last: int = 20
 
 
 @dataclass(frozen=True)

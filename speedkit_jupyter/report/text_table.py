@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 from speedkit_jupyter.report.elements import Row, Table
 
 GAP = "  "
-# The last column, which explains, gets so many characters, where it has so many.
-LEAST_LAST = 20
 
 
 def render(table: Table, width: int) -> str:
@@ -32,7 +31,7 @@ def _widths(table: Table, width: int) -> list[int] | None:
         else natural
         for name, cells, natural in zip(table.columns, columns, widths, strict=True)
     ]
-    least[-1] = min(widths[-1], LEAST_LAST)
+    least[-1] = min(widths[-1], table.least_last)
     room = width - len(GAP) * (len(widths) - 1)
     widths[-1] = max(least[-1], min(widths[-1], room - sum(widths[:-1])))
     while sum(widths) > room:
@@ -50,7 +49,7 @@ def _without(table: Table, name: str) -> Table:
         return cells[:at] + cells[at + 1 :]
 
     rows = tuple(Row(rest(row.cells), row.tone) for row in table.rows)
-    return Table(rest(table.columns), rows, table.numbers, table.wraps, table.optional[:-1])
+    return replace(table, columns=rest(table.columns), rows=rows, optional=table.optional[:-1])
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], table: Table) -> str:

@@ -161,5 +161,13 @@ def test_exact_means_bit_equal_outputs(optimization):
 
 
 @every
+def test_every_optimization_says_where_it_helps_its_risk_and_its_undo(optimization):
+    for sentence in (optimization.helps, optimization.risk, optimization.undone):
+        assert len(sentence) > 10
+        assert not sentence.endswith(".")
+    assert optimization.page.startswith("https://docs.pytorch.org/")
+
+
+@every
 def test_every_optimization_has_its_test_file(optimization):
     assert (ROOT / "tests" / "optimizations" / f"test_{optimization.name}.py").exists()

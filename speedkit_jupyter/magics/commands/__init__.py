@@ -5,8 +5,10 @@ from __future__ import annotations
 from speedkit_jupyter.magics.command import Command
 from speedkit_jupyter.magics.commands import (
     apply,
+    catalog,
     code,
     config,
+    explain,
     help,
     history,
     panel,
@@ -27,6 +29,8 @@ COMMANDS: dict[str, Command] = {
         restore.COMMAND,
         verify.COMMAND,
         tuned.COMMAND,
+        catalog.COMMAND,
+        explain.COMMAND,
         code.COMMAND,
         panel.COMMAND,
         history.COMMAND,
