@@ -46,7 +46,7 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
         "numbers": optimization.effect.value,
         "undone": optimization.undone,
         "values": ", ".join(optimization.words) or optimization.free,
-        f"for {name}": f"{state.partition(' ')[2]}: {word(decision.value)}; {decision.reason}",
+        "here": f"{name} {state.partition(' ')[2]}: {word(decision.value)}; {decision.reason}",
         "more": optimization.page,
     }
     table = Table(("", ""), tuple(Row(row) for row in about.items()))
