@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,9 @@ def _is_a_row(bias: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> boo
 
 
 def _row(bias: torch.Tensor) -> torch.Tensor:
-    return bias if bias.dim() == 1 else bias[0]
+    """Without strides of its own, which oneDNN would not look at."""
+    row = bias if bias.dim() == 1 else bias[0]
+    return row.contiguous()
 
 
 class _Installed:
@@ -102,6 +105,9 @@ class _Installed:
         import torch
 
         self.least = least
+        if others := torch.library._impls & {f"aten/{name}/CPU" for name in OPERATORS}:
+            found = ", ".join(sorted(others))
+            raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {found}")
         kernels = _kernels(least)
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
@@ -125,7 +131,8 @@ def engine() -> str:
 
 def use(name: str, least: int = LEAST) -> None:
     """From now on products are given to this one: to oneDNN those of `least` multiply-adds and
-    more. An interrupt waits until that is done.
+    more. An interrupt waits until that is done. Raises SpeedKitError where somebody else has put
+    kernels of his own in the place of torch's.
     """
     if name == engine() and (name == BLAS or _now[0].least == least):
         return

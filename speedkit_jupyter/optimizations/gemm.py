@@ -48,7 +48,7 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of
     def addmm(keys, row, a, b, *, beta=1, alpha=1):
         fits = row.shape == b.shape[1:] and row.dtype is b.dtype and beta == alpha == 1
         if fits and suits(a, b):
-            return product(a, b, row)
+            return product(a, b, row.contiguous())
         return plain_addmm.call_boxed(keys, row, a, b, beta=beta, alpha=alpha)
 
     gemm.impl("mm", mm, "CPU", with_keyset=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import pytest
 import torch
@@ -116,6 +117,39 @@ def test_undone_it_leaves_no_kernel_and_the_same_bits():
     gemm.use(gemm.BLAS)
     assert set(torch.library._impls) == kernels
     assert torch.equal(a @ a, before)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda: torch.randn(64, 2)[:, 0],
+        lambda: torch.tensor([1.5]).expand(64),
+        lambda: torch.randn(128).as_strided((64,), (2,)),
+        lambda: torch.randn(1, 128)[:, ::2].expand(32, 64),
+        lambda: torch.randn(64)[None].expand(32, 64),
+    ],
+)
+def test_a_bias_may_have_strides_of_its_own(onednn, row):
+    torch.manual_seed(0)
+    bias, a, b = row(), torch.randn(32, 16), torch.randn(16, 64)
+    wide = (a.double() @ b.double() + bias).float()
+    torch.testing.assert_close(torch.addmm(bias, a, b), wide, rtol=1e-5, atol=1e-5)
+    out = torch.empty(32, 64)
+    torch.testing.assert_close(torch.addmm(bias, a, b, out=out), wide, rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_of_the_users_own_are_not_replaced():
+    mine = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mine.impl("mm", lambda a, b: torch.zeros(a.shape[0], b.shape[1]), "CPU")
+    try:
+        with pytest.raises(SpeedKitError, match="other kernels than torch's own already: aten/mm"):
+            apply_speedups(nn.Linear(2, 2), SpeedConfig(gemm="onednn").alone())
+        assert not (torch.ones(300, 300) @ torch.ones(300, 300)).any()
+    finally:
+        mine._destroy()
+    assert gemm.engine() == "blas"
 
 
 SHAPES = [(1, 1, 1), (1, 7, 5), (5, 1, 7), (33, 17, 65), (0, 3, 4), (3, 0, 4), (3, 4, 0)]

@@ -96,7 +96,16 @@ class Examination:
             accuracy = replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
         if accuracy.verdict in ("exact", "rounding") and (fault := self._otherwise(runner, course)):
             accuracy = replace(accuracy, verdict="wrong", reason=fault)
-        runner.record.accuracy = accuracy
+        runner.record.accuracy = accuracy  # also where no time is left for what follows
+        if accuracy.verdict == "wrong" and self._changes_by_itself(known):
+            reason = f"the step itself computes something else at times ({accuracy.reason})"
+            runner.record.accuracy = replace(accuracy, verdict="not checked", reason=reason)
+
+    def _changes_by_itself(self, judge: Judge) -> bool:
+        """Whether the baseline, run again now, would be accused as well: by the clock, say."""
+        first = self._runners[0]
+        again = (self._steps.observed(first) for _ in range(AGAIN))
+        return any(judge.judge(course, first.precision).verdict == "wrong" for course in again)
 
     def _otherwise(self, runner: Runner, course: Course) -> str:
         """What a plan does otherwise that has nothing to do with it; empty where nothing.

@@ -15,6 +15,9 @@ HOPELESS, HOPELESS_SHARE = 30.0, 0.1
 # It ends when two neighbouring steps differ by less than this and nothing was compiled in the
 # last one, or after so many steps; a GradScaler may need more until it skips none.
 STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
+# Where each of its steps was slower than any of the baseline's, others may have been in the way:
+# it takes further ones, for this share of the budget at the most.
+IN_THE_WAY = 0.02
 
 
 def warm_up(
@@ -66,6 +69,9 @@ def warm_up(
         settled = settled and not compiled
         enough = calls > MOST_WARM_UP
         enough = enough or (spent > record.first_call_s + most_s and not compiled)
+        doubtful = 0 < usual_s < runner.fastest_s and calls <= MOST_WARM_UP
+        if doubtful and spent < record.first_call_s + IN_THE_WAY * budget.seconds:
+            settled = enough = False
         if not skipped and (settled or enough):
             break
         last = now
