@@ -38,6 +38,7 @@ def _kernels(least: int) -> dict[str, Kernel]:
     }
     plain_mm, plain_mm_out, plain_addmm, plain_addmm_out = plain.values()
     linear, float32 = torch.ops.mkldnn._linear_pointwise.default, torch.float32
+    is_allowed = torch._C._get_mkldnn_enabled  # `torch.backends.mkldnn.flags(enabled=False)`
 
     def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if a.dim() != 2 or b.dim() != 2:
@@ -45,7 +46,7 @@ def _kernels(least: int) -> dict[str, Kernel]:
         (rows, inner), (others, columns) = a.shape, b.shape
         if rows * inner * columns < least or inner != others:
             return False
-        return a.dtype is float32 and b.dtype is float32
+        return a.dtype is float32 and b.dtype is float32 and is_allowed()
 
     def product(a: torch.Tensor, b: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
         result: torch.Tensor = linear(a, b.t(), row, "none", [], "")
@@ -63,7 +64,7 @@ def _kernels(least: int) -> dict[str, Kernel]:
         keys: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
         *, beta: Any = 1, alpha: Any = 1,
     ) -> Any:  # fmt: skip
-        if suits(a, b) and _is_a_row(bias, b, beta, alpha):
+        if suits(a, b) and _is_a_row(bias, a, b, beta, alpha):
             return product(a, b, _row(bias))
         return plain_addmm(keys, bias, a, b, beta=beta, alpha=alpha)
 
@@ -71,7 +72,7 @@ def _kernels(least: int) -> dict[str, Kernel]:
         keys: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
         *, beta: Any = 1, alpha: Any = 1, out: torch.Tensor,
     ) -> Any:  # fmt: skip
-        if suits(a, b) and _is_a_row(bias, b, beta, alpha) and _takes(out, a, b):
+        if suits(a, b) and _is_a_row(bias, a, b, beta, alpha) and _takes(out, a, b):
             return out.copy_(product(a, b, _row(bias)))
         return plain_addmm_out(keys, bias, a, b, beta=beta, alpha=alpha, out=out)
 
@@ -83,12 +84,12 @@ def _takes(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
     return out.dtype is a.dtype and out.shape == (a.shape[0], b.shape[1])
 
 
-def _is_a_row(bias: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> bool:
+def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> bool:
     """A bias as a linear layer has it, also where compiled code has expanded it."""
     if beta != 1 or alpha != 1 or bias.dtype is not b.dtype or bias.device != b.device:
         return False
     if bias.dim() == 2 and bias.stride(0) == 0:
-        return bias.shape[1] == b.shape[1]
+        return bias.shape == (a.shape[0], b.shape[1])
     return bias.dim() == 1 and bias.shape[0] == b.shape[1]
 
 

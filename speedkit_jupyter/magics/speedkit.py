@@ -30,3 +30,5 @@ def run(names: MutableMapping[str, Any], session: Session, line: str) -> None:
         command.run(names, session, command.parse(rest))
     except SpeedKitError as error:
         raise UsageError(str(error)) from None
+    except KeyboardInterrupt as error:  # no line of ours, nor of what the first one imports
+        raise KeyboardInterrupt(str(error) or "stopped; everything is as before") from None

@@ -27,7 +27,12 @@ from speedkit_jupyter.optimizations.facts import (
     is_convolution,
 )
 from speedkit_jupyter.optimizations.flattening import flattens
-from speedkit_jupyter.optimizations.memory_layout import LAYOUT, Found, owns_its_storage
+from speedkit_jupyter.optimizations.memory_layout import (
+    LAYOUT,
+    Found,
+    is_followed,
+    owns_its_storage,
+)
 from speedkit_jupyter.optimizations.newcomers import newcomers
 from speedkit_jupyter.optimizations.properties import MISSING, Layer
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
@@ -35,6 +40,7 @@ from speedkit_jupyter.optimizations.snippet import Form, Snippet
 if TYPE_CHECKING:
     import torch
 
+SHARED = "as before: other tensors (a view, a state_dict, an array) follow the weight's memory"
 FLAT = "whose step flattens gradients with .view(-1), which works in the usual layout only"
 
 
@@ -63,7 +69,7 @@ class ChannelsLast(Optimization):
         if flat:
             return request.decline(False, f"{', '.join(flat)}: {FLAT}")
         if request.value is True:
-            return request.obey(True, f"for {_counted(facts)}")
+            return request.obey(True, f"for {_counted(facts.convolutions)}")
         if facts.device_type == "cpu":
             reason = "oneDNN reads it without reordering, other operations may have to reorder"
             return request.offer(False, True, reason)
@@ -72,12 +78,14 @@ class ChannelsLast(Optimization):
             return request.leave(False, "it pays with Tensor Cores, which this device lacks")
         if facts.precision == "fp32" and not gpu.tf32:
             return request.leave(False, "Tensor Cores are idle in float32 here")
-        return request.apply(True, f"{_counted(facts)} on Tensor Cores, which read NHWC")
+        return request.apply(
+            True, f"{_counted(facts.convolutions)} on Tensor Cores, which read NHWC"
+        )
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """Those that lie so already, and those that will be laid out anew."""
         convolutions = [m for m in target.model.modules() if is_convolution(m)]
-        anew = {id(weight) for weight in _weights(target.model)}
+        anew = {id(weight) for weight in _weights(target)}
         last = sum(is_channels_last(m) or id(m._parameters["weight"]) in anew for m in convolutions)
         return {"model.channels_last": f"{last} of {len(convolutions)} convolutions"}
 
@@ -88,7 +96,10 @@ class ChannelsLast(Optimization):
         flat = {
             id(p) for optimizer in optimizers if flattens(optimizer) for p in _parameters(optimizer)
         }
-        weights = [weight for weight in _weights(target.model) if id(weight) not in flat]
+        own = _weights(target)
+        weights = [weight for weight in own if id(weight) not in flat]
+        if shared := _number_of_weights(target.model) - len(own):
+            target.notes[self.name] = f"{_counted(shared)} {SHARED}"
         wishes = [(weight, channels_last_stride(weight)) for weight in weights]
         replaced = _Replaced(target.model, weights)
         with ExitStack() as stack:
@@ -127,18 +138,28 @@ class ChannelsLast(Optimization):
         return (True,) if facts.convolutions else ()
 
 
-def _counted(facts: Facts) -> str:
-    return f"{facts.convolutions} convolution{'s' * (facts.convolutions > 1)}"
+def _counted(convolutions: int) -> str:
+    return f"{convolutions} convolution{'s' * (convolutions > 1)}"
 
 
-def _weights(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The convolutions' weights, save those whose memory other tensors or processes use too."""
+def _number_of_weights(model: torch.nn.Module) -> int:
+    return len({id(m._parameters["weight"]) for m in model.modules() if is_convolution(m)})
+
+
+def _weights(target: Target) -> list[torch.nn.Parameter]:
+    """The convolutions' weights, save those whose memory other tensors or processes use too.
+
+    In a benchmark, which searches for no optimizers, it is its own copies that follow them.
+    """
+    model = target.model
     weights = (m._parameters["weight"] for m in model.modules() if is_convolution(m))
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     return [
         weight
         for weight in {id(w): w for w in weights if w is not None}.values()
-        if users[weight.data_ptr()] == 1 and owns_its_storage(weight)
+        if users[weight.data_ptr()] == 1
+        and owns_its_storage(weight)
+        and not (target.search and is_followed(weight))
     ]
 
 

@@ -87,7 +87,9 @@ class Gemm(Optimization):
         if not _has_get_kernel(hardware):
             return request.decline(now, f"needs torch 2.10; this is {hardware.torch}")
         if facts.precision != "fp32":
-            return request.decline(now, f"in {facts.precision} no product is in float32")
+            return request.decline(
+                now, f"inside {facts.precision} autocast no product is in float32"
+            )
         rates = hardware.cpu.gemm
         if rates is not None and rates.failure:
             return request.decline(now, rates.failure)

@@ -77,6 +77,21 @@ def owns_its_storage(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Whether other tensors see its values: a view, one of a `state_dict()`, an array."""
+    import torch
+
+    return _users(tensor) > _users(torch.empty(1))
+
+
+def _users(tensor: torch.Tensor) -> int:
+    """How many tensors refer to its memory, and some of torch's own; 0 where torch does not say."""
+    import torch
+
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return 0 if count is None else int(count(tensor.untyped_storage()._cdata))
+
+
 def followers(
     parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[torch.Tensor]:

@@ -186,7 +186,8 @@ def _legend(comparison: Comparison) -> list[str]:
         "each round; first call and warm-up apart. Memory: state and the step's peak beyond it. "
         "Model, optimizer and random state are as before."
     ]
-    if comparison.flops is not None:
+    has_limits = any(comparison.share_of_limit(record) for record in comparison.records)
+    if comparison.flops is not None and has_limits:
         lines.append(
             f"A step is {operations(comparison.flops)} of matrix products, convolutions and "
             "attention. Of limit: the time they need at this machine's own GEMM rate (or the "

@@ -118,7 +118,9 @@ class Proof:
         for part in tuning.parts_found:
             if part.name in idle and part.ratio is not None:
                 self.stages.refuse(part.word, f"left out: {part.describe()}")
-        tuning.parts_found = [part for part in tuning.parts_found if part.name not in idle]
+        before = {part.name: part for part in tuning.parts_found if part.name not in idle}
+        now = [part for part in ablation.parts(rest, comparison) if part.ratio is not None]
+        tuning.parts_found = list((before | {part.name: part for part in now}).values())
 
     def idle(self, best: Candidate, parts: Sequence[Part]) -> list[str]:
         """The names of parts that are not proven, but for the one that brings most of these."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Generator
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -40,6 +39,8 @@ DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
 RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
 # Compiling is not tried for less than so many seconds of budget, or of all the user's steps.
 COMPILE_S = 10.0
+# Nor are the engines of float32 products measured, which is done once for a machine.
+ENGINES_S = 10.0
 
 
 class Search:
@@ -176,14 +177,15 @@ class Search:
         self._keep()
 
     def _measure_engines(self) -> Generator[Progress, None, None]:
-        """Once for a machine: what was never measured would never be tried. In nobody's budget."""
+        """Once for a machine: what was never measured would never be tried.
+
+        It takes two seconds, so not with a short budget.
+        """
         tuning, budget = self._tuning, self._stages.budget
-        if tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm or tuning.hardware.pinned:
-            return
-        yield Progress(budget.share, "measuring the engines of float32 products, once")
-        begun_s = clock.now()
-        tuning.hardware = tuning.hardware.with_gemm()
-        budget.exclude(clock.now() - begun_s)
+        is_known = tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm is not None
+        if not is_known and not tuning.hardware.pinned and budget.seconds >= ENGINES_S:
+            yield Progress(budget.share, "measuring the engines of float32 products, once")
+            tuning.hardware = tuning.hardware.with_gemm()
 
     def _best_of(self, singles: list[Candidate]) -> Generator[Progress, None, Candidate]:
         """What leads once everything that there is time for has raced; it proves nothing yet."""

@@ -91,11 +91,16 @@ class Stages:
 
     def say_what_was_left_out(self) -> None:
         """As a note of the result."""
-        names = [name for name in dict.fromkeys(self._left_out) if name not in self._tried]
+        names = self._never_tried()
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             listed = f"{', '.join(names[:4])}{more}"
             self.tuning.notes.append(f"Left out, since the budget is short: {listed}")
+
+    def _never_tried(self) -> list[str]:
+        """What there was no time for, and what no culprit speaks against either."""
+        known = self._tried.union(plan.name for plan in self.tuning.rejected)
+        return [name for name in dict.fromkeys(self._left_out) if name not in known]
 
     @property
     def has_raced(self) -> bool:
@@ -116,6 +121,9 @@ class Stages:
         ]
         if checks and all(check.verdict == "not checked" for check in checks):
             return f"no plan can be proven right: {checks[0].reason}"
+        left_out = len(self._never_tried())
+        if left_out > len(self._tried):
+            return f"{left_out} plans were left out; {self.more()}"
         return ""
 
     def more(self) -> str:

@@ -122,3 +122,34 @@ def test_a_state_that_is_loaded_meanwhile_follows_the_layout(make):
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
     assert not optimizer._optimizer_load_state_dict_post_hooks
+
+
+@pytest.mark.parametrize(
+    "follower",
+    [
+        lambda weight: weight.detach(),
+        lambda weight: weight.detach().numpy(),
+        lambda weight: weight.detach().view(-1),
+        lambda weight: nn.Parameter(weight.data),
+    ],
+    ids=["detached", "array", "view", "tied"],
+)
+def test_what_follows_a_weight_follows_it_afterwards_too(follower):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    kept = follower(model[0].weight)
+    with apply_speedups(model, SpeedConfig(channels_last=True).alone())[1] as context:
+        assert "1 convolution as before" in context.notes["channels_last"]
+        assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    assert bool((torch.as_tensor(kept) == 3).all())
+
+
+def test_a_state_dict_that_was_kept_follows_the_weights_afterwards_too():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    kept = model.state_dict()
+    with apply_speedups(model, SpeedConfig(channels_last=True).alone())[1]:
+        pass
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    assert bool((kept["0.weight"] == 3).all())

@@ -65,7 +65,7 @@ def test_what_died_in_its_own_process_is_declined_also_by_request():
     ("facts", "wish", "why"),
     [
         (Facts(device="cuda:0"), {}, "about CPUs"),
-        (Facts(), {"precision": "bf16"}, "in bf16 no product is in float32"),
+        (Facts(), {"precision": "bf16"}, "inside bf16 autocast no product is in float32"),
     ],
 )
 def test_it_is_declined_where_it_means_nothing(facts, wish, why):
@@ -138,6 +138,16 @@ def test_a_bias_may_have_strides_of_its_own(onednn, row):
     torch.testing.assert_close(torch.addmm(bias, a, b, out=out), wide, rtol=1e-5, atol=1e-5)
 
 
+def test_where_the_user_switches_onednn_off_products_are_torchs_own(onednn):
+    a = torch.randn(200, 200)
+    by_onednn = a @ a
+    with torch.backends.mkldnn.flags(enabled=False):
+        off = a @ a
+    gemm.use(gemm.BLAS)
+    assert torch.equal(off, a @ a)
+    assert not torch.equal(by_onednn, off)
+
+
 def test_kernels_of_the_users_own_are_not_replaced():
     mine = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
@@ -201,6 +211,7 @@ def test_other_dtypes_are_torchs_own(onednn, dtype):
         lambda a: torch.mm(a, torch.ones(3)),
         lambda a: torch.mm(a, a.double()),
         lambda a: torch.addmm(torch.ones(7), a, a),
+        lambda a: torch.addmm(torch.ones(3).expand(5, 3), a, a),
         lambda a: torch.mm(a, a, out=torch.empty(3, 3, dtype=torch.float64)),
     ],
 )

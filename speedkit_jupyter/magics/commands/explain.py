@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.display import display
@@ -28,7 +30,7 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     display(explain_report(optimization, plan[optimization.name], name))
 
 
-def _entries(names: Names) -> list[str]:
+def _entries(names: Mapping[str, Any]) -> list[str]:
     from speedkit_jupyter.optimizations import CATALOG
 
     return [optimization.name for optimization in CATALOG]
