@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -143,8 +143,9 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls. `strangers` are optimizers that were there before the plan,
-    `met_later` those made after it, with their facts.
+    what a compiled model calls. `followed` says of each weight whether other tensors follow its
+    memory, as it was when the plan first came to it. `strangers` are optimizers that were there
+    before the plan, `met_later` those made after it, with their facts.
     """
 
     autocast: str | None = None
@@ -152,6 +153,7 @@ class Memo:
     scales: bool = False
     steps_watched: bool = False
     compiled_call: Any = None
+    followed: MutableMapping[torch.Tensor, bool] | None = None
     strangers: weakref.WeakSet[Any] | None = None
     met_later: weakref.WeakKeyDictionary[Any, OptimizerFacts] = field(
         default_factory=weakref.WeakKeyDictionary

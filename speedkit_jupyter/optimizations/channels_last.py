@@ -159,8 +159,19 @@ def _weights(target: Target) -> list[torch.nn.Parameter]:
         for weight in {id(w): w for w in weights if w is not None}.values()
         if users[weight.data_ptr()] == 1
         and owns_its_storage(weight)
-        and not (target.search and is_followed(weight))
+        and not (target.search and _is_followed(weight, target))
     ]
+
+
+def _is_followed(weight: torch.nn.Parameter, target: Target) -> bool:
+    """As it was at first: a plan that is hidden while something is measured comes back whole."""
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    if target.memo.followed is None:
+        target.memo.followed = WeakIdKeyDictionary()
+    if weight not in target.memo.followed:
+        target.memo.followed[weight] = is_followed(weight)
+    return target.memo.followed[weight]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
