@@ -86,7 +86,7 @@ def test_by_request_on_a_machine_that_was_never_measured_it_is_measured_first(mo
 
 def test_an_older_torch_is_told():
     old = with_rates(SLOW_BLAS).model_copy(update={"torch": "2.9.1"})
-    assert "needs torch 2.10" in plan(SpeedConfig(gemm="onednn"), old, Facts())["gemm"].reason
+    assert "needs torch 2.11" in plan(SpeedConfig(gemm="onednn"), old, Facts())["gemm"].reason
 
 
 def test_it_is_in_force_until_restored_and_training_gives_the_same_within_rounding():
