@@ -7,7 +7,7 @@ returned), all gradients before the first optimizer step, and what that step did
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.measure.checks.buffers import misled
@@ -173,13 +173,15 @@ class Yardstick:
         return surer
 
     def _may_be_the_net(self, deviations: Errors, tolerance: Tolerance) -> bool:
-        """Whether a net that amplifies rounding is off narrowly: an activation that tips over in
-        one step is more than any number of controls may meet. It does not win, and is not accused.
+        """Whether gradients of a net that amplifies rounding are off narrowly: an activation that
+        tips over in one step is more than any number of controls may meet. It does not win, and is
+        not accused.
         """
         if not (deviations.fits and deviations.finite and self._amplified(tolerance)):
             return False
         narrowly = not tolerance.wider(TIPPED).beyond(deviations)
-        return narrowly and bool(tolerance.beyond(deviations))
+        in_gradients = tolerance.beyond(replace(deviations, numbers=[]))  # results come first
+        return narrowly and bool(in_gradients) and in_gradients == tolerance.beyond(deviations)
 
     def _left(
         self,
