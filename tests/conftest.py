@@ -53,9 +53,9 @@ PROFILES = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest tests/plans/test_plan.py --regenerate-plans` writes tests/plans/ anew."""
+    """`pytest tests/plans/test_plan.py --regenerate-plans` writes the pinned plans anew."""
     parser.addoption(
-        "--regenerate-plans", action="store_true", help="write the pinned plans of test_plan.py"
+        "--regenerate-plans", action="store_true", help="write tests/plans/decisions.yaml"
     )
     parser.addoption(
         "--profile",

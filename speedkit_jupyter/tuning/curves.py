@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
 
 from speedkit_jupyter.tuning.losses import Losses
@@ -89,6 +90,14 @@ class Curve:
     def is_open(self) -> bool:
         """Whether the plan lies farther away than is allowed, but not so far that it is certain."""
         return self.agreement != "same" and self.distance <= FAR * self.allowed
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each step; where a run was shorter, None."""
+        runs = zip_longest(self.baseline, self.planned, self.other)
+        return [
+            {"compared": self.what, "step": step, "baseline": b, "planned": p, "other_seed": o}
+            for step, (b, p, o) in enumerate(runs, 1)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -151,6 +151,10 @@ class Tuning(Shown):
             return learning.proof(self.winner.name, ratio.median, ratio.low, ratio.high)
         return "measured" if self.learned is None else learning.why(self.learned)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each variant of each stage: races, then the proof."""
+        return [{"stage": s.title, **row} for s in self.stages for row in s.comparison.rows()]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {

@@ -94,6 +94,10 @@ class Verification(Shown):
         outcomes: tuple[Outcome, ...] = ("worse", "different")
         return next((outcome for outcome in outcomes if outcome in agreements), "same")
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each step of each loss that was compared."""
+        return [row for curve in self.curves for row in curve.rows()]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         curves = self.curves

@@ -24,10 +24,12 @@ from speedkit_jupyter.measure.results.statistics import (
     shared,
     spread,
 )
-from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Columns of `to_dict` whose values have parts, or may have.
+NESTED = ("times_s", "quartiles_s", "accuracy", "memory", "compilations")
 
 
 @dataclass
@@ -199,31 +201,13 @@ class Comparison(Shown):
             "flops": self.flops,
         }
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per variant, as a pandas table. Raises SpeedKitError where pandas is missing."""
-        try:
-            import pandas as pd
-        except ImportError:
-            hint = "pip install pandas; to_dict() has the same"
-            raise SpeedKitError(f"to_frame() needs pandas: {hint}") from None
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each variant: what was measured in numbers and words, without raw samples."""
+        return [self._flat(row) for row in self.to_dict()["variants"]]
 
-        hidden = (
-            "times_s",
-            "applied",
-            "declines",
-            "notes",
-            "plan",
-            "accuracy",
-            "memory",
-            "compilations",
-        )
-        rows = []
-        for row in self.to_dict()["variants"]:
-            flat = {name: value for name, value in row.items() if name not in hidden}
-            flat["accuracy"] = (row["accuracy"] or {}).get("verdict")
-            flat["peak_bytes"] = (row["memory"] or {}).get("peak_bytes")
-            rows.append(flat)
-        return pd.DataFrame(rows).set_index("name")
+    def to_frame(self) -> pd.DataFrame:
+        """The rows by variant. Raises SpeedKitError where pandas is missing."""
+        return super().to_frame().set_index("name")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Comparison:
@@ -263,6 +247,18 @@ class Comparison(Shown):
             "share_of_limit": self.share_of_limit(record),
         }
         return derived | asdict(record) | {"times_s": list(seconds)}
+
+    @staticmethod
+    def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+        numbers = {key: value for key, value in row.items() if not isinstance(value, dict | list)}
+        lower, upper = row["quartiles_s"] or (None, None)
+        return {
+            **{key: value for key, value in numbers.items() if key not in NESTED},
+            "lower_quartile_s": lower,
+            "upper_quartile_s": upper,
+            "accuracy": (row["accuracy"] or {}).get("verdict"),
+            "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
+        }
 
 
 def _record(row: Mapping[str, Any]) -> Record:

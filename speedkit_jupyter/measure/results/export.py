@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
-# All hold raw samples, environment and the command to repeat it. A page needs nothing else.
+
+def _csv(result: Any) -> str:
+    """The table alone."""
+    rows, text = result.rows(), io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
+
+
+# JSON and a page hold raw samples, environment and the command to repeat it besides the table.
 FORMATS: dict[str, Callable[[Any], str]] = {
+    ".csv": _csv,
     ".json": lambda result: result.to_json(),
     ".html": lambda result: result.report().to_page(),
     ".htm": lambda result: result.report().to_page(),

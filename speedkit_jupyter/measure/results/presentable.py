@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from functools import singledispatch
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results import export
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What registers a report for each kind of result, once it is loaded.
 REPORTS = f"{__package__.partition('.')[0]}.report.registration"
@@ -27,6 +31,19 @@ class Shown:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         raise NotImplementedError
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its table: plain values by column, the same columns in each row."""
+        raise NotImplementedError
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a pandas table. Raises SpeedKitError where pandas is missing."""
+        try:
+            import pandas as pd
+        except ImportError:
+            hint = "pip install pandas; rows() has the same"
+            raise SpeedKitError(f"to_frame() needs pandas: {hint}") from None
+        return pd.DataFrame(self.rows())
 
     def to_json(self) -> str:
         """The plain values as JSON text."""

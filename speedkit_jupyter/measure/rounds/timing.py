@@ -107,6 +107,11 @@ class Timing(Shown):
         """Median seconds on the device per loop; None without CUDA events."""
         return median_interval(self.device_runs)[0] / self.loops if self.device_runs else None
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One: the seconds of one loop, without those of each run."""
+        (row,) = self.to_dict()["variants"]
+        return [{key: value for key, value in row.items() if key != "times_s"}]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` has one record, so that a history can compare it."""
         low, high = self.interval_s or (None, None)
