@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import fp32_precision
 from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.moved import moved
 
 Values = Mapping[str, Any]
 
@@ -188,8 +189,18 @@ def switches() -> dict[str, Switch]:
     """All switches but the fp32 ones, which are coupled and have a module of their own."""
     if not OWNERS:
         import_module(CATALOG)
-    owned = {name: switch for owner in OWNERS for name, switch in owner().items()}
+    owned = {name: switch for owner in OWNERS for name, switch in _of(owner).items()}
     return _nobodys() | owned
+
+
+def _of(owner: Callable[[], Mapping[str, Switch]]) -> Mapping[str, Switch]:
+    """None of one that stands on what torch has moved; its optimization is declined then."""
+    try:
+        return owner()
+    except (AttributeError, ImportError) as error:
+        if not moved(error):
+            raise
+        return {}
 
 
 def _nobodys() -> dict[str, Switch]:

@@ -26,6 +26,17 @@ OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
 Kernel = Callable[..., Any]
 
 
+def internals() -> tuple[Callable[..., Any], Callable[[], bool], set[str]]:
+    """What this stands on and torch does not promise: oneDNN's product, whether oneDNN may be used
+    (`torch.backends.mkldnn.flags`), the kernels that users have put on the dispatcher. Raises
+    AttributeError where torch has moved one of them.
+    """
+    import torch
+
+    product = torch.ops.mkldnn._linear_pointwise.default
+    return product, torch._C._get_mkldnn_enabled, torch.library._impls
+
+
 def _kernels(least: int) -> dict[str, Kernel]:
     """oneDNN's for products of `least` multiply-adds and more; torch's own go on for the others.
 
@@ -37,8 +48,7 @@ def _kernels(least: int) -> dict[str, Kernel]:
         name: torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed for name in OPERATORS
     }
     plain_mm, plain_mm_out, plain_addmm, plain_addmm_out = plain.values()
-    linear, float32 = torch.ops.mkldnn._linear_pointwise.default, torch.float32
-    is_allowed = torch._C._get_mkldnn_enabled  # `torch.backends.mkldnn.flags(enabled=False)`
+    (linear, is_allowed, _), float32 = internals(), torch.float32
 
     def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if a.dim() != 2 or b.dim() != 2:
@@ -106,7 +116,8 @@ class _Installed:
         import torch
 
         self.least = least
-        if others := torch.library._impls & {f"aten/{name}/CPU" for name in OPERATORS}:
+        _, _, others = internals()
+        if others := others & {f"aten/{name}/CPU" for name in OPERATORS}:
             found = ", ".join(sorted(others))
             raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {found}")
         kernels = _kernels(least)

@@ -86,6 +86,7 @@ class Gemm(Optimization):
             return request.obey(gemm.BLAS)
         if not _has_get_kernel(hardware):
             return request.decline(now, f"needs torch 2.11; this is {hardware.torch}")
+        gemm.internals()
         if facts.precision != "fp32":
             return request.decline(
                 now, f"inside {facts.precision} autocast no product is in float32"

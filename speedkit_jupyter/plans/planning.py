@@ -14,6 +14,7 @@ from speedkit_jupyter import machines
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
 from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.optimizations.deciding import decided
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.config import ALONE, SpeedConfig
 from speedkit_jupyter.support import arguments
@@ -121,7 +122,7 @@ def plan(
     decisions, original = [], facts
     for optimization in CATALOG:
         request = config.request(optimization.name)
-        decision = optimization.decide(request, hardware, facts)
+        decision = decided(optimization, request, hardware, facts)
         if config.is_alone and not request.explicit and not optimization.follows:
             # Where the rules leave it themselves, theirs is the reason.
             if decision.active or decision.worth_measuring is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.deciding import decided
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig, from_word
@@ -110,8 +111,8 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
             for word in dict.fromkeys(("auto", *words))
         }
         decisions[name] = {
-            word: optimization.decide(request, hardware, facts) for word, request in asked.items()
+            word: decided(optimization, request, hardware, facts) for word, request in asked.items()
         }
-        decision = optimization.decide(config.request(name), hardware, facts)
+        decision = decided(optimization, config.request(name), hardware, facts)
         facts = optimization.facts_after(decision, facts)
     return decisions

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.support.exceptions import StepError
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,8 +24,13 @@ StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
 
 @contextmanager
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """`make(original)` in place of the function `owner.name`, for calls from this thread."""
-    here, original = threading.get_ident(), getattr(owner, name)
+    """`make(original)` in place of the function `owner.name`, for calls from this thread.
+
+    Raises StepError where torch has moved it.
+    """
+    here, original = threading.get_ident(), getattr(owner, name, None)
+    if original is None:
+        raise StepError(f"this torch has no {owner.__name__}.{name}, which this stands on")
     ours = make(original)
 
     @wraps(original)

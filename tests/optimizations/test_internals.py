@@ -1,0 +1,113 @@
+"""What stands on torch's insides: it is there in this torch, and where it is not, that is said."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+import speedkit_jupyter
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, plan
+from speedkit_jupyter.machines import flags
+
+PACKAGE = Path(speedkit_jupyter.__file__).parent
+# What is asked for only where it is there.
+OPTIONAL = {"torch._C._functorch.peek_interpreter_stack"}
+
+
+def chains(tree: ast.AST) -> Iterator[str]:
+    """Each dotted name below torch with a private part, as it is imported or read."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("torch"):
+            for name in node.names:
+                yield f"{node.module}.{name.name}"
+        parts, inner = [], node
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Name) and inner.id == "torch" and parts:
+            yield ".".join(["torch", *reversed(parts)])
+
+
+def private() -> set[str]:
+    """All that the package names."""
+    every = (chains(ast.parse(path.read_text())) for path in PACKAGE.rglob("*.py"))
+    names = {name for each in every for name in each}
+    return {name for name in names if any(part.startswith("_") for part in name.split(".")[1:])}
+
+
+def resolved(name: str) -> Any:
+    """The object that the dotted name means; raises where there is none."""
+    here: Any = torch
+    path = name.split(".")[1:]
+    for at, part in enumerate(path, 1):
+        if not hasattr(here, part):
+            importlib.import_module(".".join(["torch", *path[:at]]))
+        here = getattr(here, part)
+    return here
+
+
+@pytest.mark.parametrize("name", sorted(private() - OPTIONAL))
+def test_this_torch_has_each_internal_name_that_is_used(name: str) -> None:
+    resolved(name)
+
+
+@pytest.mark.parametrize(
+    ("entry", "asked", "owner", "name"),
+    [
+        ("sdpa", "flash", torch._C, "_set_sdp_priority_order"),
+        ("sdpa", "math", torch.backends.cuda, "cudnn_sdp_enabled"),
+        ("gemm", "onednn", torch._C, "_get_mkldnn_enabled"),
+        ("gemm", "onednn", torch.library, "_impls"),
+    ],
+)
+def test_what_stands_on_something_that_torch_has_moved_is_declined_and_the_rest_works(
+    monkeypatch: pytest.MonkeyPatch, entry: str, asked: str, owner: Any, name: str
+) -> None:
+    monkeypatch.delattr(owner, name)
+    decision = plan(SpeedConfig(**{entry: asked}))[entry]
+    assert decision.declined
+    assert not decision.active
+    assert name in decision.rule
+    model = nn.Linear(4, 4)
+    before = flags.snapshot()
+    _, context = apply_speedups(model, SpeedConfig(**{entry: asked, "precision": "bf16"}))
+    assert context.plan["precision"].active
+    context.restore()
+    assert flags.snapshot() == before
+
+
+def test_clipping_that_torch_has_moved_fails_fp16_alone_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(clip_grad, "_group_tensors_by_device_and_dtype")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    comparison = benchmark(step, "baseline,fp16,bf16", budget_s=0.2)
+    verdicts = {record.name: comparison.verdict(record) for record in comparison.records}
+    assert verdicts["fp16"] == "failed"
+    assert "_group_tensors_by_device_and_dtype" in (comparison.records[1].failure or "")
+    assert verdicts["bf16"] != "failed"
+
+
+def test_an_own_mistake_is_not_taken_for_what_torch_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from speedkit_jupyter.optimizations.sdpa import Sdpa
+
+    monkeypatch.setattr(Sdpa, "decide", lambda self, *_: self.no_such_thing)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        plan()
