@@ -16,19 +16,22 @@ WORTH_IT, WORTH_COMPILING = 1.02, 1.03
 ENOUGH_TO_CHOOSE = 0.08
 # So many rounds in a row far slower, and a variant is given up.
 FAR_ROUNDS = 3
-# By so much while warming up, and it is not even taken into the rounds.
-TOO_SLOW = 3.0
+# A proof gives up what was slower by so much in each of them: there may be time for something else.
+BEHIND = 1.1
+# By so much while warming up, and it is not even taken into the rounds; what nothing speaks for
+# but the machine is given up by less.
+TOO_SLOW, UNPROMISING = 3.0, 1.25
 
 
-def is_too_slow(runner: Runner, baseline: Runner) -> bool:
+def is_too_slow(runner: Runner, baseline: Runner, most: float = TOO_SLOW) -> bool:
     """By the fastest of some warm-up steps, which no disturbance makes faster than it is.
 
     Not so where the baseline itself has taken as long: what disturbs it may disturb both.
     """
     times = runner.fastest_s / max(baseline.fastest_s, 1e-9)
-    if times <= TOO_SLOW or runner.fastest_s <= baseline.worst_s:
+    if times <= most or runner.fastest_s <= baseline.worst_s:
         return False
-    slower = f"far slower than {baseline.record.name}"
+    slower = f"{'far ' if times > FAR else ''}slower than {baseline.record.name}"
     runner.record.notes["dropped"] = f"{slower}: {times:.1f} times in its fastest step"
     return True
 
@@ -59,12 +62,14 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     return [record for record, median in zip(records, medians, strict=True) if median > margin]
 
 
-def is_far_behind(baseline_s: Sequence[float], times_s: Sequence[float]) -> bool:
-    """Whether every one of some rounds was far slower: no verdict, but not worth waiting for one,
-    since such rounds are long.
+def is_far_behind(
+    baseline_s: Sequence[float], times_s: Sequence[float], times: float = FAR
+) -> bool:
+    """Whether every one of some rounds was so many `times` slower: no verdict, but not worth
+    waiting for one, since such rounds are long.
     """
     pairs = list(zip(baseline_s, times_s, strict=False))
-    return len(pairs) >= FAR_ROUNDS and all(slow > FAR * base for base, slow in pairs)
+    return len(pairs) >= FAR_ROUNDS and all(slow > times * base for base, slow in pairs)
 
 
 def worth_it(record: Record) -> float:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.tuning import ablation, scoring
+from speedkit_jupyter.tuning import ablation, early_stopping, scoring
 from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.policies import Checking, Worthwhile
 from speedkit_jupyter.tuning.stages import BASELINE, PROOF, Stages
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.measure.rounds.runner import Runner
 
 # The whole plan's interval has to be as narrow as this share of its median.
 PRECISE = 0.05
@@ -40,11 +44,9 @@ class Proof:
             tuning.unclear = f"no time was left to prove {best.name}; {self.stages.more()}"
             return
         plans = [plan for plan in ablation.plans(best) if plan.values] if parts else []
+        whole = _Whole(self, best, plans, parts)
         comparison = yield from self.stages.benchmark(
-            title,
-            [best, *plans],
-            self.stages.budget.left_s,
-            _Whole(self, best, plans, parts),
+            title, [best, *plans], self.stages.budget.left_s, whole
         )
         records = {record.name: record for record in comparison.records}
         held = [plan for plan in (best, *plans) if self._is_proven(comparison, plan)]
@@ -53,7 +55,9 @@ class Proof:
         tuning.parts_found = ablation.parts(tuning.winner, comparison) if parts else []
         if tuning.winner.name != best.name:
             why = scoring.why_not(comparison, records[best.name], tuning.winner.name)
-            self.stages.refuse(best.name, f"fresh rounds did not confirm it: {why}")
+            was_run = records[best.name].times_s
+            reason = f"fresh rounds did not confirm it: {why}" if was_run else why
+            self.stages.refuse(best.name, reason)
             tuning.unclear = "" if held else self._why_unclear(comparison, records[best.name])
         elif parts:
             yield from self._drop_what_is_idle(best, comparison)
@@ -150,6 +154,8 @@ class Proof:
 
     def _why_unclear(self, comparison: Comparison, record: Record) -> str:
         """Why the rounds say neither yes nor no; empty where they say no."""
+        if "dropped" in record.notes or _is_behind(comparison.baseline, record):
+            return ""
         value, ratio = self.stages.value(comparison, record), comparison.ratio(record)
         if ratio is None or math.isinf(ratio.high):
             told = comparison.verdict(record) in ("failed", "declined", "wrong")
@@ -172,10 +178,31 @@ class _Whole(Checking):
     ) -> None:
         super().__init__(proof.stages.right, [best.name])
         self._proof, self._best, self._others, self._tells_parts = proof, best, others, parts
+        self._leads, self._is_lost = proof.stages.leads(best), False
+
+    def keeps(self, runner: Runner, baseline: Runner) -> bool:
+        """Not what never led and is slower: there may be time to try something else."""
+        is_lost = not self._leads and early_stopping.is_too_slow(
+            runner, baseline, early_stopping.UNPROMISING
+        )
+        self._is_lost |= is_lost and runner.record.name == self._best.name
+        return not is_lost
+
+    def why_left_out(self, name: str) -> str:
+        """Where the whole of it is slower, its parts are tried by themselves."""
+        return f"left out: {self._best.name} is slower" if self._is_lost else ""
+
+    def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """What is slower than without it."""
+        if self._proof.stages.tuning.objective != "time":
+            return ()
+        return [row for row in racing[1:] if _is_behind(racing[0], row)]
 
     def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
         """What the rest of the budget can't tell either is not worth waiting for."""
         record = next(row for row in comparison.records if row.name == self._best.name)
+        if record not in racing:
+            return early_stopping.is_clear_enough(comparison, racing)
         ratio = comparison.ratio(record)
         if ratio is None or comparison.verdict(record) == "too noisy":
             return False
@@ -184,6 +211,10 @@ class _Whole(Checking):
         parts = self._parts(self._best, comparison)
         unclear = [part for part in parts if part.ratio is not None and not part.is_clear]
         return ratio.is_precise(PRECISE) and all(part.needed() > rounds for part in unclear)
+
+    def is_over(self, racing: Sequence[Record]) -> bool:
+        """Nothing is left to prove."""
+        return len(racing) == 1
 
     def late(self, comparison: Comparison) -> Iterator[Record]:
         """The winner, as far as the rounds tell it."""
@@ -195,3 +226,7 @@ class _Whole(Checking):
 
     def _parts(self, whole: Candidate, comparison: Comparison) -> list[Part]:
         return ablation.parts(whole, comparison) if self._tells_parts else []
+
+
+def _is_behind(baseline: Record, record: Record) -> bool:
+    return early_stopping.is_far_behind(baseline.times_s, record.times_s, early_stopping.BEHIND)

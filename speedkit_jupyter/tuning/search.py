@@ -164,7 +164,6 @@ class Search:
         yield from self._measure_engines()
         singles = candidates(tuning.hardware, tuning.facts)
         best = yield from self._best_of(singles)
-        stages.say_what_was_left_out()
         losers = [] if best.values or tuning.objective == "memory" else stages.narrow_losers()
         if losers:  # a race of few rounds is no proof that nothing helps
             best = yield from Proof(stages).look_again(losers)
@@ -173,8 +172,24 @@ class Search:
             yield from Proof(stages).confirm(best, "confirming")
         else:
             tuning.winner, tuning.comparison = BASELINE, None
-            tuning.unclear = tuning.unclear or (stages.why_unclear() if singles else "")
+        yield from self._try_what_was_left_out()
+        stages.say_what_was_left_out()
+        if not tuning.helped and singles:
+            tuning.unclear = tuning.unclear or stages.why_unclear()
         self._keep()
+
+    def _try_what_was_left_out(self) -> Generator[Progress, None, None]:
+        """Where a long step left time for the strongest combination only, and that did not help."""
+        __tracebackhide__ = True
+        tuning, stages = self._tuning, self._stages
+        while not tuning.confirmed and (rest := stages.left_out()):
+            best = yield from stages.race("what was left out", rest, RACE)
+            if best.values:
+                tuning.unclear = ""
+                yield from Proof(stages).confirm(best, "confirming")
+            elif len(stages.left_out()) == len(rest):  # no time for any of it
+                tuning.winner, tuning.comparison = BASELINE, None
+                return
 
     def _measure_engines(self) -> Generator[Progress, None, None]:
         """Once for a machine: what was never measured would never be tried.

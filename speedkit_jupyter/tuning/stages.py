@@ -43,7 +43,7 @@ class Stages:
     def __init__(self, step: Step, tuning: Tuning, budget: Budget, step_s: float) -> None:
         self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
         self._tried: set[str] = set()
-        self._left_out: list[str] = []
+        self._left_out: dict[str, Candidate] = {}
         self._culprits, self.right = Culprits(), RightParts()
         self._raced: dict[str, Candidate] = {}
         self._around_s = 0.0
@@ -63,7 +63,7 @@ class Stages:
         room = self._room(share, leaders)
         chosen = list(tried[:room])
         if room < min(len(tried), MOST_CANDIDATES):
-            self._left_out += [candidate.name for candidate in tried[room:]]
+            self._left_out.update({candidate.name: candidate for candidate in tried[room:]})
         if not chosen:
             return best
         self._tried |= {candidate.name for candidate in chosen}
@@ -89,18 +89,28 @@ class Stages:
         """Those that have not raced yet."""
         return [candidate for candidate in candidates if candidate.name not in self._tried]
 
+    def leads(self, candidate: Candidate) -> bool:
+        """Whether times speak for it already: it was measured, or learned."""
+        learned = self.tuning.learned is not None
+        return learned or any(
+            record.name == candidate.name and bool(record.times_s)
+            for stage in self.tuning.stages
+            for record in stage.comparison.records
+        )
+
     def say_what_was_left_out(self) -> None:
         """As a note of the result."""
-        names = self._never_tried()
+        names = [candidate.name for candidate in self.left_out()]
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             listed = f"{', '.join(names[:4])}{more}"
             self.tuning.notes.append(f"Left out, since the budget is short: {listed}")
 
-    def _never_tried(self) -> list[str]:
-        """What there was no time for, and what no culprit speaks against either."""
+    def left_out(self) -> list[Candidate]:
+        """What there was no time for, and no culprit speaks against either; the simplest first."""
         known = self._tried.union(plan.name for plan in self.tuning.rejected)
-        return [name for name in dict.fromkeys(self._left_out) if name not in known]
+        left = [plan for name, plan in self._left_out.items() if name not in known]
+        return sorted(left, key=lambda plan: (plan.costly, len(plan.values)))
 
     @property
     def has_raced(self) -> bool:
@@ -112,16 +122,15 @@ class Stages:
 
         Nothing helps where the strongest combination and those without its parts fell behind.
         """
-        stages = self.tuning.stages
-        rounds = max((len(stage.comparison.baseline.times_s) for stage in stages), default=0)
-        if rounds < RACE_ROUNDS:
+        comparisons = [stage.comparison for stage in self.tuning.stages]
+        rounds = max((len(comparison.baseline.times_s) for comparison in comparisons), default=0)
+        records = [record for comparison in comparisons for record in comparison.records[1:]]
+        if rounds < RACE_ROUNDS and not any("dropped" in record.notes for record in records):
             return f"one step takes {self.step_s:.2g} s; {self.more()}"
-        checks = [
-            r.accuracy for stage in stages for r in stage.comparison.records[1:] if r.accuracy
-        ]
+        checks = [record.accuracy for record in records if record.accuracy]
         if checks and all(check.verdict == "not checked" for check in checks):
             return f"no plan can be proven right: {checks[0].reason}"
-        left_out = len(self._never_tried())
+        left_out = len(self.left_out())
         if left_out > len(self._tried):
             return f"{left_out} plans were left out; {self.more()}"
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -359,3 +360,28 @@ def test_with_memory_as_the_objective_the_bytes_are_said(made_time, machine):
 )
 def test_a_candidates_name_is_the_variants_however_its_values_are_spelled(values, name):
     assert Candidate(values).name == name
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.5, 1.5])
+@pytest.mark.parametrize("helps", ["fused_optimizer", "channels_last", "bf16"])
+def test_where_the_strongest_combination_loses_a_part_that_helps_alone_is_found(
+    monkeypatch, made_time, step_s, helps
+):
+    """With long steps too, where there is time for few plans."""
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
+    network, optimizer, x = parts()
+
+    def step() -> None:
+        on = {
+            "fused_optimizer": bool(optimizer.param_groups[0]["fused"]),
+            "channels_last": network[0].weight.stride()[1] == 1,
+            "bf16": torch.is_autocast_enabled("cpu"),
+        }
+        made_time.sleep(step_s * math.prod(0.5 if n == helps else 2 for n, v in on.items() if v))
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tuning = tune(step)
+    assert tuning.winner.name == helps
+    assert tuning.confirmed
