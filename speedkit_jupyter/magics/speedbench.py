@@ -91,7 +91,7 @@ def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> A
     """What the options ask for; raises UsageError where they don't fit together."""
     if arguments.tune:
         return _search(shell, cell, arguments, setup)
-    _refuse(arguments, ("objective", "steps", "apply", "fresh"), "to --tune")
+    _refuse(arguments, ("objective", "steps", "apply", "fresh", "keep"), "to --tune")
     if arguments.save is not None:
         check_free(arguments.save)
     if arguments.compare is None:
@@ -121,7 +121,8 @@ def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
     _refuse_setup(setup)
     step = _step(shell, cell, arguments)
     objective = arguments.objective or "time"
-    return Search(step, arguments.budget, arguments.steps, objective, arguments.fresh)
+    keep = arguments.keep or ()
+    return Search(step, arguments.budget, arguments.steps, objective, arguments.fresh, keep)
 
 
 def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:

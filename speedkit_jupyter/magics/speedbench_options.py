@@ -47,6 +47,9 @@ def parser() -> Parser:
     parser.add_argument("--objective", choices=("time", "memory"), help=aim)
     steps = "with --tune: the least total time for so many steps, compiling included"
     parser.add_argument("--steps", type=whole_number, metavar="NUMBER", help=steps)
+    keep = "with --tune: the optimizations that stay as they are (precision,tf32: full float32)"
+    action = parser.add_argument("--keep", type=names, action="extend", metavar="NAMES", help=keep)
+    offer(action, suggestions.optimizations)
     loops = "timing: loops in a run; 0 or none: until a run takes 0.2 s"
     parser.add_argument("-n", type=int, metavar="LOOPS", help=loops)
     parser.add_argument(

@@ -43,6 +43,13 @@ def variants(names: Names) -> list[str]:
     return [BASELINE, *plans(names)]
 
 
+def optimizations(names: Names) -> list[str]:
+    """The names of the catalog."""
+    from speedkit_jupyter.optimizations import CATALOG
+
+    return [optimization.name for optimization in CATALOG]
+
+
 def saved(names: Names) -> list[str]:
     """The names of saved benchmarks."""
     from speedkit_jupyter.support import database

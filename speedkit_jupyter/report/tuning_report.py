@@ -31,6 +31,8 @@ def tuning_report(tuning: Tuning) -> Document:
     if tuning.rejected:
         rows = tuple(Row((candidate.name, candidate.reason)) for candidate in tuning.rejected)
         sections.append(Section(Table(("tried", "why it is not in the plan"), rows)))
+    if tuning.kept:
+        sections.append(Section(f"Left as they are, as asked: {', '.join(tuning.kept)}."))
     sections += [Section(note) for note in tuning.notes]
     if tuning.learned is not None and tuning.confirmed:
         when = day(tuning.learned.learned_at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,15 +56,16 @@ class Candidate:
         return Candidate({name: values[name] for name in order})
 
 
-def candidates(hardware: Hardware, facts: Facts) -> list[Candidate]:
-    """Single changes, in the catalog's order; those that change nothing here are left out.
+def candidates(hardware: Hardware, facts: Facts, keep: Collection[str] = ()) -> list[Candidate]:
+    """Single changes, in the catalog's order; those that change nothing here are left out, and
+    those of optimizations to `keep` as they are.
 
     What changes the model's arithmetic is not among them: that has to be named.
     """
     singles = [
         Candidate({optimization.name: value})
         for optimization in CATALOG
-        if optimization.effect is not Effect.CHANGES_MODEL
+        if optimization.effect is not Effect.CHANGES_MODEL and optimization.name not in keep
         for value in optimization.candidates(hardware, facts)
     ]
     return [single for single in singles if _changes_something(single, hardware, facts)]

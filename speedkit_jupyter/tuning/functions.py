@@ -33,14 +33,16 @@ def tune(
     steps: int | None = None,
     objective: str = "time",
     fresh: bool = False,
+    keep: str | Sequence[str] = (),
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
     `budget_s` are the seconds for it all; what compiling takes comes on top. Without one it is
-    30 s, or 120 steps where these take longer. With `steps` the objective is the total time of so
+    20 s, or 120 steps where these take longer. With `steps` the objective is the total time of so
     many steps, compiling included; with `objective` "memory" the peak of a step, at no loss of
     speed. A plan that was learned for this very step is only checked again, unless the search
-    shall be `fresh`. Nothing is applied: `Tuning.apply()` does. Raises StepError where the
+    shall be `fresh`. What is named in `keep` stays as it is: `keep=("precision", "tf32")` searches
+    in full float32. Nothing is applied: `Tuning.apply()` does. Raises StepError where the
     step can't be measured; all that it changed is put back. Ctrl-C goes on to the caller, with the
     best so far as the error's `tuning`.
     """
@@ -48,7 +50,8 @@ def tune(
     budget_s = arguments.seconds("budget_s", budget_s)
     steps = None if steps is None else arguments.whole("steps", steps)
     fresh = arguments.flag("fresh", fresh)
-    search = Search(step_of(step, model, optimizer), budget_s, steps, objective, fresh)
+    keep = [keep] if isinstance(keep, str) else keep
+    search = Search(step_of(step, model, optimizer), budget_s, steps, objective, fresh, keep)
     search.begun_s = begun_s
     try:
         for _ in search.run():

@@ -51,7 +51,7 @@ class Task:
 
     `model` is the first one's class; `inputs` are the shapes and dtypes of the tensors that the
     first call of a model got; `optimizers` those that the step has; `trains` whether one of them
-    made a step.
+    made a step; `kept` are the optimizations that it was to leave as they are.
     """
 
     model: str = ""
@@ -60,6 +60,7 @@ class Task:
     trains: bool = False
     objective: str = "time"
     steps: int | None = None
+    kept: tuple[str, ...] = ()
 
     def key(self) -> str:
         """The same for the same task."""
@@ -94,6 +95,7 @@ def identify(
     steps: int | None,
     took_s: list[float] | None = None,
     budget: Budget | None = None,
+    kept: tuple[str, ...] = (),
 ) -> tuple[str, Task]:
     """The setting and the task of a step. Runs it once, undone at its end; raises what it raises.
 
@@ -130,7 +132,7 @@ def identify(
     optimizers = tuple(map(str, facts.stepped_by(step.made).optimizers))
     inputs = calls[0] if calls else ()
     name = type(unwrapped(step.models[0])).__name__
-    return where, Task(name, inputs, optimizers, bool(stepped), objective, steps)
+    return where, Task(name, inputs, optimizers, bool(stepped), objective, steps, kept)
 
 
 def find(where: str, task: Task) -> database.Learned | None:

@@ -52,6 +52,7 @@ class Tuning(Shown):
     baseline, the winner, and the winner without each of its parts; else, after an interrupt, the
     rounds in which the winner led. `parts_found` is what each part is worth. Where there is no
     winner, `unclear` says why the search could not tell; it is empty where nothing helps.
+    `kept` are the optimizations that it was to leave as they are.
     `learned` is the plan that an earlier search had found for this step. `seconds` is how long it
     all took, `compiling_s` of them compiling. `models` are those of the step that are still there:
     a result keeps none alive.
@@ -71,6 +72,7 @@ class Tuning(Shown):
     stages: list[Stage] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    kept: tuple[str, ...] = ()
     seconds: float = 0.0
     compiling_s: float = 0.0
 
@@ -162,6 +164,7 @@ class Tuning(Shown):
             "plan": dict(self.winner.values),
             "objective": self.objective,
             "steps": self.steps,
+            "kept": list(self.kept),
             "seconds": self.seconds,
             "compiling_s": self.compiling_s,
             "confirmed": self.confirmed,

@@ -9,7 +9,7 @@ plan for nothing. A plan that was learned for this very step earlier is only con
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
@@ -17,6 +17,7 @@ from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
+from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
@@ -48,7 +49,8 @@ class Search:
 
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`; with `steps` it is the total time of so many steps, what
-    comes before the first one included. `fresh` searches although a plan is known. The budget
+    comes before the first one included. `fresh` searches although a plan is known; the
+    optimizations in `keep` stay as they are. The budget
     begins when it runs, or began at `begun_s` on the clock, where that is set. Raises StepError.
     """
 
@@ -59,6 +61,7 @@ class Search:
         steps: int | None = None,
         objective: str = "time",
         fresh: bool = False,
+        keep: Collection[str] = (),
     ) -> None:
         if not isinstance(objective, str) or objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r:.100}")
@@ -72,6 +75,7 @@ class Search:
         with hidden(model):
             facts = Facts.read(model, step.holders(model))
         self._tuning = Tuning(step, Hardware.current(), facts, objective, steps)
+        self._tuning.kept = _known(keep)
         self.begun_s: float | None = None
         self._identity: tuple[str, Task] | None = None
         self._stages = Stages(self.step, self._tuning, Budget(budget_s or DEFAULT_S), 0.0)
@@ -105,6 +109,7 @@ class Search:
                 tuning.steps,
                 took_s,
                 self._stages.budget,
+                tuning.kept,
             )
             self._stages.step_s = min(took_s)
             tuning.facts = tuning.facts.stepped_by(self.step.made)
@@ -162,7 +167,7 @@ class Search:
         __tracebackhide__ = True
         tuning, stages = self._tuning, self._stages
         yield from self._measure_engines()
-        singles = candidates(tuning.hardware, tuning.facts)
+        singles = candidates(tuning.hardware, tuning.facts, tuning.kept)
         best = yield from self._best_of(singles)
         losers = [] if best.values or tuning.objective == "memory" else stages.narrow_losers()
         if losers:  # a race of few rounds is no proof that nothing helps
@@ -245,10 +250,21 @@ class Search:
         Not so where the search could not tell. A store that can't be written is said, and no more.
         """
         tuning = self._tuning
-        if self._identity is None or (not tuning.helped and tuning.unclear):
+        # What was not to be tried may help, for all that it knows.
+        no_answer = not tuning.helped and (tuning.unclear or tuning.kept)
+        if self._identity is None or no_answer:
             return
         winner = tuning.winner
         try:
             learning.keep(*self._identity, tuning.plan, winner.values, winner.name, tuning.ratio)
         except SpeedKitError as error:
             tuning.notes.append(f"the plan was not kept for the next time: {error}")
+
+
+def _known(keep: Collection[str]) -> tuple[str, ...]:
+    """The names in the catalog's order; raises StepError for others."""
+    names = [entry.name for entry in CATALOG]
+    for name in keep:
+        if name not in names:
+            raise StepError(f"keep: there is no optimization {name!r:.100}: {', '.join(names)}")
+    return tuple(name for name in names if name in keep)

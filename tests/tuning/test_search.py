@@ -16,6 +16,7 @@ from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combinations, strongest
 from speedkit_jupyter.tuning.early_stopping import FAR_ROUNDS
 from speedkit_jupyter.tuning.policies import Grid
@@ -385,3 +386,30 @@ def test_where_the_strongest_combination_loses_a_part_that_helps_alone_is_found(
     tuning = tune(step)
     assert tuning.winner.name == helps
     assert tuning.confirmed
+
+
+def test_what_is_to_be_kept_is_not_tried_and_the_plan_without_it_is_found(sleeping):
+    network, optimizer, x = parts()
+    seconds = lambda fused, last: LATE / ((1 + fused) * (1 + 3 * last))  # noqa: E731
+    tuning = tune(sleeping(network, optimizer, x, seconds), budget_s=3, keep="channels_last")
+    assert tuning.winner.values == {"fused_optimizer": True}
+    every = {record.name for stage in tuning.stages for record in stage.comparison.records}
+    assert not any("channels_last" in name for name in every)
+    assert "Left as they are, as asked: channels_last." in repr(tuning)
+    free = tune(sleeping(network, optimizer, x, seconds), budget_s=3)
+    assert "channels_last" in free.winner.values  # what was learned under a wish is not all
+
+
+def test_that_nothing_helps_beside_what_is_kept_is_not_remembered(sleeping):
+    network, optimizer, x = parts()
+    step = sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + fused))
+    tuning = tune(step, budget_s=3, keep=["channels_last"])
+    assert not tuning.helped
+    assert not database.learned()
+
+
+@pytest.mark.parametrize("keep", ["precison", ["tf32", "fast"], [3]])
+def test_an_unknown_name_to_keep_is_one_line(keep):
+    network, _, x = parts()
+    with pytest.raises(StepError, match="keep: there is no optimization"):
+        tune(lambda: network(x), budget_s=1, keep=keep)

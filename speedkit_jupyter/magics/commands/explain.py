@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
-from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
+from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import MODEL, add_model, offer
@@ -24,21 +23,17 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
 
     optimization = find(arguments.optimization)
     if optimization is None:
-        hint = did_you_mean(arguments.optimization, _entries(names))
+        hint = did_you_mean(arguments.optimization, suggestions.optimizations(names))
         raise UsageError(f"%speedkit explain: no {arguments.optimization!r} in the catalog.{hint}")
     plan, name = planned_or_plain(names, session, arguments.model)
     display(explain_report(optimization, plan[optimization.name], name))
 
 
-def _entries(names: Mapping[str, Any]) -> list[str]:
-    from speedkit_jupyter.optimizations import CATALOG
-
-    return [optimization.name for optimization in CATALOG]
-
-
 def _arguments(parser: Parser) -> None:
     which = "a name of the catalog, as gemm"
-    offer(parser.add_argument("optimization", metavar="NAME", help=which), _entries)
+    offer(
+        parser.add_argument("optimization", metavar="NAME", help=which), suggestions.optimizations
+    )
     add_model(parser, MODEL)
 
 
