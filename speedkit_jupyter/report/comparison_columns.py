@@ -110,7 +110,7 @@ def _verdict(comparison: Comparison, record: Record) -> str:
     if record.failure:
         return f"{verdict}: {in_short(record)}"
     if not comparison.times_s(record):
-        return record.notes.get("dropped", "not reached: the budget ended before")
+        return record.why_not_measured or "not reached: the budget ended before"
     needed, gain = comparison.seconds_needed(record), comparison.ratio(record)
     if verdict != "too noisy":
         return verdict

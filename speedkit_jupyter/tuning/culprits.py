@@ -17,8 +17,8 @@ class Culprits:
         else:
             self._fine.update(name.split("+"))
 
-    def of(self, name: str) -> str:
-        """The parts of it that were far slower before, joined by plus; empty where none were.
+    def why(self, name: str) -> str:
+        """Why it is left out: parts of it were far slower before; empty where none were.
 
         Blamed are the parts of a slow variant that no other one ran well with; all of them
         together where each did.
@@ -27,5 +27,11 @@ class Culprits:
         for slow in self._slow:
             blamed = [word for word in slow if word not in self._fine] or slow
             if words.issuperset(blamed):
-                return "+".join(blamed)
+                return _said("+".join(slow), "+".join(blamed))
         return ""
+
+
+def _said(slow: str, blamed: str) -> str:
+    """What was seen, and what follows from it."""
+    rest = "" if slow == blamed else f", and what else is in it was not: it lies at {blamed}"
+    return f"left out: {slow} was far slower{rest}"

@@ -18,20 +18,19 @@ ENOUGH_TO_CHOOSE = 0.08
 FAR_ROUNDS = 3
 # A proof gives up what was slower by so much in each of them: there may be time for something else.
 BEHIND = 1.1
-# By so much while warming up, and it is not even taken into the rounds; what nothing speaks for
-# but the machine is given up by less.
-TOO_SLOW, UNPROMISING = 3.0, 1.25
+# By so much while warming up, and it is not even taken into the rounds.
+TOO_SLOW = 3.0
 
 
-def is_too_slow(runner: Runner, baseline: Runner, most: float = TOO_SLOW) -> bool:
+def is_too_slow(runner: Runner, baseline: Runner) -> bool:
     """By the fastest of some warm-up steps, which no disturbance makes faster than it is.
 
     Not so where the baseline itself has taken as long: what disturbs it may disturb both.
     """
     times = runner.fastest_s / max(baseline.fastest_s, 1e-9)
-    if times <= most or runner.fastest_s <= baseline.worst_s:
+    if times <= TOO_SLOW or runner.fastest_s <= baseline.worst_s:
         return False
-    slower = f"{'far ' if times > FAR else ''}slower than {baseline.record.name}"
+    slower = f"far slower than {baseline.record.name}"
     runner.record.notes["dropped"] = f"{slower}: {times:.1f} times in its fastest step"
     return True
 

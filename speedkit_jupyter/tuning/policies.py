@@ -28,6 +28,33 @@ class Grid(Policy):
         ]
 
 
+class Look(Grid):
+    """A few rounds, unchecked: whether there is anything to prove."""
+
+    chooses = True
+    hasty = True
+
+    def least_rounds(self, others: int) -> int:
+        """Enough to see what is clearly slower."""
+        return early_stopping.RACE_ROUNDS
+
+    def to_check(self, names: Sequence[str]) -> Sequence[str]:
+        """Nothing."""
+        return ()
+
+    def is_to_check(self, record: Record, records: Sequence[Record]) -> bool:
+        """Nothing."""
+        return False
+
+    def is_over(self, racing: Sequence[Record]) -> bool:
+        """After those."""
+        return len(racing) < 2 or len(racing[0].times_s) >= early_stopping.RACE_ROUNDS
+
+    def late(self, comparison: Comparison) -> Iterator[Record]:
+        """Nothing."""
+        yield from ()
+
+
 class Worthwhile(Grid):
     """Chooses among what is known to gain something worth a change."""
 
@@ -90,8 +117,7 @@ class Race(Checking):
 
     def why_left_out(self, name: str) -> str:
         """A part of it was far slower before."""
-        culprit = self._culprits.of(name)
-        return f"left out: {culprit} was far slower" if culprit else ""
+        return self._culprits.why(name)
 
     def keeps(self, runner: Runner, baseline: Runner) -> bool:
         """Not what is far slower, which is remembered."""

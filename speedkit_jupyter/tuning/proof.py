@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -13,9 +12,6 @@ from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.policies import Checking, Worthwhile
 from speedkit_jupyter.tuning.stages import BASELINE, PROOF, Stages
-
-if TYPE_CHECKING:
-    from speedkit_jupyter.measure.rounds.runner import Runner
 
 # The whole plan's interval has to be as narrow as this share of its median.
 PRECISE = 0.05
@@ -55,9 +51,7 @@ class Proof:
         tuning.parts_found = ablation.parts(tuning.winner, comparison) if parts else []
         if tuning.winner.name != best.name:
             why = scoring.why_not(comparison, records[best.name], tuning.winner.name)
-            was_run = records[best.name].times_s
-            reason = f"fresh rounds did not confirm it: {why}" if was_run else why
-            self.stages.refuse(best.name, reason)
+            self.stages.refuse(best.name, f"fresh rounds did not confirm it: {why}")
             tuning.unclear = "" if held else self._why_unclear(comparison, records[best.name])
         elif parts:
             yield from self._drop_what_is_idle(best, comparison)
@@ -178,19 +172,6 @@ class _Whole(Checking):
     ) -> None:
         super().__init__(proof.stages.right, [best.name])
         self._proof, self._best, self._others, self._tells_parts = proof, best, others, parts
-        self._leads, self._is_lost = proof.stages.leads(best), False
-
-    def keeps(self, runner: Runner, baseline: Runner) -> bool:
-        """Not what never led and is slower: there may be time to try something else."""
-        is_lost = not self._leads and early_stopping.is_too_slow(
-            runner, baseline, early_stopping.UNPROMISING
-        )
-        self._is_lost |= is_lost and runner.record.name == self._best.name
-        return not is_lost
-
-    def why_left_out(self, name: str) -> str:
-        """Where the whole of it is slower, its parts are tried by themselves."""
-        return f"left out: {self._best.name} is slower" if self._is_lost else ""
 
     def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """What is slower than without it."""

@@ -99,7 +99,7 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
         return f"not checked: {record.accuracy.reason}"
     ratio = comparison.ratio(record)
     if ratio is None:
-        return record.notes.get("dropped", "not measured")
+        return record.why_not_measured or "not measured"
     if math.isinf(ratio.high) and is_far_behind(comparison.baseline.times_s, record.times_s):
         slower = f"far slower than {comparison.baseline.name}"
         return f"{slower} in each of {ratio.pairs} rounds: {ratio.median:.2f}×"

@@ -32,14 +32,12 @@ from speedkit_jupyter.tuning.candidates import (
 from speedkit_jupyter.tuning.learning import Task
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.proof import Proof
-from speedkit_jupyter.tuning.stages import BASELINE, ENOUGH_STEPS, Stages
+from speedkit_jupyter.tuning.stages import BASELINE, DEFAULT_S, ENOUGH_STEPS, Stages
 
-# Without a budget of the user's: so many seconds, or as many steps as give a clear answer.
-DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
 # Shares of the budget that the races may take; most end earlier. The proof may take the rest.
 RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
 # Compiling is not tried for less than so many seconds of budget, or of all the user's steps.
-COMPILE_S = 10.0
+COMPILE_S = 20.0
 # Nor are the engines of float32 products measured, which is done once for a machine.
 ENGINES_S = 10.0
 
@@ -70,7 +68,7 @@ class Search:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self._fresh, self._grows = step, fresh, budget_s is None
+        self.step, self._fresh = step, fresh
         model = step.models[0]
         with hidden(model):
             facts = Facts.read(model, step.holders(model))
@@ -78,7 +76,9 @@ class Search:
         self._tuning.kept = _known(keep)
         self.begun_s: float | None = None
         self._identity: tuple[str, Task] | None = None
-        self._stages = Stages(self.step, self._tuning, Budget(budget_s or DEFAULT_S), 0.0)
+        self._stages = Stages(
+            self.step, self._tuning, Budget(budget_s or DEFAULT_S), 0.0, budget_s is None
+        )
 
     @property
     def budget_s(self) -> float:
@@ -111,7 +111,7 @@ class Search:
                 self._stages.budget,
                 tuning.kept,
             )
-            self._stages.step_s = min(took_s)
+            self._stages.is_known_to_take(min(took_s))
             tuning.facts = tuning.facts.stepped_by(self.step.made)
             learned = None if self._fresh else learning.find(*self._identity)
             if learned is not None and learned.plan["values"]:  # where nothing helped, search again
@@ -123,12 +123,9 @@ class Search:
         __tracebackhide__ = True
         start = time.perf_counter()
         budget = self._stages.budget = Budget(self.budget_s, begun_s=self.begun_s)
-        tuning, stages = self._tuning, self._stages
+        tuning = self._tuning
         yield Progress(0.0, "looking at one step")
         winner = self.recall().winner
-        if self._grows:
-            grown = min(ENOUGH_STEPS * stages.step_s, MOST_GROWN_S)
-            budget.seconds = max(budget.seconds, grown)
         try:
             yield Progress(budget.share, self._ahead())
             if winner.values:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from statistics import median
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import SAME
@@ -13,17 +14,19 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.sampler import LONG_S, Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo import custody
-from speedkit_jupyter.tuning import scoring
+from speedkit_jupyter.tuning import early_stopping, scoring
 from speedkit_jupyter.tuning.ablation import pays
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.culprits import Culprits
-from speedkit_jupyter.tuning.early_stopping import RACE_ROUNDS, WORTH_COMPILING
+from speedkit_jupyter.tuning.early_stopping import BEHIND, RACE_ROUNDS, WORTH_COMPILING
 from speedkit_jupyter.tuning.outcome import Rejected, Stage, Tuning
-from speedkit_jupyter.tuning.policies import Grid, Race
+from speedkit_jupyter.tuning.policies import Grid, Look, Race
 from speedkit_jupyter.tuning.right_parts import RightParts
 
 # Steps that a search needs for a clear answer.
 ENOUGH_STEPS = 120
+# Without a budget of the user's: so many seconds, or as many steps as give a clear answer.
+DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
 # So many candidates race at once; a candidate takes so long however short the step is.
 MOST_CANDIDATES, CANDIDATE_S = 10, 0.06
 # The step that was looked at was the fastest of some; in a race it takes longer.
@@ -40,13 +43,26 @@ class Stages:
     `tuning` gets the stages, what was rejected, and the best so far.
     """
 
-    def __init__(self, step: Step, tuning: Tuning, budget: Budget, step_s: float) -> None:
+    def __init__(
+        self, step: Step, tuning: Tuning, budget: Budget, step_s: float, grows: bool = False
+    ) -> None:
         self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
+        self._grows = grows
         self._tried: set[str] = set()
         self._left_out: dict[str, Candidate] = {}
         self._culprits, self.right = Culprits(), RightParts()
         self._raced: dict[str, Candidate] = {}
         self._around_s = 0.0
+
+    def is_known_to_take(self, step_s: float) -> None:
+        """Seconds of a step, as looked at, then as in the rounds, since either may have been
+        disturbed; a budget that is not the user's follows them, and leaves time for a proof.
+        """
+        self.step_s = step_s
+        if self._grows:
+            enough_s = min(ENOUGH_STEPS * step_s, MOST_GROWN_S)
+            proof_s = self.budget.spent_s + PROOF * enough_s
+            self.budget.seconds = max(DEFAULT_S, enough_s, proof_s)
 
     def has_time(self, variants: int) -> bool:
         """Whether a stage of so many beside the baseline could tell anything."""
@@ -68,9 +84,11 @@ class Stages:
             return best
         self._tried |= {candidate.name for candidate in chosen}
         self._raced.update({candidate.name: candidate for candidate in chosen})
-        if len(chosen) == 1 and not leaders:
-            return chosen[0]  # nothing to choose between: it is confirmed or not
         races = self.tuning.objective == "time"
+        if len(chosen) == 1 and not leaders:
+            (only,) = chosen  # it is confirmed or not
+            is_lost = races and self.left_out() and (yield from self._is_slower(title, only))
+            return BASELINE if is_lost else only
         policy = Race(self.right, self._culprits) if races else Grid()
         asked = [*leaders, *chosen]
         # More than was planned for, if need be: without rounds enough all of it would be lost.
@@ -78,25 +96,26 @@ class Stages:
         comparison = yield from self.benchmark(title, asked, seconds, policy)
         return self._leader(comparison, asked)
 
+    def _is_slower(self, title: str, candidate: Candidate) -> Generator[Progress, None, bool]:
+        """Whether it is not worth a proof: there is something else to spend the time on."""
+        __tracebackhide__ = True
+        comparison = yield from self.benchmark(title, [candidate], self.budget.left_s, Look())
+        first, record = comparison.records
+        is_slower = early_stopping.is_far_behind(first.times_s, record.times_s, BEHIND)
+        if is_slower or not _was_tried(comparison, record):
+            self.reject(comparison, record, BASELINE.name)
+        return is_slower or not record.times_s
+
     def _is_blamed(self, candidate: Candidate) -> bool:
         """Whether a part of it was far slower in an earlier race; that is its reason then."""
-        culprit = self._culprits.of(candidate.name)
-        if culprit:
-            self.refuse(candidate.name, f"left out: {culprit} was far slower")
-        return bool(culprit)
+        why = self._culprits.why(candidate.name)
+        if why:
+            self.refuse(candidate.name, why)
+        return bool(why)
 
     def new(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that have not raced yet."""
         return [candidate for candidate in candidates if candidate.name not in self._tried]
-
-    def leads(self, candidate: Candidate) -> bool:
-        """Whether times speak for it already: it was measured, or learned."""
-        learned = self.tuning.learned is not None
-        return learned or any(
-            record.name == candidate.name and bool(record.times_s)
-            for stage in self.tuning.stages
-            for record in stage.comparison.records
-        )
 
     def say_what_was_left_out(self) -> None:
         """As a note of the result."""
@@ -164,7 +183,11 @@ class Stages:
         records = {record.name: record for record in comparison.records}
         best = self.ahead_of_all(comparison, asked)
         for candidate in asked:
-            self.reject(comparison, records[candidate.name], best.name)
+            if _was_tried(comparison, records[candidate.name]):
+                self.reject(comparison, records[candidate.name], best.name)
+            else:
+                self._tried.discard(candidate.name)
+                self._left_out[candidate.name] = candidate
         return best
 
     def _room(self, share: float, known: Sequence[Candidate]) -> int:
@@ -186,7 +209,7 @@ class Stages:
         """Baseline and what is tried, as a stage of the result, also where it is cut short."""
         __tracebackhide__ = True
         variants = [candidate.variant() for candidate in (BASELINE, *tried)]
-        seconds = max(seconds, 0.01)
+        seconds, is_known = max(seconds, 0.01), False
         benchmark = Benchmark(
             self._step,
             variants,
@@ -204,6 +227,10 @@ class Stages:
                     yield Progress(self.budget.share, f"{title}: {progress.text}", progress.known)
                     if here:  # turns that were given up
                         self.budget.exclude(here.paused_s - paused_s)
+                    times_s = benchmark.result().baseline.times_s
+                    if not is_known and len(times_s) >= RACE_ROUNDS:
+                        is_known = True
+                        self.is_known_to_take(median(times_s))
         finally:
             self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
@@ -259,3 +286,9 @@ class Stages:
         """Not in the plan, and why."""
         rest = [candidate for candidate in self.tuning.rejected if candidate.name != name]
         self.tuning.rejected = [*rest, Rejected(name, reason)]
+
+
+def _was_tried(comparison: Comparison, record: Record) -> bool:
+    """Whether anything is known of it; else the time was too short to begin with it."""
+    known = record.times_s or record.same_as_baseline or "dropped" in record.notes
+    return bool(known) or comparison.verdict(record) in ("failed", "declined", "wrong")

@@ -65,7 +65,7 @@ def test_a_comparison_ends_within_its_budget_and_a_step(
     )
     assert made_time.now_s() - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
     for one in found.records[1:]:
-        told = one.times_s or one.same_as_baseline or one.failure or "dropped" in one.notes
+        told = one.times_s or one.same_as_baseline or one.failure or one.why_not_measured
         assert told or not found.baseline.times_s
     if clear_answer_s(step_s, len(found.records)) > budget_s:
         assert "short for a clear answer" in found.baseline.notes["budget"]
@@ -105,7 +105,7 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(work):
     measured = [one.name for one in found.records if one.times_s]
     assert measured[:2] == ["baseline", "fused_optimizer"]
     assert found.verdict(found.records[1]) == "faster"
-    left_out = [one for one in found.records if "dropped" in one.notes]
+    left_out = [one for one in found.records if one.why_not_measured]
     assert len(left_out) == 5 - len(measured) > 0
     assert "left out: 20 s are too short" in " ".join(repr(found).split())
 
@@ -206,3 +206,24 @@ def test_a_budget_in_words_has_few_digits(seconds, text):
     from speedkit_jupyter.measure.rounds.budget import few_digits
 
     assert few_digits(seconds) == text
+
+
+@pytest.mark.parametrize(("first_s", "later_s"), [(4.0, 0.2), (0.2, 0.6)])
+def test_a_default_budget_follows_the_steps_that_are_measured(made_time, first_s, later_s):
+    """What is looked at first may be disturbed; so may all that comes later."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+
+    def step() -> None:
+        made_time.sleep(first_s if made_time.now_s() < 2 else later_s)
+        network(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    search = Search(step_of(step, network, optimizer))
+    began_s = made_time.now_s()
+    for _ in search.run():
+        pass
+    took_s = made_time.now_s() - began_s
+    assert search.budget_s == pytest.approx(120 * later_s, rel=0.5)
+    assert took_s < 1.25 * search.budget_s + first_s

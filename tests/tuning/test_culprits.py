@@ -52,7 +52,9 @@ def test_what_is_far_slower_takes_its_combinations_with_it(searched, times):
     assert len(slow) <= 4
     assert took_s < 5 * 1.25
     reasons = {one.name: one.reason for one in tuning.rejected}
-    left_out = [why for name, why in reasons.items() if why == f"left out: {word} was far slower"]
+    left_out = [
+        why for name, why in reasons.items() if why.startswith("left out: ") and word in why
+    ]
     assert left_out
     assert any("far slower than baseline" in why for why in reasons.values())
 
@@ -73,7 +75,11 @@ def test_blamed_is_what_no_other_variant_ran_well_with(seen, name, blamed):
     culprits = Culprits()
     for one, is_slow in seen:
         culprits.note(one, is_slow)
-    assert culprits.of(name) == blamed
+    why = culprits.why(name)
+    assert why.endswith(
+        (f"left out: {blamed} was far slower", f"it lies at {blamed}") if blamed else ""
+    )
+    assert bool(why) is bool(blamed)
 
 
 def test_each_part_of_the_strongest_combination_is_tried_alone_right_after_it():

@@ -50,10 +50,9 @@ class Examination:
         """
         __tracebackhide__ = True
         yield Progress(0.0, "checking what is computed")
-        judge = self._known()
         for runner in self._runners[1:]:
             if to_check(runner.record):
-                self._judge(runner, judge)
+                self._judge(runner, self._known())
                 yield Progress(0.0, f"checked {runner.record.name}")
 
     def _known(self) -> Judge:

@@ -60,6 +60,12 @@ class Record:
     limit_s: float | None = None
 
     @property
+    def why_not_measured(self) -> str:
+        """What was seen of it, or how short the time was; empty where nothing is known."""
+        short = self.notes.get("left out")
+        return self.notes.get("dropped") or (f"left out: {short}" if short else "")
+
+    @property
     def is_checked(self) -> bool:
         """Whether nothing speaks against that it computes the same as the baseline."""
         return self.accuracy is None or self.accuracy.verdict != "not checked"

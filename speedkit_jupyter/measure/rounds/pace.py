@@ -136,7 +136,7 @@ class Pace:
         short = f"{few_digits(self.budget.seconds)} s are too short"
         if self._is_part:  # of a search: seconds that nobody has given
             short = "what was left of the budget is too short"
-        runner.record.notes["dropped"] = f"left out: {short} for so many variants of this step"
+        runner.record.notes["left out"] = f"{short} for so many variants of this step"
         runner.warm = None
 
     def within(self, runners: Sequence[Runner]) -> list[Runner]:
@@ -188,7 +188,7 @@ class Pace:
     def _check_s(self, runners: Sequence[Runner]) -> float:
         first, *rest = runners = self.to_check(runners)
         rounded = {runner.precision for runner in rest} - {first.precision}
-        of_baseline = REFERENCE + ROUNDED * len(rounded)
+        of_baseline = REFERENCE + ROUNDED * len(rounded) if rest else 0
         of_each = steps_of(first.worst_s) * sum(runner.worst_s for runner in runners)
         return of_baseline * first.worst_s + of_each
 
