@@ -53,6 +53,9 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     if rounds < RACE_ROUNDS or len(records) < 2:
         return []
     logs = np.log(np.array([record.times_s for record in records]))
+    # What compiles has to lead by what it has to bring; else nothing is left to tell.
+    costs = [WORTH_COMPILING if record.applied.get("compile") else 1.0 for record in records]
+    logs += np.log(costs)[:, None]
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)
     deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]

@@ -35,11 +35,12 @@ class Proof:
         """
         __tracebackhide__ = True
         tuning = self.stages.tuning
+        plans = [plan for plan in ablation.plans(best) if plan.values] if parts else []
+        self.stages.leave_time_for(2 + len(plans))
         if not self.stages.has_time(1):
             tuning.winner, tuning.comparison = BASELINE, None
             tuning.unclear = f"no time was left to prove {best.name}; {self.stages.more()}"
             return
-        plans = [plan for plan in ablation.plans(best) if plan.values] if parts else []
         whole = _Whole(self, best, plans, parts)
         comparison = yield from self.stages.benchmark(
             title, [best, *plans], self.stages.budget.left_s, whole

@@ -139,7 +139,7 @@ class Search:
     def _ahead(self) -> str:
         """How long it will take, and whether that is enough."""
         step_s = self._stages.step_s
-        text = f"one step takes {step_s:.2g} s: at most about {self.budget_s:.0f} s"
+        text = f"one step takes {step_s:.2g} s: about {self.budget_s:.0f} s"
         text += " and what compiling takes"
         is_short = self.budget_s < ENOUGH_STEPS * step_s / 2
         return f"{text}; {self._stages.more()}" if is_short else text

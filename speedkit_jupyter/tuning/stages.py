@@ -9,7 +9,14 @@ from statistics import median
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import APART, REFERENCE, ROUNDED, Budget, advice
+from speedkit_jupyter.measure.rounds.budget import (
+    APART,
+    REFERENCE,
+    ROUNDED,
+    Budget,
+    advice,
+    clear_answer_s,
+)
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.sampler import LONG_S, Progress
 from speedkit_jupyter.measure.subject.step import Step
@@ -48,6 +55,8 @@ class Stages:
     ) -> None:
         self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
         self._grows = grows
+        # What a proof began with, in seconds and variants: it shall get a clear answer, once.
+        self._proof: tuple[float, int] | None = None
         self._tried: set[str] = set()
         self._left_out: dict[str, Candidate] = {}
         self._culprits, self.right = Culprits(), RightParts()
@@ -59,10 +68,20 @@ class Stages:
         disturbed; a budget that is not the user's follows them, and leaves time for a proof.
         """
         self.step_s = step_s
-        if self._grows:
-            enough_s = min(ENOUGH_STEPS * step_s, MOST_GROWN_S)
-            proof_s = self.budget.spent_s + PROOF * enough_s
-            self.budget.seconds = max(DEFAULT_S, enough_s, proof_s)
+        if not self._grows:
+            return
+        enough_s = ENOUGH_STEPS * step_s
+        needed_s = self.budget.spent_s + PROOF * enough_s
+        if self._proof is not None:
+            spent_s, variants = self._proof
+            needed_s = max(needed_s, spent_s + clear_answer_s(step_s, variants))
+        self.budget.seconds = max(DEFAULT_S, min(max(enough_s, needed_s), MOST_GROWN_S))
+
+    def leave_time_for(self, variants: int) -> None:
+        """A clear answer about so many, once, where the budget is not the user's."""
+        if self._proof is None:
+            self._proof = self.budget.spent_s, variants
+            self.is_known_to_take(self.step_s)
 
     def has_time(self, variants: int) -> bool:
         """Whether a stage of so many beside the baseline could tell anything."""
