@@ -260,8 +260,10 @@ class Stages:
 
     def _lead(self, tried: Sequence[Candidate], comparison: Comparison) -> None:
         """The best so far, not confirmed yet: what an interrupted search ends with."""
+        records = {record.name: record for record in comparison.records}
         best = self.ahead_of_all(comparison, tried)
-        if best.values and not self.tuning.confirmed:
+        was_checked = records[best.name].accuracy or self.right.are_all_of(best.name)
+        if best.values and was_checked and not self.tuning.confirmed:
             self.tuning.winner, self.tuning.comparison = best, comparison
 
     def ahead_of_all(self, comparison: Comparison, tried: Sequence[Candidate]) -> Candidate:

@@ -413,3 +413,24 @@ def test_an_unknown_name_to_keep_is_one_line(keep):
     network, _, x = parts()
     with pytest.raises(StepError, match="keep: there is no optimization"):
         tune(lambda: network(x), budget_s=1, keep=keep)
+
+
+@pytest.mark.parametrize("after_s", [4, 6, 8, 12, 20])
+def test_the_best_so_far_of_an_interrupted_search_was_checked(made_time, monkeypatch, after_s):
+    """A long step's strongest plan is looked at before anything is checked."""
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
+    network, optimizer, x = parts()
+
+    def step() -> None:
+        if made_time.now_s() > after_s:
+            raise KeyboardInterrupt
+        fused = bool(optimizer.param_groups[0]["fused"])
+        made_time.sleep(0.25 if fused else 0.5)
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tune(step, model=network, optimizer=optimizer)
+    tuning = caught.value.tuning
+    assert not tuning.helped or tuning.record.accuracy is not None
