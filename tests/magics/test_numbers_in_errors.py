@@ -1,0 +1,93 @@
+"""The numbers of cell and lines in an error of a measured cell are those of the notebook."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+# Of each kind the lines that an arrow points at end with this.
+HERE = "  # here"
+KINDS = {
+    "the first line": f"1 / 0{HERE}",
+    "a middle line": f"a = 1\n1 / 0{HERE}\nb = 2",
+    "the last line": f"a = 1\nb = 2\n1 / 0{HERE}",
+    "after empty lines": f"\n\n1 / 0{HERE}",
+    "after comments": f"# one\n\n# two\n\n1 / 0{HERE}",
+    "after blanks": f"   \n\t\n1 / 0{HERE}",
+    "one of several in a line": f"a = 1; 1 / 0; b = 2{HERE}",
+    "a statement of several lines": f"a = [\n    1,\n    1 / 0,{HERE}\n]",
+    "a function of this cell": f"def f(a):\n    return a / 0{HERE}\n\n\nf(1){HERE}",
+    "a nested function": f"def f():\n    def g():\n        1 / 0{HERE}\n    g(){HERE}\nf(){HERE}",
+    "a lambda": f"a = 1\nf = lambda: 1 / 0{HERE}\nf(){HERE}",
+    "a comprehension": f"a = 1\n[1 / i for i in range(3)]{HERE}",
+    "a generator": f"a = 1\nlist(1 / i for i in range(3)){HERE}",
+    "a class body": f"a = 1\nclass A:{HERE}\n    b = 1\n    c = 1 / 0{HERE}",
+    "a method": f"class A:\n    def m(self):\n        1 / 0{HERE}\nA().m(){HERE}",
+    "a decorator": f"def d(f):\n    1 / 0{HERE}\n@d{HERE}\ndef f():\n    pass",
+    "a function of an earlier cell": f"a = 1\nearly(){HERE}",
+    "within a module": f"import json\njson.loads('{{'){HERE}",
+    "from a reason": f"try:\n    1 / 0{HERE}\nexcept Exception as e:\n    raise KeyError from e{HERE}",
+    "while handling": f"try:\n    1 / 0{HERE}\nexcept Exception:\n    nowhere{HERE}",
+    "without its reason": f"try:\n    1 / 0\nexcept Exception:\n    raise KeyError from None{HERE}",
+    "in a loop": f"for i in range(3):\n    1 / (1 - i){HERE}",
+    "in a block": f"with torch.no_grad():\n    pass\n    1 / 0{HERE}",
+    "before what is finally done": f"try:\n    1 / 0{HERE}\nfinally:\n    a = 1",
+    "a magic before": f"%time a = 1\n1 / 0{HERE}",
+    "an assertion": f"a = 1\nassert a == 2, 'two'{HERE}",
+    "a name": f"a = 1\nnowhere{HERE}",
+}  # fmt: skip
+WAYS = (
+    "%%speedbench",
+    "%%speedbench -n 1 -r 1 -v kept start = 1",
+    "%%speedbench --compare baseline,bf16 --budget 0.1 --model model -q",
+    "%%speedbench --tune --fresh --budget 0.1 --model model",
+)
+EARLY = "def early():\n    a = 1\n    raise KeyError('early')"
+# As IPython of today and of then calls a cell.
+CELL = r"(?:Cell In\[{0}\], line|<ipython-input-{0}-\w+> in)"
+
+
+def arrows(shown, number):
+    """What arrows point at in the frames of the cell of this number: a line's number and text."""
+    found, inside = [], False
+    for line in shown.splitlines():
+        if re.match(r"(Cell In|<ipython-input-|File |/|~|\S+Error)", line):
+            inside = re.match(CELL.format(number), line) is not None
+        if inside and (arrow := re.match(r"-+> *(\d+) ?(.*)", line)):
+            found.append((int(arrow[1]), arrow[2].strip()))
+    return found
+
+
+def expected(cell):
+    """The lines of a cell that are marked, IPython's spelling of magics left out."""
+    lines = cell.splitlines()
+    return {(i, line.strip()) for i, line in enumerate(lines, 1) if line.endswith(HERE)}
+
+
+def headers(shown):
+    """What the frames are called: neither a loop of ours, nor anything in it."""
+    return "speedbench_" in shown or "<locals>._" in shown
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrows_point_at_the_notebooks_own_lines(shell, kind, way):
+    shell.run(EARLY)
+    cell = f"{way}\n{KINDS[kind]}"
+    number = shell.ip.execution_count
+    _, shown = shell._run(cell)
+    assert set(arrows(shown, number)) == expected(cell), shown
+    assert not headers(shown), shown
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("way", WAYS[::2])
+@pytest.mark.parametrize("kind", ["after comments", "a function of this cell", "a class body"])
+def test_numbers_hold_under_any_ipython(shell, kind, way):
+    cell = f"{way}\n{KINDS[kind]}"
+    result = shell.ip.run_cell(cell, store_history=True)
+    number = result.execution_count
+    shown = "\n".join(result.error_in_exec._render_traceback_())
+    shown = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert set(arrows(shown, number)) == expected(cell), shown
