@@ -14,6 +14,8 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 
 MAGIC = "# %%speedbench"
+# What the code of a plain cell is called, by the version of IPython.
+OF_A_CELL = ("<module>", "<cell line")
 # What Python and IPython raise for text that can't be code, beside SyntaxError.
 NO_CODE = (ValueError, OverflowError, RecursionError, MemoryError)
 
@@ -52,7 +54,7 @@ def _running(numbers: Mapping[str, int], count: int) -> int:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "<module>" and code.co_filename in numbers:
+        if code.co_name.startswith(OF_A_CELL) and code.co_filename in numbers:
             return numbers[code.co_filename]
         frame = frame.f_back
     return count
