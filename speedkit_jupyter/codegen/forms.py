@@ -57,12 +57,12 @@ def code(
             f"code() takes a plan or the context of apply_speedups, not {kind}: "
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
-    name = arguments.word("name", name)
     if isinstance(plan, SpeedContext):
         model, (plan, members) = plan.model, as_of_now(plan, each_once(_listed(optimizers)))
         optimizers = optimizers or members
     if form == "yaml":
         return plan.to_yaml()
+    name = arguments.word("name", name)
     own = precision_of(model)
     if own and not plan["precision"].active:
         plan = plan_for(plan.config.changed("precision", own), plan.hardware, plan.facts)
