@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.codegen import frameworks
@@ -20,6 +21,7 @@ from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Section
+from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
@@ -46,7 +48,8 @@ def code(
     calls it as its forward asks (`model(**batch).loss`, several inputs), and `name` your word for
     it. An applied plan (a SpeedContext) knows model and optimizers. The framework need not be
     installed. Raises SpeedKitError for an unknown form, for other optimizers than
-    the plan's, and where a framework can't do what was planned; TypeError for what is no plan.
+    the plan's, and where a framework can't do what was planned; TypeError for what is no plan, and
+    for a name that is none.
     """
     if not isinstance(plan, Plan | SpeedContext):
         kind = type(plan).__name__
@@ -59,6 +62,7 @@ def code(
         optimizers = optimizers or members
     if form == "yaml":
         return plan.to_yaml()
+    name = arguments.word("name", name)
     own = precision_of(model)
     if own and not plan["precision"].active:
         plan = plan_for(plan.config.changed("precision", own), plan.hardware, plan.facts)
@@ -163,4 +167,12 @@ def _named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimize
 
 def _word(name: str) -> str:
     """A variable for it: the name itself, where it is one (`os_` is not `os`)."""
-    return name if name.isidentifier() else re.sub(r"\W+", "_", name).strip("_")
+    if _is_variable(name):
+        return name
+    word = re.sub(r"\W+", "_", name).strip("_")
+    return word if _is_variable(word) else f"optimizer_{word}".rstrip("_")
+
+
+def _is_variable(name: str) -> bool:
+    """Whether Python lets something be called so."""
+    return name.isidentifier() and not iskeyword(name)

@@ -15,6 +15,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.magics import cell_lines
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.support.lookup import is_a
@@ -22,8 +23,8 @@ from speedkit_jupyter.support.tracebacks import door
 
 # What IPython makes of a line or a cell magic.
 MAGICS = {"run_line_magic": "%", "run_cell_magic": "%%"}
-LOOP = """
-def {loop}({steps}, {begin}, {end}):
+# Its first line is line 1, as a module's is: what shows a traceback counts from there.
+LOOP = """def {loop}({steps}, {begin}, {end}):
     {begin}()
     for {step} in {steps}:
         pass
@@ -41,21 +42,19 @@ class Cell:
     def __init__(self, shell: Any, source: str, line: str = "") -> None:
         __tracebackhide__ = True
         self._shell = shell
-        # Under a name that IPython knows, and with the magic as its first line, so that a traceback
-        # shows the cell's own lines with the numbers that they have in the notebook.
-        transformed = (
-            f"# %%speedbench {line.strip()}".rstrip() + "\n" + shell.transform_cell(source)
-        )
-        self._file = name = shell.compile.cache(transformed, shell.execution_count)
-        self.tree: ast.Module = shell.transform_ast(shell.compile.ast_parse(transformed, name))
-        if not self.tree.body:
-            raise UsageError("%%speedbench: the cell is empty: write the step to measure in it")
-        _refuse_await(self.tree)
-        body, last = list(self.tree.body), None
-        if isinstance(body[-1], ast.Expr):
-            last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
-        self._code = shell.compile(ast.Module(body, []), name, "exec")
-        self._last = shell.compile(last, name, "eval") if last else None
+        self._line = line.strip()
+        transformed = cell_lines.numbered(shell, source, self._line)
+        self._file = name = cell_lines.cached(shell, transformed)
+        with cell_lines.refused_in_one_line():
+            self.tree: ast.Module = shell.transform_ast(shell.compile.ast_parse(transformed, name))
+            if not self.tree.body:
+                raise UsageError("%%speedbench: the cell is empty: write the step to measure in it")
+            _refuse_await(self.tree)
+            body, last = list(self.tree.body), None
+            if isinstance(body[-1], ast.Expr):
+                last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
+            self._code = shell.compile(ast.Module(body, []), name, "exec")
+            self._last = shell.compile(last, name, "eval") if last else None
         self._before = ast.Module([], [])
         self._names = shell.user_ns
         self._silence = _Silence(sys.stdout)
@@ -84,9 +83,14 @@ class Cell:
 
     def begin_with(self, setup: str) -> None:
         """Have a loop run this code first; raises SyntaxError, UsageError."""
-        before = self._shell.compile.ast_parse(self._shell.transform_cell(setup))
-        self._before = self._shell.transform_ast(before)
-        _refuse_await(self._before)
+        shell, code = self._shell, self._shell.transform_cell(setup)
+        with (
+            cell_lines.refused_in_one_line(),
+            cell_lines.at_the_end_of_the_line(self._line, setup),
+        ):
+            self._before = shell.transform_ast(shell.compile.ast_parse(code, self._file))
+            _refuse_await(self._before)
+            shell.compile(self._before, self._file, "exec")  # no `return`, which would end the loop
 
     def loop(self) -> tuple[Callable[[int, Stopwatch], None], float]:
         """A loop over the cell with its set-up before it, as `%%timeit` has it, and how long Python
@@ -110,7 +114,7 @@ class Cell:
         space: dict[str, Any] = {}
         exec(code, self._names, space)
         inner_loop = space[ours["loop"]]
-        inner_loop.__code__ = inner_loop.__code__.replace(co_name="<module>")
+        inner_loop.__code__ = cell_lines.unnested(inner_loop.__code__, ours["loop"])
 
         @door
         def run(loops: int, watch: Stopwatch) -> None:
@@ -233,7 +237,9 @@ def _refuse_await(tree: ast.AST) -> None:
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
+        if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) or (
+            isinstance(node, ast.comprehension) and node.is_async
+        ):
             raise UsageError("%%speedbench: a step with top-level await can't be measured")
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             waiting += ast.iter_child_nodes(node)

@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise IPython's UsageError."""
-        message = message.replace("invalid float value", "no number")
+        message = message.replace("invalid seconds value", "no number")
         message = re.sub(r"invalid \w+ value", "no whole number", message)
         message = re.sub(r"argument (\S+): expected one argument", r"\1 needs a value", message)
         message = message.removeprefix("argument ")

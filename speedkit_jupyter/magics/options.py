@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -52,6 +54,32 @@ def digits(text: str) -> int:
 def whole_number(text: str) -> int:
     """How many times."""
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number of times: give 1 or more")
+    if not 1 <= number <= sys.maxsize:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no number of times: give 1 or more{_less(number)}"
+        )
+    return number
+
+
+def loops(text: str) -> int:
+    """How many in a run; 0 for as many as it takes."""
+    number = int(text)
+    if not 0 <= number <= sys.maxsize:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no number of loops: give 1 or more, or 0 to choose it{_less(number)}"
+        )
+    return number
+
+
+def _less(number: int) -> str:
+    return f", and less than {sys.maxsize}" if number > sys.maxsize else ""
+
+
+def seconds(text: str) -> float:
+    """How long."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"the budget must be a positive number of seconds, not {text}"
+        )
     return number

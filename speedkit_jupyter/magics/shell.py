@@ -34,7 +34,8 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         __tracebackhide__ = True
         from speedkit_jupyter.magics.speedkit import run
 
-        shown(self.shell, "%speedkit", run, _names(self.shell, local_ns), self._session(), line)
+        names = _names(self.shell, local_ns)
+        shown(self.shell, "%speedkit", lambda: run(names, self._session(), line))
 
     @cell_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -43,7 +44,8 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         __tracebackhide__ = True
         from speedkit_jupyter.magics.speedbench import run
 
-        return shown(self.shell, "%%speedbench", run, self.shell, self._session(), line, cell)
+        shell = self.shell
+        return shown(shell, "%%speedbench", lambda: run(shell, self._session(), line, cell))
 
     def _session(self) -> Any:
         from speedkit_jupyter import session

@@ -6,7 +6,15 @@ from functools import lru_cache
 
 from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.line import Parser
-from speedkit_jupyter.magics.options import add_optimizer, digits, names, offer, whole_number
+from speedkit_jupyter.magics.options import (
+    add_optimizer,
+    digits,
+    loops,
+    names,
+    offer,
+    seconds,
+    whole_number,
+)
 
 NAME = "speedbench"
 SWITCHES = {
@@ -30,7 +38,7 @@ def parser() -> Parser:
     plans = "compare plans: baseline, current, auto, words as bf16+compile, YAML files, saved names"
     offer(parser.add_argument("--compare", metavar="NAMES", help=plans), suggestions.variants)
     budget = "for all but compiling (10, for a search 20, or more where a step is long)"
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
+    parser.add_argument("--budget", type=seconds, metavar="SECONDS", help=budget)
     models = "the models that get the plans; without it those that the cell uses"
     action = parser.add_argument(
         "--model", type=names, action="extend", metavar="NAMES", help=models
@@ -50,8 +58,8 @@ def parser() -> Parser:
     keep = "with --tune: the optimizations that stay as they are (precision,tf32: full float32)"
     action = parser.add_argument("--keep", type=names, action="extend", metavar="NAMES", help=keep)
     offer(action, suggestions.optimizations)
-    loops = "timing: loops in a run; 0 or none: until a run takes 0.2 s"
-    parser.add_argument("-n", type=int, metavar="LOOPS", help=loops)
+    a_run = "timing: loops in a run; 0 or none: until a run takes 0.2 s"
+    parser.add_argument("-n", type=loops, metavar="LOOPS", help=a_run)
     parser.add_argument(
         "-r", type=whole_number, metavar="RUNS", help=f"timing: how many runs ({RUNS})"
     )

@@ -102,7 +102,8 @@ def followers(
     """
     import torch
 
-    if parameter.grad is not None and parameter.grad.layout == torch.strided:
+    held = parameter.is_leaf or parameter.retains_grad  # of others torch warns
+    if held and parameter.grad is not None and parameter.grad.layout == torch.strided:
         yield parameter.grad
     for optimizer in optimizers:
         state: Any = optimizer.state.get(parameter)

@@ -8,7 +8,13 @@ import reprlib
 import sys
 from typing import Any
 
-from speedkit_jupyter.support.exceptions import ArgumentError, ConfigError, StepError
+from speedkit_jupyter.support import lookup
+from speedkit_jupyter.support.exceptions import (
+    ArgumentError,
+    ConfigError,
+    SpeedKitError,
+    StepError,
+)
 from speedkit_jupyter.support.wrappers import is_optimizer
 
 
@@ -49,6 +55,10 @@ def names(name: str, value: Any) -> list[str]:
     for item in listed:
         if not isinstance(item, str):
             raise StepError(f"{name} must be names, as in 'baseline,bf16': {_of(item)} is none")
+    if not all(item.strip() for item in listed):
+        raise StepError(
+            f"{name} must be names, as in 'baseline,bf16': one is empty in {_of(value)}"
+        )
     return [item.strip() for item in listed]
 
 
@@ -57,6 +67,20 @@ def name(label: str, value: Any) -> str:
     if not isinstance(value, str):
         raise StepError(f"{label} must be a variant's name or a SpeedConfig, not {_of(value)}")
     return value
+
+
+def word(name: str, value: Any) -> str:
+    """What names an object: `net`, `trainer.model`, `models["lm"]`, `layers[0]`.
+
+    Raises ArgumentError.
+    """
+    try:
+        return lookup.canonical(value if isinstance(value, str) else "")
+    except SpeedKitError:
+        raise ArgumentError(
+            f"{name} must be your word for an object, as net, trainer.model, models['lm'] or "
+            f"layers[0], not {_of(value)}"
+        ) from None
 
 
 def modules(name: str, value: Any) -> list[Any]:

@@ -108,15 +108,16 @@ class Kernel:
         self.manager, self._client = manager, client
 
     def __call__(self, source: str, timeout: float = 120) -> dict[str, Any]:
-        """Run a cell; `status`, `text` (streams and displays) and `traceback`."""
+        """Run a cell; `status`, its `number`, `text` (streams and displays) and `traceback`."""
         self.start(source)
         return self.finish(timeout)
 
-    def start(self, source: str) -> None:
+    def start(self, source: str, store_history: bool = True) -> None:
         """Begin a cell without waiting for it."""
         self._shown: list[str] = []
         self._traceback: list[str] = []
-        self._id = self._client.execute(source)
+        # An older kernel drops what comes right after an error.
+        self._id = self._client.execute(source, store_history=store_history, stop_on_error=False)
 
     def wait_for(self, *texts: str, timeout: float = 120) -> None:
         """Until the running cell has shown one of `texts`."""
@@ -132,6 +133,7 @@ class Kernel:
             reply = self._client.get_shell_msg(timeout=timeout)
         return {
             "status": reply["content"]["status"],
+            "number": reply["content"]["execution_count"],
             "ename": reply["content"].get("ename", ""),
             "text": "".join(self._shown),
             "traceback": COLOURS.sub("", "\n".join(self._traceback)),

@@ -94,7 +94,7 @@ def test_a_budget_that_is_none_says_what_one_is(bad):
 
 def test_a_callable_without_a_signature_is_a_step_without_a_model():
     with pytest.raises(sk.StepError, match="no model is used"):
-        sk.benchmark(type, "baseline")
+        sk.benchmark(min, "baseline")
 
 
 def test_a_capability_that_is_none_is_one_line():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from speedkit_jupyter.session import Session
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import unwrapped
+
+# What the session says behind the name of a model that has no name any more.
+EARLIER = re.compile(r" \((an )?earlier model.*\)$")
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:
@@ -59,7 +63,7 @@ def _own(names: Mapping[str, Any], name: str, optimizer: Any) -> Any:
 def _plain_name(names: Mapping[str, Any], model: Any, name: str) -> str:
     """A variable that is the model: one is there before `trainer.model` is."""
     every = (word for word, value in list(names.items()) if value is model and word[:1] != "_")
-    return next(every, name)
+    return next(every, EARLIER.sub("", name))
 
 
 def _with_names(names: Mapping[str, Any], optimizers: Sequence[Any]) -> dict[str, Any]:

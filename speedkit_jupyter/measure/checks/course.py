@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.checks.buffers import held
 from speedkit_jupyter.measure.checks.leaves import FEW_ELEMENTS, MOST_ELEMENTS, Leaves, sampled
 from speedkit_jupyter.measure.checks.magnitudes import norm
 from speedkit_jupyter.measure.checks.observation import Calls, Observation
-from speedkit_jupyter.measure.checks.plain import or_nothing
+from speedkit_jupyter.measure.checks.plain import gradient_of, or_nothing
 from speedkit_jupyter.measure.checks.watching import unwatched, watching
 from speedkit_jupyter.measure.checks.ways import moved, real
 
@@ -152,7 +152,7 @@ class Observer:
         divisor = self._scale() if self._loss_is_scaled else 1.0
         numbers = leaves.of([tensors], self._most).numbers
         self._seen.outputs.numbers += [tensor / divisor for tensor in numbers]
-        self._before = [_copied(p.grad) for p in self._parameters]
+        self._before = [_copied(gradient_of(p)) for p in self._parameters]
 
     @unwatched
     def after_backward(self) -> None:
@@ -161,7 +161,9 @@ class Observer:
         if not self._listens():
             return
         for index, parameter in enumerate(self._parameters):
-            self._made[index] = _added(self._made[index], parameter.grad, self._before[index])
+            self._made[index] = _added(
+                self._made[index], gradient_of(parameter), self._before[index]
+            )
         self._before = []
         if self._in_closure:  # its first evaluation comes before anything has moved
             self._complete(1.0, set(map(id, self._parameters)))
@@ -277,7 +279,7 @@ class Observer:
         self._parameters += new
         if self._records:
             self._start += [parameter.detach().clone() for parameter in new]
-        self._made += [_copied(parameter.grad) for parameter in new]
+        self._made += [_copied(gradient_of(parameter)) for parameter in new]
 
     def _close(self) -> None:
         if not self._records:
@@ -329,7 +331,7 @@ class Observer:
         """
         if not self._records or self._seen.complete:
             return
-        lying = [_dense(p.grad) if id(p) in own else None for p in self._parameters]
+        lying = [_dense(gradient_of(p)) if id(p) in own else None for p in self._parameters]
         self._seen.gradients = self._sums()
         if any(gradient is not None and bool(gradient.any()) for gradient in lying):
             for index, gradient in enumerate(lying):

@@ -90,3 +90,8 @@ def _joined(nested: torch.Tensor) -> torch.Tensor:
     if len({part.shape[1:] for part in parts}) != 1:
         parts = [part.flatten() for part in parts]
     return torch.cat(parts) if parts else torch.empty(0, dtype=nested.dtype)
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What lies in its `.grad`; torch warns where a tensor is asked that can't hold one."""
+    return tensor.grad if tensor.is_leaf or tensor.retains_grad else None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.checks.plain import gradient_of
 from speedkit_jupyter.measure.rounds.confinement import patched
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     from torch.overrides import TorchFunctionMode
     from torch.utils._pytree import tree_leaves, tree_map
 
+    grad, data = vars(torch._C.TensorBase)["grad"], vars(torch._C.TensorBase)["data"]
+    own = (grad.__get__, grad.__set__, grad.__delete__, data.__get__, data.__set__)
     small = sum(p.numel() * p.element_size() for p in _low(models)) <= MOST_BYTES
     kinds = (torch.float32, torch.bfloat16, torch.float16)[: None if small else 1]
 
@@ -105,6 +108,8 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
                 return _with_scale_in_float32(function, args)
             if getattr(function, "__name__", "") in OF_ITSELF:
                 return function(*args, **(kwargs or {}))
+            if function in own:  # what is read of a copy is none, and what is set is lost
+                return function(*_in_the_dtype_of_the_first(args))
             given = args, kwargs or {}
             now = tree_map(promoted, given)
             if _differentiates(function):  # by those tensors, not by copies of them
@@ -117,14 +122,25 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     for model in models:
         for tensor in (*model.parameters(), *model.buffers()):
-            gradient = tensor.grad
-            tensor.grad = None
+            gradient = gradient_of(tensor)
+            if gradient is not None:
+                tensor.grad = None
             if tensor.dtype in kinds:
                 tensor.data = tensor.data.double()
             if gradient is not None:  # a step may count on one: its values are of no concern
                 tensor.grad = torch.zeros_like(tensor)
     with Promoting():
         yield
+
+
+def _in_the_dtype_of_the_first(args: Any) -> Any:
+    import torch
+
+    tensor = args[0]
+    return [
+        value.to(tensor.dtype) if isinstance(value, torch.Tensor) and value is not tensor else value
+        for value in args
+    ]
 
 
 def _differentiates(function: Any) -> bool:

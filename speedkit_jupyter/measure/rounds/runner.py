@@ -20,6 +20,7 @@ from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.subject.unrun import refuse_unrun_result
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support import interrupts
@@ -153,6 +154,7 @@ class Runner:
         for context in self.contexts:
             context.asked.clear()
         result = self.step.run(self.contexts[0])
+        refuse_unrun_result(result)
         self.step.asked = frozenset().union(*(context.asked for context in self.contexts))
         return result
 

@@ -16,6 +16,7 @@ from speedkit_jupyter.measure.subject.discovery import (
     reached,
 )
 from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.unrun import refuse_unrun_function
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
@@ -71,6 +72,7 @@ def step_of(
     """A function as a step, with the models and optimizers that its code reaches."""
     if not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
+    refuse_unrun_function(step)
     takes_context = _takes_context(step)
     objects = reached([step])
     models = outermost(objects) if model is None else arguments.modules("model", model)

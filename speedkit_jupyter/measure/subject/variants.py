@@ -44,6 +44,8 @@ def variant(name: str) -> Variant:
 
     A name that a benchmark was saved under stands for the plan of its fastest right variant.
     """
+    if not name.strip():
+        raise StepError(f"a variant needs a name: {BASELINE}, {AUTO}, or words as bf16+compile")
     if name in (BASELINE, CURRENT):
         return Variant(name)
     if name == AUTO:

@@ -1,0 +1,155 @@
+"""The numbers of cell and lines in an error of a measured cell are those of the notebook."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from IPython.utils.capture import capture_output
+
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+# Of each kind the lines that an arrow points at end with this.
+HERE = "  # here"
+KINDS = {
+    "the first line": f"1 / 0{HERE}",
+    "a middle line": f"a = 1\n1 / 0{HERE}\nb = 2",
+    "the last line": f"a = 1\nb = 2\n1 / 0{HERE}",
+    "after empty lines": f"\n\n1 / 0{HERE}",
+    "after comments": f"# one\n\n# two\n\n1 / 0{HERE}",
+    "after blanks": f"   \n\t\n1 / 0{HERE}",
+    "one of several in a line": f"a = 1; 1 / 0; b = 2{HERE}",
+    "a statement of several lines": f"a = [\n    1,\n    1 / 0,{HERE}\n]",
+    "a function of this cell": f"def f(a):\n    return a / 0{HERE}\n\n\nf(1){HERE}",
+    "a nested function": f"def f():\n    def g():\n        1 / 0{HERE}\n    g(){HERE}\nf(){HERE}",
+    "a lambda": f"a = 1\nf = lambda: 1 / 0{HERE}\nf(){HERE}",
+    "a comprehension": f"a = 1\n[1 / i for i in range(3)]{HERE}",
+    "a generator": f"a = 1\nlist(1 / i for i in range(3)){HERE}",
+    "a class body": f"a = 1\nclass A:{HERE}\n    b = 1\n    c = 1 / 0{HERE}",
+    "a method": f"class A:\n    def m(self):\n        1 / 0{HERE}\nA().m(){HERE}",
+    "a decorator": f"def d(f):\n    1 / 0{HERE}\n@d{HERE}\ndef f():\n    pass",
+    "a function of an earlier cell": f"a = 1\nearly(){HERE}",
+    "within a module": f"import json\njson.loads('{{'){HERE}",
+    "a reason": f"try:\n    1 / 0{HERE}\nexcept Exception as e:\n    raise KeyError from e{HERE}",
+    "while handling": f"try:\n    1 / 0{HERE}\nexcept Exception:\n    nowhere{HERE}",
+    "without its reason": f"try:\n    1 / 0\nexcept Exception:\n    raise KeyError from None{HERE}",
+    "in a loop": f"for i in range(3):\n    1 / (1 - i){HERE}",
+    "in a block": f"with torch.no_grad():\n    pass\n    1 / 0{HERE}",
+    "before what is finally done": f"try:\n    1 / 0{HERE}\nfinally:\n    a = 1",
+    "a magic before": f"%time a = 1\n1 / 0{HERE}",
+    "an assertion": f"a = 1\nassert a == 2, 'two'{HERE}",
+    "a name": f"a = 1\nnowhere{HERE}",
+}  # fmt: skip
+WAYS = (
+    "%%speedbench",
+    "%%speedbench -n 1 -r 1 -v kept start = 1",
+    "%%speedbench --compare baseline,bf16 --budget 0.1 --model model -q",
+    "%%speedbench --tune --fresh --budget 0.1 --model model",
+)
+MODEL = "import torch\nmodel = torch.nn.Linear(4, 4)\nx = torch.rand(2, 4)"
+EARLY = "def early():\n    a = 1\n    raise KeyError('early')"
+# As IPython of today and of then calls a cell.
+CELL = r"(?:Cell In\[{0}\], line|<ipython-input-{0}-[0-9a-f]+> in)"
+
+
+def arrows(shown, number):
+    """What arrows point at in the frames of the cell of this number: a line's number and text."""
+    found, inside = [], False
+    for line in shown.splitlines():
+        if re.match(r"(Cell In|<ipython-input-|File |/|~|\S+Error)", line):
+            inside = re.match(CELL.format(number), line) is not None
+        if inside and (arrow := re.match(r"-+> *(\d+) ?(.*)", line)):
+            found.append((int(arrow[1]), arrow[2].partition(HERE)[0].strip()))
+    return found
+
+
+def expected(cell):
+    """The lines of a cell that are marked."""
+    marked = ((i, line) for i, line in enumerate(cell.splitlines(), 1) if line.endswith(HERE))
+    return {(i, line.removesuffix(HERE).strip()) for i, line in marked}
+
+
+def is_ours(shown):
+    """Whether it names a loop of ours, or something in it."""
+    return "speedbench_" in shown or "<locals>._" in shown
+
+
+def run(shell, cell):
+    """As a notebook does: cells are counted. Its number, and what it showed."""
+    with capture_output() as captured:
+        result = shell.ip.run_cell(cell, store_history=True)
+    assert not result.success
+    return result.execution_count, COLOURS.sub("", captured.stdout)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrows_point_at_the_notebooks_own_lines(shell, kind, way):
+    shell.ip.run_cell(EARLY, store_history=True)
+    cell = f"{way}\n{KINDS[kind]}"
+    number, shown = run(shell, cell)
+    assert set(arrows(shown, number)) == expected(cell), shown
+    assert not is_ours(shown), shown
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("way", WAYS[::2])
+@pytest.mark.parametrize("kind", ["after comments", "a function of this cell", "a class body"])
+def test_numbers_hold_under_any_ipython(shell, kind, way):
+    test_arrows_point_at_the_notebooks_own_lines(shell, kind, way)
+
+
+@pytest.mark.parametrize("kind", ["a function of this cell", "a reason", "a class body"])
+def test_an_error_while_verifying_shows_the_lines_of_the_cell_that_was_measured(shell, kind):
+    cell = f"%%speedbench -n 1 -r 1\nmodel(x)\nif broken:\n{indented(KINDS[kind])}"
+    shell.run("broken = False")
+    measured = shell.ip.run_cell(cell, store_history=True).execution_count
+    shell.ip.run_cell("broken = True", store_history=True)
+    number, shown = run(shell, "%speedkit verify --steps 2")
+    assert number > measured
+    assert set(arrows(shown, measured)) == expected(cell), shown
+    assert shown.rstrip().endswith("(%speedkit has put back what the step changed.)")
+
+
+@pytest.mark.parametrize("kind", ["a function of this cell", "a comprehension", "a class body"])
+def test_an_error_while_verifying_shows_the_lines_of_a_function(shell, kind):
+    cell = f"def train():\n    model(x)\n{indented(KINDS[kind])}"
+    defined = shell.ip.run_cell(cell, store_history=True).execution_count
+    _, shown = run(shell, "%speedkit verify --step train --steps 2")
+    assert set(arrows(shown, defined)) == expected(cell), shown
+
+
+@pytest.mark.kernel
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
+def test_arrows_point_there_in_a_real_kernel(ready, way):
+    for kind, code in KINDS.items():
+        cell = f"{way}\n{code}"
+        reply = ready(cell)
+        shown = reply["traceback"]
+        assert set(arrows(shown, reply["number"])) == expected(cell), (kind, shown)
+        assert not is_ours(shown), shown
+
+
+@pytest.mark.kernel
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
+def test_a_cell_that_is_not_counted_has_the_number_that_a_plain_one_has(ready, way):
+    code, numbers = KINDS["a middle line"], []
+    for cell in (code, f"{way}\n{code}"):
+        ready.start(cell, store_history=False)
+        shown = ready.finish()["traceback"]
+        numbers += re.findall(r"Cell In\[(\d+)\]", shown)
+    assert len(set(numbers)) <= 1  # an older IPython names plain cells by a file
+    assert set(arrows(shown, r"\d+")) == expected(cell), shown
+
+
+def indented(code):
+    return "".join(f"    {line}\n" for line in code.splitlines())
+
+
+@pytest.fixture
+def ready(kernel):
+    """A kernel with the extension, a model and a batch."""
+    assert kernel(f"%load_ext speedkit_jupyter\n{MODEL}\n{EARLY}")["status"] == "ok"
+    yield kernel
+    assert kernel("%unload_ext speedkit_jupyter")["status"] == "ok"

@@ -1,0 +1,141 @@
+"""A step whose call runs none of its code is refused in one line; one that does work is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import StepError, benchmark, tune, verify
+from speedkit_jupyter.measure.subject.from_function import step_of
+
+model = nn.Linear(4, 4)
+batch = torch.rand(2, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+
+def plain():
+    model(batch).sum().backward()
+    optimizer.step()
+
+
+async def coroutine():
+    plain()
+
+
+def generator():
+    yield plain()
+
+
+async def asynchronous_generator():
+    yield plain()
+
+
+class Asynchronous:
+    async def __call__(self):
+        plain()
+
+    async def method(self):
+        plain()
+
+    @staticmethod
+    async def static():
+        plain()
+
+
+class Generating:
+    def __call__(self):
+        yield plain()
+
+
+class Working:
+    def __call__(self):
+        plain()
+
+    def method(self):
+        plain()
+
+
+@functools.wraps(coroutine)
+def runs_it():
+    plain()
+
+
+def made():
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return loop.create_future()
+
+
+FUNCTIONS = {
+    "async": coroutine,
+    "generator": generator,
+    "async generator": asynchronous_generator,
+    "object": Asynchronous(),
+    "generating object": Generating(),
+    "method": Asynchronous().method,
+    "method of a class": Asynchronous.static,
+    "__call__": Asynchronous().__call__,
+    "partial": functools.partial(coroutine),
+    "nested partial": functools.partial(functools.partial(generator)),
+    "partial of an object": functools.partial(Asynchronous()),
+    "class": Working,
+    "partial of a class": functools.partial(Working),
+}
+RESULTS = {
+    "coroutine": lambda: coroutine(),
+    "generator": lambda: generator(),
+    "async generator": lambda: asynchronous_generator(),
+    "future": made,
+    "of an object": lambda: Asynchronous()(),
+    "expression": lambda: (plain() for _ in range(3)),
+}
+TAKEN = {
+    "function": plain,
+    "lambda": lambda: plain(),
+    "object": Working(),
+    "method": Working().method,
+    "partial": functools.partial(plain),
+    "wrapper": runs_it,
+    "list": lambda: list(generator()),
+    "with a context": lambda ctx: plain(),
+}
+MEASURES = {
+    "benchmark": lambda step: benchmark(
+        step, "baseline,fused_optimizer", model=model, budget_s=0.1
+    ),
+    "tune": lambda step: tune(step, model=model, budget_s=0.1),
+    "verify": lambda step: verify(step, "fused_optimizer", model=model, steps=2),
+}
+
+
+@pytest.mark.parametrize("way", MEASURES)
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_a_function_that_does_not_run_is_refused_with_the_next_step(kind, way):
+    with pytest.raises(StepError, match=r"write the step as|goes through it|does one step") as told:
+        MEASURES[way](FUNCTIONS[kind])
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("way", MEASURES)
+@pytest.mark.parametrize("kind", RESULTS)
+def test_what_a_step_returns_unrun_is_refused_and_python_does_not_warn(kind, way):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(StepError, match=r"that nobody runs; (write|give)") as told:
+            MEASURES[way](RESULTS[kind])
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_a_step_that_works_is_taken(kind):
+    assert benchmark(TAKEN[kind], "baseline,baseline", model=model, budget_s=0.05).records
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_none_of_them_is_refused_before_it_runs(kind):
+    assert step_of(TAKEN[kind], model).models == [model]
