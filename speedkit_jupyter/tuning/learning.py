@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
+from speedkit_jupyter.measure.rounds.confinement import is_here, optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.made_inside import made_inside
@@ -261,10 +262,12 @@ def forget(learned: database.Learned) -> None:
 
 @contextmanager
 def _watched(models: Sequence[torch.nn.Module], calls: list[tuple[str, ...]]) -> Iterator[None]:
-    """Notes the first call's tensors."""
+    """Notes the first call's tensors, in this thread."""
+    here = threading.get_ident()
 
     def called(module: Any, args: Any, kwargs: Any) -> None:
-        calls.append(_tensors((args, kwargs)))
+        if is_here(here):
+            calls.append(_tensors((args, kwargs)))
 
     handles: list[Any] = [
         model.register_forward_pre_hook(called, with_kwargs=True) for model in models

@@ -82,6 +82,7 @@ class Verifier:
             self.step.made = made
             result.environment = environment(self._device())
             start.restore()
+            self.step.leave_to_others(start)
             try:
                 yield from self._train(result.name, self._config, runs.planned, 1)
             except StepError:

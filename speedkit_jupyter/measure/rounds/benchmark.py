@@ -132,13 +132,14 @@ class Benchmark:
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
             start, self.budget.reserved_s = visit.state, visit.taking_s
-            pauses.append(lambda: visit.paused_s)
+            pauses += [lambda: visit.paused_s, lambda: start.meanwhile.waited_s]
             runners = [self._runner(0, configs[0])]
             self._environment = environment(runners[0].device)
             yield from self._warm_up_first(runners[0], start, len(configs))
             if step.made and configs[0] is not None:  # planned without knowing of them
                 runners = [self._runner(0, configs[0])]
                 yield from self._warm_up_first(runners[0], start, len(configs))
+            step.leave_to_others(start)
             # Planned once it is known which optimizers the step makes itself.
             runners += [self._runner(i, config) for i, config in enumerate(configs) if i]
             yield from self._warm_up(_working(runners), start)
