@@ -21,6 +21,7 @@ from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.replays import Replays
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.losses import Losses, watched
@@ -123,7 +124,7 @@ class Verifier:
         contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
         runner = Runner(step, contexts, Record(title))
         if number == 1:
-            self._name_plan(contexts[0].plan.active_values())
+            self._name_plan(together([context.plan for context in contexts]).active_values())
             self._result.runs.unit = max(unit(runner.precision), own_unit(step.models))
         step.rewind()
         with runner.applied():

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from second_thread import KINDS, clipped, network, training
 from second_worker import SHARED, Shared, working
 
-from speedkit_jupyter import Comparison, benchmark
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.results.comparison import Comparison
 
 VARIANTS = "baseline,bf16,fp16,fused_optimizer,threads:1"
 BUDGET_S = 1.0
