@@ -20,7 +20,7 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.each_model import applied_to_some
+from speedkit_jupyter.measure.subject.each_model import changes_some
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
@@ -168,8 +168,8 @@ class Benchmark:
         is_planned = any(config is not None for config in configs)
         if is_planned and not record.applied and index > 0:
             _nothing_to_measure(record)
-        if of_some := applied_to_some(contexts, walk):
-            record.notes["applied to"] = of_some
+        if of_some := changes_some(contexts, walk):
+            record.notes["models"] = of_some
         return Runner(step, contexts, record, is_guarded=index > 0, is_planned=is_planned)
 
     def _warm_up_first(self, runner: Runner, start: State, number: int) -> Iterator[Progress]:

@@ -13,8 +13,8 @@ UNSTEPPED = "no optimizer of the step holds its parameters"
 MOST_NAMES = 3
 
 
-def applied_to_some(contexts: Sequence[SpeedContext], walk: Walk) -> str:
-    """`fused_optimizer: student, not teacher (no optimizer …)`; empty where all have all of it."""
+def changes_some(contexts: Sequence[SpeedContext], walk: Walk) -> str:
+    """`fused_optimizer changes student, not teacher (why)`; empty where all have all of it."""
     told = []
     for of_each in zip(*(context.plan for context in contexts), strict=True):
         pairs = list(zip(contexts, of_each, strict=True))
@@ -22,11 +22,11 @@ def applied_to_some(contexts: Sequence[SpeedContext], walk: Walk) -> str:
         lacks = [
             f"{_name(context, walk)} ({_why(decision.reason)})"
             for context, decision in pairs
-            if decision.declined and not decision.active
+            if not decision.active
         ]
         if have and lacks:
             names = _few([_name(context, walk) for context in have])
-            told.append(f"{of_each[0].name} is applied to {names}, not to {_few(lacks)}")
+            told.append(f"{of_each[0].name} changes {names}, not {_few(lacks)}")
     return "; ".join(told)
 
 

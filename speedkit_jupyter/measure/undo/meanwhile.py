@@ -26,8 +26,8 @@ Memory = tuple[Kind, Any, Any]
 Key = tuple[int, Kind]
 # How long it looks before the first step; and when something is first seen changed, so many times
 # as long as the change may have taken, with limits, for each and for all such looks.
-FIRST_S, TIMES, LEAST_S, MOST_S, MOST_IN_ALL_S = 0.1, 2.0, 0.05, 1.0, 3.0
-LOOKS = 5
+FIRST_S, TIMES, LEAST_S, MOST_S, MOST_IN_ALL_S = 0.1, 2.0, 0.05, 1.0, 4.0
+LOOKS, BEATS, PULSE = 5, 3, 8
 # Names are put back one by one, only where the step binds them; locks where no thread runs.
 NEVER = (NamesKind, Locks)
 IDLE = (*INNER_MODULES, "torch.utils.data", "torch._utils")
@@ -92,14 +92,27 @@ class Meanwhile:
         return not known and not isinstance(kind, NEVER) and _differs(memory)
 
     def _watch(self, changed: list[Memory]) -> None:
-        """While the step does not run. As long as others may take to change it once more."""
+        """While the step does not run. As long as others may take to change it once more; and
+        where they were seen to change something, until they have done so some times, and with it
+        changed all that they do at each of their steps.
+        """
         took_s = TIMES * (time.perf_counter() - self._since_s)
-        wait_s = min(max(took_s, LEAST_S), MOST_S, self._left_s)
-        self._left_s -= wait_s
-        now = list(_looked_at(changed))
-        for _ in range(LOOKS):  # what is set and set back again shows in one of them
-            self._wait(wait_s / LOOKS)
+        wait_s = min(max(took_s, LEAST_S), MOST_S)
+        now, pulse = list(_looked_at(changed)), list(_looked_at(self._known()))
+        looks = beats = 0
+        while self._left_s > 0 and (looks < LOOKS or (pulse and beats < BEATS)):
+            self._left_s -= wait_s / LOOKS
+            self._wait(wait_s / LOOKS)  # in small parts: what is set and set back shows in one
             self._note(now)
+            looks += 1
+            beaten = any(map(_differs, pulse))
+            beats += beaten
+            if beaten or not pulse:
+                pulse = list(_looked_at(self._known()))
+
+    def _known(self) -> list[Memory]:
+        """Some of what others change."""
+        return [(kind, item, None) for (_, kind), item in list(self._seen.items())[:PULSE]]
 
     def _wait(self, seconds: float) -> None:
         begun_s = time.perf_counter()
