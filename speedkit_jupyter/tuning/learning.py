@@ -21,6 +21,7 @@ from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import is_here, optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
@@ -120,7 +121,7 @@ def identify(
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
         with runner.applied():
-            with noted, _watched(watched, calls), made_inside(step.models) as made:
+            with used(start), noted, _watched(watched, calls), made_inside(step.models) as made:
                 times_s.append(clock.timed(runner.once, runner.device))
             step.made = step.made or made
             while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:

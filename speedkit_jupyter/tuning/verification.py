@@ -15,6 +15,7 @@ from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.isolation import State
@@ -78,7 +79,7 @@ class Verifier:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
             start = stack.enter_context(self.step.isolated()).state
-            with made_inside(self.step.models) as made:
+            with used(start), made_inside(self.step.models) as made:
                 yield from self._train("baseline", None, runs.baseline, 0)
             self.step.made = made
             result.environment = environment(self._device())

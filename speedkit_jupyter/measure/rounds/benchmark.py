@@ -22,6 +22,7 @@ from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.each_model import changes_some
 from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant, config_of
@@ -181,7 +182,7 @@ class Benchmark:
         step = self.step
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {number})")
         with runner.applied():
-            with made_inside(step.models) as made:
+            with used(start), made_inside(step.models) as made:
                 warm_up.warm_up(runner, self._most_warm_s(), self.budget)
             step.made = step.made or made
         first_s = runner.record.first_call_s or 0.0

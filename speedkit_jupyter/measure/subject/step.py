@@ -152,7 +152,7 @@ class Step:
 
         Of a model that it trains a part of, the other parts do.
         """
-        owns = state.meanwhile.owns
+        owns = state.meanwhile.concerns
         models = [part for model in self.models for part in without(model, owns)]
         if not models:
             return

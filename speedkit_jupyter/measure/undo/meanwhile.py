@@ -42,6 +42,7 @@ class Meanwhile:
 
     def __init__(self) -> None:
         self.waited_s = 0.0
+        self.used: set[int] | None = None  # models called and optimizers stepped, if known
         self._ours: set[Key] = set()
         self._seen: dict[Key, Any] = {}  # changed by others; holds the object: no id returns
         self._keys: dict[int, dict[Any, None]] = {}  # of a dict that they change: where
@@ -64,6 +65,23 @@ class Meanwhile:
     def owns(self, instance: Any) -> bool:
         """Whether it is a model or an optimizer that another thread trains."""
         return id(instance) in self._owners
+
+    def concerns(self, instance: Any) -> bool:
+        """Whether others train it, or may: the step neither uses nor changes it."""
+        if self.owns(instance):
+            return True
+        ours = {number for number, kind in self._ours if isinstance(kind, Tensors)}
+        return self._is_unused(instance) and not _parameters(instance) & ours
+
+    def _is_unused(self, instance: Any) -> bool:
+        """Known only where others were at work when the step first ran."""
+        import torch
+
+        if self.used is None or id(instance) in self.used or not _parameters(instance):
+            return False
+        if isinstance(instance, torch.nn.Module):
+            return not any(id(part) in self.used for part in instance.modules())
+        return not _parameters(instance) & self.used
 
     def look_before(self, memories: Iterable[Memory]) -> None:
         """Nothing of the step has run since they were taken: what differs is others'."""
@@ -133,13 +151,15 @@ class Meanwhile:
 
         values = {id(item) for (_, kind), item in self._seen.items() if isinstance(kind, Tensors)}
         ours = {number for number, kind in self._ours if isinstance(kind, Tensors)}
-        for instance in walk.found.values():
-            if issubclass(type(instance), torch.nn.Module):
-                held = {id(p) for p in instance.parameters()}
-            elif issubclass(type(instance), torch.optim.Optimizer):
-                held = {id(p) for group in instance.param_groups for p in group["params"]}
-            else:
-                continue
+        found = walk.found.values()
+        for instance in found:  # what the step does not step, and yet is changed
+            if issubclass(type(instance), torch.optim.Optimizer) and self._is_unused(instance):
+                held = _parameters(instance)
+                if held & (values | ours):
+                    self._owners[id(instance)] = instance
+                    values, ours = values | held, ours - held
+        for instance in found:
+            held = _parameters(instance)
             if held & values and not held & ours:
                 self._owners[id(instance)] = instance
 
@@ -203,6 +223,17 @@ def _keys_between(instance: dict[Any, Any], memory: Any) -> dict[Any, None]:
     now, nothing = dict(instance), object()
     every = [*before, *now]
     return dict.fromkeys(k for k in every if before.get(k, nothing) is not now.get(k, nothing))
+
+
+def _parameters(holder: Any) -> set[int]:
+    """The ids of those of a model or an optimizer; none of anything else."""
+    import torch
+
+    if issubclass(type(holder), torch.nn.Module):
+        return {id(p) for p in holder.parameters()}
+    if issubclass(type(holder), torch.optim.Optimizer):
+        return {id(p) for group in holder.param_groups for p in group["params"]}
+    return set()
 
 
 def _parts(owner: Any) -> Iterator[Any]:
