@@ -19,7 +19,7 @@ from speedkit_jupyter.measure.undo.kinds.containers import Dicts
 from speedkit_jupyter.measure.undo.kinds.locks import Locks, others_run
 from speedkit_jupyter.measure.undo.kinds.names import NamesKind
 from speedkit_jupyter.measure.undo.kinds.origin import INNER_MODULES, is_installed
-from speedkit_jupyter.measure.undo.kinds.tensors import Tensors
+from speedkit_jupyter.measure.undo.kinds.tensors import Gradients, Tensors
 from speedkit_jupyter.measure.undo.walk import Walk
 
 Memory = tuple[Kind, Any, Any]
@@ -139,7 +139,7 @@ class Meanwhile:
 
     def _note(self, memories: Iterable[Memory]) -> None:
         for kind, instance, memory in memories:
-            if isinstance(kind, NEVER) or not _differs((kind, instance, memory)):
+            if isinstance(kind, (*NEVER, Gradients)) or not _differs((kind, instance, memory)):
                 continue
             self._seen[id(instance), kind] = instance
             if isinstance(kind, Dicts):
@@ -164,9 +164,16 @@ class Meanwhile:
                 self._owners[id(instance)] = instance
 
     def _take_over(self, walk: Walk) -> None:
+        import torch
+
         for owner in self._owners.values():
             for part in _parts(owner):
                 self._parts[id(part)] = part
+        # Not by reading `.grad`, which the other thread's backward writes without Python's lock.
+        for instance in walk.found.values() if self._owners else ():
+            holder = walk.before(instance)
+            if isinstance(holder, torch.Tensor) and id(holder) in self._parts:
+                self._parts[id(instance)] = instance
 
     def line(self, walk: Walk) -> list[str]:
         """The names of what others change, the largest of each."""
@@ -213,6 +220,8 @@ def _looked_at(changed: Iterable[Memory]) -> Iterator[Memory]:
     """As it is now: checksums of what has many bytes."""
     few = Copies(most_bytes=0)
     for kind, instance, _ in changed:
+        if isinstance(kind, Gradients):
+            continue
         with suppress(Exception):
             yield kind, instance, kind.copy(instance, few)
 
@@ -237,7 +246,7 @@ def _parameters(holder: Any) -> set[int]:
 
 
 def _parts(owner: Any) -> Iterator[Any]:
-    """All that belongs to a model or an optimizer, down to the gradients."""
+    """All that belongs to a model or an optimizer, but the gradients."""
     import torch
 
     yield owner
@@ -253,10 +262,7 @@ def _parts(owner: Any) -> Iterator[Any]:
         tensors = [*owner.parameters(), *owner.buffers()]
         for part in owner.modules():
             yield from (part, vars(part), part._parameters, part._buffers, part._modules)
-    for tensor in tensors:
-        yield tensor
-        if tensor.is_leaf and tensor.grad is not None:
-            yield tensor.grad
+    yield from tensors
 
 
 def _written(dictionary: Any, keys: Iterable[Any], walk: Walk, parts: Any) -> list[str]:
