@@ -69,7 +69,7 @@ class State:
     def _take(self, copies: Copies) -> None:
         import torch
 
-        self._own = frozenset(_owned(self.walk))
+        self._own = frozenset(_owned(self.walk, self.meanwhile))
         copies.required.update(self._own)
         by_kind: dict[Kind, list[Memory]] = {kind: [] for kind in KINDS}
         with torch._C.DisableTorchFunctionSubclass():
@@ -173,7 +173,7 @@ class State:
     def changed(self) -> Iterator[Memory]:
         """What does not hold what was copied; parameters, buffers and optimizers' own left out."""
         # Those of before too: a layout gives parameters other gradients.
-        own = self._own.union(_owned(self.walk))
+        own = self._own.union(_owned(self.walk, self.meanwhile))
         for kind, instance, memory in self._memories:
             if self.meanwhile.is_theirs(kind, instance):
                 continue
@@ -240,7 +240,7 @@ def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
             state.restore()
 
 
-def _owned(walk: Walk) -> Iterator[int]:
+def _owned(walk: Walk, meanwhile: Meanwhile) -> Iterator[int]:
     """The ids of tensors that are copied whatever their size: a step's own, not its data."""
     import torch
 
@@ -257,7 +257,8 @@ def _owned(walk: Walk) -> Iterator[int]:
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 yield id(tensor)
-                if tensor.is_leaf and tensor.grad is not None:
+                theirs = meanwhile.has(tensor)  # whose gradient may be written at this moment
+                if not theirs and tensor.is_leaf and tensor.grad is not None:
                     yield id(tensor.grad)
 
 

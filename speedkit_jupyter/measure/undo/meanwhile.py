@@ -62,6 +62,10 @@ class Meanwhile:
         """Of a dict that others write to beside the step: the keys that are theirs."""
         return None if id(instance) in self._parts else self._keys.get(id(instance))
 
+    def has(self, instance: Any) -> bool:
+        """Whether it is part of what another thread trains."""
+        return id(instance) in self._parts
+
     def owns(self, instance: Any) -> bool:
         """Whether it is a model or an optimizer that another thread trains."""
         return id(instance) in self._owners
