@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,21 @@ def plan(
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)
     return Plan(tuple(decisions), hardware, original, config)
+
+
+def together(plans: Sequence[Plan]) -> Plan:
+    """The plan of a step of several models: each decision as it was made for the first of them
+    that it changes something of; else as it stands for the first that does not decline it.
+
+    Models that have an optimizer count before those that are only evaluated.
+    """
+    ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)
+    decisions = [
+        min(of_each, key=lambda decision: (not decision.active, decision.declined))
+        for of_each in zip(*ordered, strict=True)
+    ]
+    first = plans[0]
+    return Plan(tuple(decisions), first.hardware, first.facts, first.config)
 
 
 def describe(hardware: Hardware, device: str) -> str:

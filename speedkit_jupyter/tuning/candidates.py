@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,19 +56,38 @@ class Candidate:
         return Candidate({name: values[name] for name in order})
 
 
-def candidates(hardware: Hardware, facts: Facts, keep: Collection[str] = ()) -> list[Candidate]:
+def candidates(
+    hardware: Hardware, facts: Facts, keep: Collection[str] = (), others: Sequence[Facts] = ()
+) -> list[Candidate]:
     """Single changes, in the catalog's order; those that change nothing here are left out, and
     those of optimizations to `keep` as they are.
 
+    With facts of `others` it is what changes something of any of these models.
     What changes the model's arithmetic is not among them: that has to be named.
     """
+    every = (facts, *others)
     singles = [
         Candidate({optimization.name: value})
         for optimization in CATALOG
         if optimization.effect is not Effect.CHANGES_MODEL and optimization.name not in keep
-        for value in optimization.candidates(hardware, facts)
+        for value in _each_once(
+            value for one in every for value in optimization.candidates(hardware, one)
+        )
     ]
-    return [single for single in singles if _changes_something(single, hardware, facts)]
+    return [
+        single
+        for single in singles
+        if any(_changes_something(single, hardware, one) for one in every)
+    ]
+
+
+def _each_once(values: Iterable[Any]) -> list[Any]:
+    """Also where they have no hash."""
+    kept: list[Any] = []
+    for value in values:
+        if (type(value), value) not in [(type(one), one) for one in kept]:
+            kept.append(value)
+    return kept
 
 
 def strongest(singles: Sequence[Candidate]) -> Candidate:

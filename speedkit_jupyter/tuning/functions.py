@@ -97,4 +97,7 @@ def verifier_of(step: Step, plan: str | SpeedConfig, steps: int) -> Verifier:
     """A verifier of a variant by its name, or of a config."""
     if isinstance(plan, SpeedConfig):
         return Verifier(step, "plan", plan, steps)
-    return Verifier(step, plan, config_of(variant(plan), step.models), steps)
+    chosen = variant(plan)
+    configs = (config_of(chosen, model) for model in step.models)
+    config = next((config for config in configs if config is not None), None)
+    return Verifier(step, plan, config, steps)

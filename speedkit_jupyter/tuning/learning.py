@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +18,10 @@ from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
+from speedkit_jupyter.measure.rounds.confinement import is_here, optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
@@ -119,7 +121,7 @@ def identify(
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
         with runner.applied():
-            with noted, _watched(watched, calls), made_inside(step.models) as made:
+            with used(start), noted, _watched(watched, calls), made_inside(step.models) as made:
                 times_s.append(clock.timed(runner.once, runner.device))
             step.made = step.made or made
             while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:
@@ -261,10 +263,12 @@ def forget(learned: database.Learned) -> None:
 
 @contextmanager
 def _watched(models: Sequence[torch.nn.Module], calls: list[tuple[str, ...]]) -> Iterator[None]:
-    """Notes the first call's tensors."""
+    """Notes the first call's tensors, in this thread."""
+    here = threading.get_ident()
 
     def called(module: Any, args: Any, kwargs: Any) -> None:
-        calls.append(_tensors((args, kwargs)))
+        if is_here(here):
+            calls.append(_tensors((args, kwargs)))
 
     handles: list[Any] = [
         model.register_forward_pre_hook(called, with_kwargs=True) for model in models

@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.plans.planning import Plan, plan, together
 from speedkit_jupyter.support.alive import Alive
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -55,7 +55,7 @@ class Tuning(Shown):
     `kept` are the optimizations that it was to leave as they are.
     `learned` is the plan that an earlier search had found for this step. `seconds` is how long it
     all took, `compiling_s` of them compiling. `models` are those of the step that are still there:
-    a result keeps none alive.
+    a result keeps none alive. `facts` are the first one's, `facts_of_others` those of the rest.
     """
 
     step: InitVar[Step]
@@ -75,6 +75,7 @@ class Tuning(Shown):
     kept: tuple[str, ...] = ()
     seconds: float = 0.0
     compiling_s: float = 0.0
+    facts_of_others: tuple[Facts, ...] = ()
 
     def __post_init__(self, step: Step) -> None:
         self.models = Alive(step.models)
@@ -112,7 +113,8 @@ class Tuning(Shown):
     @property
     def plan(self) -> Plan:
         """The decisions; each one that is active was measured."""
-        return plan(self.config, self.hardware, self.facts)
+        every = (self.facts, *self.facts_of_others)
+        return together([plan(self.config, self.hardware, facts) for facts in every])
 
     def apply(self) -> list[SpeedContext]:
         """Put the plan into force on the step's models; one context each.

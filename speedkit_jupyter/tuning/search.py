@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator
+from contextlib import ExitStack
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
@@ -69,10 +70,12 @@ class Search:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
         self.step, self._fresh = step, fresh
-        model = step.models[0]
-        with hidden(model):
-            facts = Facts.read(model, step.holders(model))
+        with ExitStack() as stack:
+            for model in step.models:
+                stack.enter_context(hidden(model))
+            facts, *others = [Facts.read(model, step.holders(model)) for model in step.models]
         self._tuning = Tuning(step, Hardware.current(), facts, objective, steps)
+        self._tuning.facts_of_others = tuple(others)
         self._tuning.kept = _known(keep)
         self.begun_s: float | None = None
         self._identity: tuple[str, Task] | None = None
@@ -112,7 +115,9 @@ class Search:
                 tuning.kept,
             )
             self._stages.is_known_to_take(min(took_s))
-            tuning.facts = tuning.facts.stepped_by(self.step.made)
+            made, others = self.step.made, tuning.facts_of_others
+            tuning.facts = tuning.facts.stepped_by(made)
+            tuning.facts_of_others = tuple(facts.stepped_by(made) for facts in others)
             learned = None if self._fresh else learning.find(*self._identity)
             if learned is not None and learned.plan["values"]:  # where nothing helped, search again
                 tuning.learned, tuning.winner = learned, Candidate(learned.plan["values"])
@@ -164,7 +169,7 @@ class Search:
         __tracebackhide__ = True
         tuning, stages = self._tuning, self._stages
         yield from self._measure_engines()
-        singles = candidates(tuning.hardware, tuning.facts, tuning.kept)
+        singles = candidates(tuning.hardware, tuning.facts, tuning.kept, tuning.facts_of_others)
         best = yield from self._best_of(singles)
         losers = [] if best.values or tuning.objective == "memory" else stages.narrow_losers()
         if losers:  # a race of few rounds is no proof that nothing helps

@@ -15,12 +15,14 @@ from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.replays import Replays
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.losses import Losses, watched
@@ -77,11 +79,12 @@ class Verifier:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
             start = stack.enter_context(self.step.isolated()).state
-            with made_inside(self.step.models) as made:
+            with used(start), made_inside(self.step.models) as made:
                 yield from self._train("baseline", None, runs.baseline, 0)
             self.step.made = made
             result.environment = environment(self._device())
             start.restore()
+            self.step.leave_to_others(start)
             try:
                 yield from self._train(result.name, self._config, runs.planned, 1)
             except StepError:
@@ -122,7 +125,7 @@ class Verifier:
         contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
         runner = Runner(step, contexts, Record(title))
         if number == 1:
-            self._name_plan(contexts[0].plan.active_values())
+            self._name_plan(together([context.plan for context in contexts]).active_values())
             self._result.runs.unit = max(unit(runner.precision), own_unit(step.models))
         step.rewind()
         with runner.applied():

@@ -1,7 +1,8 @@
-"""Does a benchmark leave another thread's training alone? Bit for bit, again and again.
+"""Does a benchmark leave another thread's work alone? Bit for bit, again and again.
 
-`python tests/benchmarks/threads.py --runs 50` prints a line for each kind of training and exits
-with an error where one run differs from the same training alone.
+`python tests/benchmarks/threads.py --runs 50` prints a line for each kind of training, on models
+of its own and on what the measured step reaches too, and exits with an error where one run differs
+from the same work alone, or where the step's own model does not come back.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from second_thread import KINDS, clipped, network, training
+from second_worker import SHARED, Shared, working
 
 from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.results.comparison import Comparison
 
 VARIANTS = "baseline,bf16,fp16,fused_optimizer,threads:1"
 BUDGET_S = 1.0
 
 
 def disturbed(kind: str) -> str:
-    """What one benchmark beside one training has done to either; empty where nothing."""
+    """What one benchmark beside one thread has done to either; empty where nothing."""
+    if kind in SHARED:
+        return _disturbed(SHARED[kind]())
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     try:
@@ -30,6 +35,20 @@ def disturbed(kind: str) -> str:
             found = benchmark(lambda: clipped(model, optimizer), VARIANTS, budget_s=BUDGET_S)
     except AssertionError:
         return "the other thread's training"
+    return _failed(found)
+
+
+def _disturbed(shared: Shared) -> str:
+    try:
+        with working(shared):
+            found = benchmark(shared.step, VARIANTS, budget_s=BUDGET_S)
+    except AssertionError:
+        return "the other thread's work, or the undoing of the step's"
+    named = any("another thread" in line and shared.names in line for line in found.beyond)
+    return _failed(found) if named else f"and did not name {shared.names}"
+
+
+def _failed(found: Comparison) -> str:
     for one in found.records:
         if one.failure or (one.accuracy is not None and one.accuracy.verdict == "wrong"):
             return f"{one.name}: {one.failure or one.accuracy.reason}"
@@ -41,7 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
     runs = parser.parse_args().runs
-    kinds = list(KINDS)
+    kinds = [*KINDS, *SHARED]
     good = dict.fromkeys(kinds, 0)
     for number in range(runs):
         kind = kinds[number % len(kinds)]
@@ -50,7 +69,7 @@ def main() -> int:
         if what:
             print(f"{kind}: disturbed {what}", flush=True)
     for number, kind in enumerate(kinds):
-        print(f"{kind:15} {good[kind]} of {len(range(number, runs, len(kinds)))} undisturbed")
+        print(f"{kind:23} {good[kind]} of {len(range(number, runs, len(kinds)))} undisturbed")
     print(f"{sum(good.values())} of {runs}, torch {torch.__version__}")
     return int(sum(good.values()) < runs)
 

@@ -437,5 +437,5 @@ def test_the_best_so_far_of_an_interrupted_search_has_only_parts_that_were_right
         tune(step, model=network, optimizer=optimizer)
     tuning = caught.value.tuning
     records = [record for stage in tuning.stages for record in stage.comparison.records[1:]]
-    checked = [record.name.split("+") for record in records if is_right(record.accuracy)]
-    assert not tuning.helped or set(tuning.winner.name.split("+")) <= set(sum(checked, []))
+    right = "+".join(record.name for record in records if is_right(record.accuracy))
+    assert not tuning.helped or set(tuning.winner.name.split("+")) <= set(right.split("+"))

@@ -158,7 +158,7 @@ class Examination:
         dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
         for runner in self._runners:
             yield Progress(0.0, f"the machine's own limit, as in {runner.record.name}")
-            lowered = runner.contexts[0].plan["precision"].active
+            lowered = any(context.plan["precision"].active for context in runner.contexts)
             dtype = dtypes.get(runner.precision, torch.float32) if lowered else torch.float32
             with runner.applied():
                 peak = roofline.peak(runner.device, dtype, runner.precision)

@@ -20,13 +20,17 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
 from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.subject.each_model import changes_some
 from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant, config_of
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts import has_lazy_parameters
 from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.exceptions import StepError
 
 # Without a budget of the user's it takes so long, or more where a step is long.
@@ -124,7 +128,6 @@ class Benchmark:
             return clock.now() - sum(pause() for pause in pauses)
 
         self._pace = self._new_pace(now)
-        configs = [config_of(variant, step.models) for variant in self.variants]
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
             for model in step.models:
@@ -132,15 +135,16 @@ class Benchmark:
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
             start, self.budget.reserved_s = visit.state, visit.taking_s
-            pauses.append(lambda: visit.paused_s)
-            runners = [self._runner(0, configs[0])]
+            pauses += [lambda: visit.paused_s, lambda: start.meanwhile.waited_s]
+            runners = [self._runner(0, start.walk)]
             self._environment = environment(runners[0].device)
-            yield from self._warm_up_first(runners[0], start, len(configs))
-            if step.made and configs[0] is not None:  # planned without knowing of them
-                runners = [self._runner(0, configs[0])]
-                yield from self._warm_up_first(runners[0], start, len(configs))
+            yield from self._warm_up_first(runners[0], start, len(self.variants))
+            if step.made and runners[0].is_planned:  # without knowing of them
+                runners = [self._runner(0, start.walk)]
+                yield from self._warm_up_first(runners[0], start, len(self.variants))
+            step.leave_to_others(start)
             # Planned once it is known which optimizers the step makes itself.
-            runners += [self._runner(i, config) for i, config in enumerate(configs) if i]
+            runners += [self._runner(i, start.walk) for i in range(1, len(self.variants))]
             yield from self._warm_up(_working(runners), start)
             runners = self._pace.within(_warm(runners))
             check = yield from self._examine(runners, start)
@@ -150,17 +154,24 @@ class Benchmark:
             if not self._policy.chooses:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
-    def _runner(self, index: int, config: Any) -> Runner:
-        record = self._records[index]
+    def _runner(self, index: int, walk: Walk) -> Runner:
+        record, variant = self._records[index], self.variants[index]
         step = self.step
-        contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
-        plan = contexts[0].plan
+        configs = [config_of(variant, model) for model in step.models]
+        contexts = [
+            prepare(model, config, step.holders(model), step.made)
+            for model, config in zip(step.models, configs, strict=True)
+        ]
+        plan = together([context.plan for context in contexts])
         record.plan = plan.active_values()
         record.applied = {d.name: d.value for d in plan if d.active}
         record.declines = {d.name: d.reason for d in plan if d.declined}
-        if config is not None and not record.applied and index > 0:
+        is_planned = any(config is not None for config in configs)
+        if is_planned and not record.applied and index > 0:
             _nothing_to_measure(record)
-        return Runner(self.step, contexts, record, is_guarded=index > 0)
+        if of_some := changes_some(contexts, walk):
+            record.notes["models"] = of_some
+        return Runner(step, contexts, record, is_guarded=index > 0, is_planned=is_planned)
 
     def _warm_up_first(self, runner: Runner, start: State, number: int) -> Iterator[Progress]:
         """The one that the others are compared with; what it raises is the user's error, as it is.
@@ -171,7 +182,7 @@ class Benchmark:
         step = self.step
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {number})")
         with runner.applied():
-            with made_inside(step.models) as made:
+            with used(start), made_inside(step.models) as made:
                 warm_up.warm_up(runner, self._most_warm_s(), self.budget)
             step.made = step.made or made
         first_s = runner.record.first_call_s or 0.0

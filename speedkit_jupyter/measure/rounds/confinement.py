@@ -51,9 +51,10 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Hooks around each step of an optimizer that is made in this thread, or of one of `ours`.
+    """Hooks around each step that an optimizer takes in this thread.
 
-    (On a GPU the autograd engine's threads step those that a gradient's own hook steps.)
+    Those of `ours` in the autograd engine's threads too, where on a GPU a gradient's own hook
+    steps them; but a thread that Python code began has training of its own, of whatever optimizer.
     """
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
@@ -64,7 +65,7 @@ def optimizer_hooks(
 
     def confined(hook: StepHook) -> StepHook:
         def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-            if threading.get_ident() == here or id(optimizer) in ids:
+            if is_here(here) or (id(optimizer) in ids and not is_pythons()):
                 return hook(optimizer, args, kwargs)
             return None
 
@@ -80,3 +81,17 @@ def optimizer_hooks(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def is_here(here: int) -> bool:
+    """Whether this is the thread of that number."""
+    return threading.get_ident() == here
+
+
+def is_pythons() -> bool:
+    """Whether Python code began this thread: autograd's own, on a GPU, are none of these."""
+    here = threading.get_ident()
+    return any(
+        thread.ident == here and not isinstance(thread, threading._DummyThread)
+        for thread in threading.enumerate()
+    )

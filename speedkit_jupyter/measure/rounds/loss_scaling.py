@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,12 @@ from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
+from speedkit_jupyter.measure.rounds.confinement import (
+    is_here,
+    is_pythons,
+    optimizer_hooks,
+    patched,
+)
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -37,13 +43,14 @@ class ScaledSteps:
         self._inside: set[int] = set()
         self._made: list[weakref.ref[torch.optim.Optimizer]] = []
         self._live = False
+        self._here = 0
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """For a block of steps."""
         import torch
 
-        self._live = True
+        self._live, self._here = True, threading.get_ident()
         try:
             with ExitStack() as stack:
                 for optimizer in self._known:
@@ -78,7 +85,7 @@ class ScaledSteps:
         self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], closure: Any
     ) -> Any:
         key = id(optimizer)
-        if key in self._inside or not self._live:
+        if key in self._inside or not self._live or self._is_elsewhere():
             return step() if closure is None else step(closure)
         if closure is not None:
             raise StepError("fp16: an optimizer with a closure can't be scaled")
@@ -90,6 +97,10 @@ class ScaledSteps:
             return self._scaler.step(optimizer)
         finally:
             self._inside.discard(key)
+
+    def _is_elsewhere(self) -> bool:
+        """In another thread of the user's, whose losses were never scaled."""
+        return not is_here(self._here) and is_pythons()
 
     def _route(self, optimizer: torch.optim.Optimizer) -> None:
         step = optimizer.step

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.rounds.confinement import is_pythons
 from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def noted(models: Sequence[torch.nn.Module]) -> Iterator[Calls]:
                 calls.here = True
             else:
                 calls.elsewhere = True
-                calls.in_pythons = calls.in_pythons or _is_pythons()
+                calls.in_pythons = calls.in_pythons or is_pythons()
         return original(module, *args, **kwargs)
 
     owner.__call__ = noting
@@ -95,11 +96,3 @@ def errors_kept(others: Collection[threading.Thread], pass_on: bool) -> Iterator
     finally:
         if threading.excepthook is keep:
             threading.excepthook = original
-
-
-def _is_pythons() -> bool:
-    here = threading.get_ident()
-    return any(
-        thread.ident == here and not isinstance(thread, threading._DummyThread)
-        for thread in threading.enumerate()
-    )

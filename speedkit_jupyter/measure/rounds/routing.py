@@ -6,6 +6,7 @@ surrounds the whole step, and is suspended inside the backward pass and the opti
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
@@ -128,16 +129,23 @@ class Router:
         return self._scaler.scale(tensors)
 
 
+class _PerThread(threading.local):
+    """Whether autocast was on around the steps under way, outermost first."""
+
+    def __init__(self) -> None:
+        self.enabled: list[bool] = []
+
+
 @contextmanager
 def _suspended_in_steps(
     device_type: str, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[None]:
     import torch
 
-    enabled: list[bool] = []
+    kept = _PerThread()
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        enabled.append(torch.is_autocast_enabled(device_type))
+        kept.enabled.append(torch.is_autocast_enabled(device_type))
         torch.set_autocast_enabled(device_type, False)
         around = {name: as_outside(value) for name, value in kwargs.items()}
         return tuple(map(as_outside, args)), around
@@ -146,7 +154,7 @@ def _suspended_in_steps(
         """A closure's forward pass, which runs inside the step, is no part of the suspension."""
         if not callable(value):
             return value
-        outside = enabled[-1]
+        outside = kept.enabled[-1]
 
         @wraps(value)
         def closure(*args: Any, **kwargs: Any) -> Any:
@@ -159,7 +167,8 @@ def _suspended_in_steps(
         return closure
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        torch.set_autocast_enabled(device_type, enabled.pop())
+        if kept.enabled:  # a step that was under way when the hooks came has no beginning here
+            torch.set_autocast_enabled(device_type, kept.enabled.pop())
 
     with optimizer_hooks(before, after, optimizers):
         yield

@@ -23,6 +23,7 @@ from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.subject.unrun import refuse_unrun_result
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.support.tracebacks import door
@@ -45,7 +46,8 @@ class Runner:
     `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then,
     `recent_s` the latest ones. `around_step`, where there is one, surrounds each step: an untimed
     one that the budget has no time for is not begun. What the threads of a step raise is the
-    user's own, and printed, unless it `is_guarded`: then the step raises it.
+    user's own, and printed, unless it `is_guarded`: then the step raises it. A variant that
+    `is_planned` has a config, be it one that changes nothing.
     """
 
     step: Step
@@ -60,6 +62,7 @@ class Runner:
     )
     skipped_in_a_row: int = 0
     is_guarded: bool = False
+    is_planned: bool = False
     _router: Router | None = None
     _threads: WeakSet[Thread] = field(default_factory=WeakSet, repr=False)
 
@@ -202,7 +205,7 @@ class Runner:
     @property
     def precision(self) -> str:
         """The lowest precision that the variant multiplies in."""
-        plan = self.contexts[0].plan
+        plan = together([context.plan for context in self.contexts])
         if plan["precision"].active:
             return str(plan["precision"].value)
         if plan["tf32"].active and plan["tf32"].value != "highest":

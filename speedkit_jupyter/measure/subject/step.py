@@ -8,7 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.subject.discovery import NO_PARAMETERS, holding, is_quantized
+from speedkit_jupyter.measure.subject.discovery import (
+    NO_PARAMETERS,
+    holding,
+    is_quantized,
+    without,
+)
 from speedkit_jupyter.measure.subject.repeats import Repeats
 from speedkit_jupyter.measure.undo.custody import Visit
 from speedkit_jupyter.measure.undo.isolation import State
@@ -141,6 +146,19 @@ class Step:
         if is_quantized(self.bystanders):
             return NO_PARAMETERS
         return f"no model is used in this step, so there is nothing to {aim}"
+
+    def leave_to_others(self, state: State) -> None:
+        """What another thread trains meanwhile gets no plan, unless nothing else would.
+
+        Of a model that it trains a part of, the other parts do.
+        """
+        owns = state.meanwhile.concerns
+        models = [part for model in self.models for part in without(model, owns)]
+        if not models:
+            return
+        self.models = models
+        self.optimizers = [optimizer for optimizer in self.optimizers if not owns(optimizer)]
+        self.bystanders = [value for value in self.bystanders if not owns(value)]
 
     def isolated(self) -> Visit:
         """Whatever the block does is undone at its end; iterators replay their first draws.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,11 +70,11 @@ def variant(name: str) -> Variant:
     return Variant(name, _config(values, name))
 
 
-def config_of(variant: Variant, models: Sequence[torch.nn.Module]) -> SpeedConfig | None:
-    """The variant's config; `current` asks for what is applied to the models now."""
-    if variant.name != CURRENT or not models:
+def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
+    """The variant's config for a model; `current` asks for what is applied to this one now."""
+    if variant.name != CURRENT:
         return variant.config
-    plan = plan_applied_to(models[0])
+    plan = plan_applied_to(model)
     return None if plan is None else plan.to_config()
 
 

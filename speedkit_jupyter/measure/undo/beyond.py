@@ -69,10 +69,12 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
 
 def after(state: State, replays: Replays) -> list[str]:
     """What was changed all the same, and what putting back failed for."""
+    theirs = "changed by another thread meanwhile, and left to it"
     written = state.written()
     lines = [_line(written, "changed by the step, and could not be put back", verb=("was", "were"))]
     driven = "driven by send(), throw() or close(): that can't be put back"
     lines.append(_line(replays.driven(), driven, verb=("was", "were")))
+    lines.append(_line(state.meanwhile.line(state.walk), theirs))
     lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]
     return [line for line in lines if line]
 

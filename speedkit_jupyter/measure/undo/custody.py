@@ -72,7 +72,7 @@ class Visit:
             walk = self.state.walk
             leaves = self._patches.words.leaves(walk.found.values(), walk.near)
             self.step.tell(beyond.before(self.state, self._iterators, leaves))
-            self.taking_s = time.perf_counter() - begun_s
+            self.taking_s = time.perf_counter() - begun_s - self.state.meanwhile.waited_s
         except BaseException:  # also a warning that the user has made an error
             self.step.end()
             self._iterators.hand_back()

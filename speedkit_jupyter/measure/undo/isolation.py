@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo.kinds import process
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.undo.kinds.containers import Dicts
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.randomness import Generators
 from speedkit_jupyter.measure.undo.kinds.registry import KINDS
 from speedkit_jupyter.measure.undo.kinds.settings import Settings, failure
+from speedkit_jupyter.measure.undo.meanwhile import Meanwhile
 from speedkit_jupyter.measure.undo.walk import Walk
 
 if TYPE_CHECKING:
@@ -54,17 +56,20 @@ class State:
         self.failed: dict[str, str] = {}
         self.changing: set[tuple[int, Kind]] = set() if base is None else base.changing
         self._base = base
+        self.meanwhile: Meanwhile = Meanwhile() if base is None else base.meanwhile
         self._restored = 0
         self._memories: list[Memory] = []
         self._by_object: dict[tuple[int, Kind], Any] = {}
         self._settings = Settings(process.switches())
         self._random = Settings(process.generators())
         self._take(Copies(off_device))
+        if base is None:
+            self.meanwhile.look_before(self._memories)
 
     def _take(self, copies: Copies) -> None:
         import torch
 
-        self._own = frozenset(_owned(self.walk))
+        self._own = frozenset(_owned(self.walk, self.meanwhile))
         copies.required.update(self._own)
         by_kind: dict[Kind, list[Memory]] = {kind: [] for kind in KINDS}
         with torch._C.DisableTorchFunctionSubclass():
@@ -107,7 +112,9 @@ class State:
             torch.inference_mode(False),
             torch.no_grad(),
         ):
-            for kind, instance, memory in self._due():
+            due = list(self._due())
+            self.meanwhile.look(due, self.walk)
+            for kind, instance, memory in due:
                 try:
                     self._put_back(kind, instance, memory)
                 except Exception as error:
@@ -138,7 +145,11 @@ class State:
 
     def _put_back(self, kind: Kind, instance: Any, memory: Any) -> None:
         key = (id(instance), kind)
-        if kind.bulky and key in self.changing:  # to compare costs as much as to copy
+        if self.meanwhile.is_theirs(kind, instance):
+            keys = self.meanwhile.keys(kind, instance)
+            if keys is not None and isinstance(kind, Dicts):
+                kind.put_back_around(instance, memory, keys)
+        elif kind.bulky and key in self.changing:  # to compare costs as much as to copy
             kind.put_back(instance, memory)
         elif not kind.same(instance, memory):
             self.changing.add(key)
@@ -156,14 +167,16 @@ class State:
             return all(
                 kind.same_values(instance, memory)
                 for kind, instance, memory in self._memories
-                if kind.bulky
+                if kind.bulky and not self.meanwhile.is_theirs(kind, instance)
             )
 
     def changed(self) -> Iterator[Memory]:
         """What does not hold what was copied; parameters, buffers and optimizers' own left out."""
         # Those of before too: a layout gives parameters other gradients.
-        own = self._own.union(_owned(self.walk))
+        own = self._own.union(_owned(self.walk, self.meanwhile))
         for kind, instance, memory in self._memories:
+            if self.meanwhile.is_theirs(kind, instance):
+                continue
             with suppress(Exception):
                 same = kind.same_values if kind.bulky else kind.same
                 if id(instance) not in own and not same(instance, memory):
@@ -182,13 +195,17 @@ class State:
         return [
             self.walk.name(instance)
             for kind, instance, memory in self._memories
-            if kind.is_too_large(memory) and not kind.same_checksum(instance, memory)
+            if kind.is_too_large(memory)
+            and not self.meanwhile.is_theirs(kind, instance)
+            and not kind.same_checksum(instance, memory)
         ]
 
     def glances(self) -> list[Memory]:
         """What all objects hold now, without values of many bytes."""
         memories = []
         for kind, instance, _ in self._memories:
+            if self.meanwhile.is_theirs(kind, instance):
+                continue
             with suppress(Exception):
                 memories.append((kind, instance, kind.glance(instance)))
         return memories
@@ -223,7 +240,7 @@ def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
             state.restore()
 
 
-def _owned(walk: Walk) -> Iterator[int]:
+def _owned(walk: Walk, meanwhile: Meanwhile) -> Iterator[int]:
     """The ids of tensors that are copied whatever their size: a step's own, not its data."""
     import torch
 
@@ -240,7 +257,8 @@ def _owned(walk: Walk) -> Iterator[int]:
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 yield id(tensor)
-                if tensor.is_leaf and tensor.grad is not None:
+                theirs = meanwhile.has(tensor)  # whose gradient may be written at this moment
+                if not theirs and tensor.is_leaf and tensor.grad is not None:
                     yield id(tensor.grad)
 
 

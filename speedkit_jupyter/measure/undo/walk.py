@@ -67,6 +67,8 @@ class Walk:
         part = instance
         for _ in range(24):
             holder = self.before(part)
+            if holder is None and part is instance:  # a root, which has a name all the same
+                holder = self._holder(part)
             if holder is None:
                 break
             words.append(self._word(holder, part))
@@ -74,6 +76,19 @@ class Walk:
                 break
             part = holder
         return "".join(reversed(words)).lstrip(".") or f"a {type(instance).__name__}"
+
+    def _holder(self, part: Any) -> Any:
+        """The first container or variable that holds it."""
+        kinds = (dict, list, tuple, Names, CellType)
+        return next(
+            (
+                holder
+                for holder in self.found.values()
+                if issubclass(type(holder), kinds)
+                and any(child is part for k in self.kinds(holder) for child in k.children(holder))
+            ),
+            None,
+        )
 
     def _run(self) -> None:
         while self._waiting or self._large:

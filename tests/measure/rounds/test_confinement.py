@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,18 +69,25 @@ def test_a_patch_is_seen_in_its_own_thread_only():
     assert Owner.name() == asked_elsewhere() == "original"
 
 
-def test_hooks_run_for_this_thread_and_for_the_optimizers_that_are_ours():
+def test_hooks_run_in_this_thread_and_in_autograds_for_the_optimizers_that_are_ours():
     mine, other = (torch.optim.SGD(network().parameters(), 0.1) for _ in range(2))
     seen: list[Any] = []
 
-    def elsewhere(optimizer: Any) -> None:
+    def in_autograds(optimizer: Any) -> None:
+        """In one that no Python code began, as far as `threading` knows."""
+        done = threading.Event()
+        _thread.start_new_thread(lambda: (optimizer.step(), done.set()), ())
+        done.wait()
+
+    def in_pythons(optimizer: Any) -> None:
         thread = threading.Thread(target=optimizer.step)
         thread.start()
         thread.join()
 
     with optimizer_hooks(lambda one, *_: seen.append(one), ours=[mine]):
         other.step()  # a step may make an optimizer of its own
-        elsewhere(mine)
-        elsewhere(other)
+        for elsewhere in (in_autograds, in_pythons):
+            elsewhere(mine)
+            elsewhere(other)
     mine.step()
     assert seen == [other, mine]

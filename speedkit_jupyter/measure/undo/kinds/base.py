@@ -20,10 +20,10 @@ class Copies:
     beside them, or in main memory where `off_device` is set.
     """
 
-    def __init__(self, off_device: bool = False) -> None:
+    def __init__(self, off_device: bool = False, most_bytes: int = MOST_BYTES_IN_ALL) -> None:
         self.off_device = off_device
         self.required: set[int] = set()
-        self._left = MOST_BYTES_IN_ALL
+        self._left = most_bytes
 
     def fits(self, instance: Any, size: int) -> bool:
         """Whether so many bytes of an object are to be copied; they then are counted."""

@@ -6,7 +6,7 @@ import array
 import gc
 import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, MappingView
+from collections.abc import Collection, Iterable, MappingView
 from types import GetSetDescriptorType, MappingProxyType
 from typing import Any
 
@@ -59,6 +59,17 @@ class Dicts(Kind):
             base.__setitem__(instance, key, value)
         if factory is not MISSING:
             instance.default_factory = factory
+
+    def put_back_around(self, instance: Any, memory: Any, theirs: Collection[Any]) -> None:
+        """All but the keys that another thread writes."""
+        base, (keys, values, _) = _base(instance), memory
+        saved = dict(zip(keys, values, strict=True))
+        for key in [key for key in base.keys(instance) if key not in saved and key not in theirs]:
+            if not is_the_plans(base.__getitem__(instance, key)):
+                base.pop(instance, key, None)
+        for key, value in saved.items():
+            if key not in theirs and not is_the_plans(value):
+                base.__setitem__(instance, key, value)
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
         """A value; a key stays."""

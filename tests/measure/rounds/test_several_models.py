@@ -1,0 +1,242 @@
+"""A step of several models: each gets of a plan what it can have, and the row says which did."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.tuning.search import Search
+
+X = torch.rand(4, 16)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::speedkit_jupyter.measure.subject.step.StateWarning"
+)
+
+
+class Seen:
+    """What steps saw: it lies where no benchmark puts it back."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+
+    def note(self, value: Any) -> None:
+        """In a step."""
+        self._queue.put(value)
+
+    def all(self) -> set[Any]:
+        """Once."""
+        return {self._queue.get() for _ in range(self._queue.qsize())}
+
+
+def net() -> nn.Sequential:
+    """Small."""
+    return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+
+def adam(*models: nn.Module) -> Any:
+    """One optimizer of all of them."""
+    return torch.optim.AdamW([p for model in models for p in model.parameters()], 1e-3)
+
+
+def stepped(optimizer: Any, loss: torch.Tensor) -> None:
+    """The rest of a step."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+Made = tuple[Callable[[], Any], list[Any], dict[str, Any]]
+
+
+def distilled() -> Made:
+    """A frozen teacher."""
+    student, teacher = net(), net().requires_grad_(False)
+    optimizer = adam(student)
+
+    def step() -> None:
+        stepped(optimizer, (student(X) - teacher(X)).pow(2).mean())
+
+    return step, [optimizer], {}
+
+
+def teacher_first() -> Made:
+    """As an argument."""
+    student, teacher = net(), net()
+    optimizer = adam(student)
+
+    def step() -> None:
+        with torch.no_grad():
+            target = teacher(X)
+        stepped(optimizer, (student(X) - target).pow(2).mean())
+
+    return step, [optimizer], {"model": [teacher, student]}
+
+
+def teacher_last() -> Made:
+    """As an argument."""
+    step, optimizers, given = teacher_first()
+    return step, optimizers, {"model": given["model"][::-1], "optimizer": optimizers}
+
+
+def teacher_found_first() -> Made:
+    """By its name, which comes before the student's."""
+    a_teacher, student = net(), net()
+    optimizer = adam(student)
+
+    def step() -> None:
+        with torch.no_grad():
+            target = a_teacher(X)
+        stepped(optimizer, (student(X) - target).pow(2).mean())
+
+    return step, [optimizer], {}
+
+
+def averaged() -> Made:
+    """A copy that follows, and comes first."""
+    model = net()
+    average = copy.deepcopy(model).requires_grad_(False)
+    optimizer = adam(model)
+
+    def step() -> None:
+        stepped(optimizer, model(X).pow(2).mean())
+        with torch.no_grad():
+            for one, other in zip(average.parameters(), model.parameters(), strict=True):
+                one.lerp_(other, 0.01)
+
+    return step, [optimizer], {"model": [average, model]}
+
+
+def adversarial() -> Made:
+    """Two optimizers."""
+    drawing, judging = net(), net()
+    of_drawing, of_judging = adam(drawing), adam(judging)
+
+    def step() -> None:
+        stepped(of_judging, judging(drawing(X).detach()).pow(2).mean())
+        stepped(of_drawing, judging(drawing(X)).mean())
+        of_judging.zero_grad()
+
+    return step, [of_drawing, of_judging], {}
+
+
+def frozen_backbone() -> Made:
+    """And a head."""
+    backbone, head = net().requires_grad_(False), net()
+    optimizer = adam(head)
+    return lambda: stepped(optimizer, head(backbone(X)).pow(2).mean()), [optimizer], {}
+
+
+def loss_module() -> Made:
+    """Without parameters."""
+    criterion, model = nn.MSELoss(), net()
+    optimizer = adam(model)
+    return lambda: stepped(optimizer, criterion(model(X), X)), [optimizer], {}
+
+
+def one_optimizer() -> Made:
+    """Of two models."""
+    first, second = net(), net()
+    optimizer = adam(first, second)
+    return lambda: stepped(optimizer, second(first(X)).pow(2).mean()), [optimizer], {}
+
+
+KINDS = (
+    distilled, teacher_first, teacher_last, teacher_found_first, averaged, adversarial,
+    frozen_backbone, loss_module, one_optimizer,
+)  # fmt: skip
+LACKING = {distilled, teacher_first, teacher_last, teacher_found_first, averaged, frozen_backbone}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
+    step, optimizers, given = kind()
+    seen = Seen()
+
+    def watched() -> None:
+        seen.note(tuple(optimizer.param_groups[0]["fused"] for optimizer in optimizers))
+        step()
+
+    found = benchmark(watched, "baseline,fused_optimizer", budget_s=0.1, **given)
+    baseline, fused = found.records
+    assert not fused.failure
+    assert fused.applied == {"fused_optimizer": True}
+    assert fused.declines == {}
+    number = len(optimizers)
+    assert seen.all() == {(None,) * number, (True,) * number}
+    told = fused.notes.get("models", "")
+    assert bool(told) == (kind in LACKING)
+    assert "no optimizer was given" not in told
+    assert all(optimizer.param_groups[0]["fused"] is None for optimizer in optimizers)
+    assert not baseline.applied
+
+
+def test_the_row_names_who_has_it_and_who_has_not_and_why():
+    step, _, _ = teacher_found_first()
+    found = benchmark(step, "baseline,fused_optimizer", budget_s=0.1)
+    told = (
+        "fused_optimizer changes student, not a_teacher "
+        "(no optimizer of the step holds its parameters)"
+    )
+    assert found.records[1].notes["models"] == told
+    assert f"fused_optimizer: models: {told}" in " ".join(str(found.report()).split())
+
+
+def test_where_no_model_has_an_optimizer_the_reason_is_the_same_as_ever():
+    first, second = net(), net()
+    found = benchmark(lambda: second(first(X)), "baseline,fused_optimizer", budget_s=0.1)
+    assert found.records[1].declined
+    assert "no optimizer was given" in found.records[1].failure
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first", "last"])
+def test_convolutions_of_any_model_are_laid_out_and_offered(order):
+    convolutional, plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), nn.Linear(4 * 36, 2)
+    images, seen = torch.rand(2, 3, 8, 8), Seen()
+
+    def step() -> torch.Tensor:
+        seen.note(convolutional[0].weight.stride()[1] == 1)
+        result: torch.Tensor = plain(convolutional(images))
+        return result
+
+    models = [convolutional, plain][order]
+    found = benchmark(step, "baseline,channels_last", model=models, budget_s=0.1)
+    assert found.records[1].applied == {"channels_last": True}
+    assert seen.all() == {True, False}
+    assert "convolutional" in found.records[1].notes["models"]
+    search = Search(step_of(step, models), budget_s=0.1)
+    for _ in search.run():
+        pass
+    assert "channels_last" in _names(search.result())
+
+
+def _names(found: Any) -> str:
+    rows = [row["name"] for row in found.rows()]
+    return " ".join([*rows, *(one.name for one in found.rejected)])
+
+
+@pytest.mark.parametrize("kind", sorted(LACKING, key=str), ids=lambda kind: kind.__name__)
+def test_tuning_tries_what_any_of_the_models_can_have(kind):
+    step, _, given = kind()
+    assert "fused_optimizer" in _names(tune(step, budget_s=0.5, fresh=True, **given))
+
+
+def test_each_model_keeps_its_own_plan_in_the_variant_current():
+    from speedkit_jupyter import SpeedConfig, apply_speedups
+
+    first, second = net(), net()
+    optimizer = adam(second)
+    _, context = apply_speedups(
+        second, SpeedConfig.from_dict({"fused_optimizer": True}).alone(), optimizer=optimizer
+    )
+    step = lambda: stepped(optimizer, second(first(X)).pow(2).mean())  # noqa: E731
+    found = benchmark(step, "baseline,current", model=[first, second], budget_s=0.1)
+    assert found.records[1].applied == {"fused_optimizer": True}
+    context.restore()
