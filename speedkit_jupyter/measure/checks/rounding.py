@@ -7,7 +7,7 @@ tensor, row and element. What a variant in that dtype is off by beyond this is n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 

@@ -73,6 +73,8 @@ def after(state: State, replays: Replays) -> list[str]:
     lines = [_line(written, "changed by the step, and could not be put back", verb=("was", "were"))]
     driven = "driven by send(), throw() or close(): that can't be put back"
     lines.append(_line(replays.driven(), driven, verb=("was", "were")))
+    anew = "begun anew by the step, in the middle of an epoch: that can't be put back"
+    lines.append(_line(replays.begun_anew(), anew, verb=("was", "were")))
     lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]
     return [line for line in lines if line]
 
