@@ -49,7 +49,7 @@ def test_the_printed_next_steps_put_the_plan_in_force_on_all_of_its_models(noteb
     assert "Applied to decoder" in shown
     assert measured(notebook, "ctx")
     assert measured(notebook, "ctx_decoder")
-    assert "fused=True" in notebook.run(lines[2])
+    assert "= True" in notebook.run(lines[2])
     notebook.run("%speedkit restore")
 
 
