@@ -10,13 +10,14 @@ from typing import Any
 
 from speedkit_jupyter.measure.undo.kinds.base import attribute_dict
 from speedkit_jupyter.measure.undo.kinds.streams import KEPT_IN_C
+from speedkit_jupyter.support.lookup import is_a
 
 
 def is_a_loaders(iterator: Any) -> bool:
     """Whether it has no processes: then all of it is put back."""
     from torch.utils.data import dataloader
 
-    return isinstance(iterator, dataloader._SingleProcessDataLoaderIter)
+    return is_a(iterator, dataloader._SingleProcessDataLoaderIter)
 
 
 def is_shuffled_later(iterator: Any, loader: Any) -> bool:
@@ -28,7 +29,7 @@ def is_shuffled_later(iterator: Any, loader: Any) -> bool:
     from torch.utils.data import SequentialSampler
 
     batches = loader._index_sampler
-    return _has_not_begun(iterator) and not isinstance(
+    return _has_not_begun(iterator) and not is_a(
         getattr(batches, "sampler", batches), SequentialSampler
     )
 
@@ -39,7 +40,7 @@ def loaders_behind(iterator: Any, depth: int = 4) -> Iterator[Any]:
         for source in gc.get_referents(iterator):
             if is_a_loaders(source):
                 yield source
-            elif isinstance(source, Iterator):
+            elif is_a(source, Iterator):
                 yield from loaders_behind(source, depth - 1)
             elif type(source) is tuple:  # of zip and map
                 yield from (one for one in source if is_a_loaders(one))
@@ -55,7 +56,7 @@ def another_epoch(iterator: Any, loader: Any) -> Iterator[Any] | None:
 
 
 def _has_not_begun(iterator: Any) -> bool:
-    return isinstance(iterator, GeneratorType) and getgeneratorstate(iterator) == GEN_CREATED
+    return is_a(iterator, GeneratorType) and getgeneratorstate(iterator) == GEN_CREATED
 
 
 class Epoch:
@@ -90,16 +91,16 @@ class Epoch:
 
 def begins_anew(cls: type) -> bool:
     """Whether an iterator is set back by a loop over it, and not only handed out by `iter()`."""
-    begin = getattr(cls, "__iter__", None)
+    begin: Any = getattr(cls, "__iter__", None)
     same = Epoch.__iter__.__code__.co_code
-    return isinstance(begin, FunctionType) and begin.__code__.co_code != same
+    return is_a(begin, FunctionType) and begin.__code__.co_code != same
 
 
 def keeps_workers(iterator: Any) -> bool:
     """Whether its loader begins each epoch with this same iterator."""
     from torch.utils.data import dataloader
 
-    if isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
+    if is_a(iterator, dataloader._MultiProcessingDataLoaderIter):
         return bool(iterator._persistent_workers)
     return hasattr(type(iterator), "keeps_workers")
 
@@ -108,15 +109,15 @@ def is_its_loaders(owner: Any, holder: Any) -> bool:
     """Whether what holds an iterator is the loader, which sets it back and draws nothing."""
     from torch.utils.data import DataLoader
 
-    return isinstance(owner, DataLoader) and attribute_dict(owner) is holder
+    return is_a(owner, DataLoader) and attribute_dict(owner) is holder
 
 
 def is_in_a_variable(iterator: Any) -> bool:
     """Whether a module, a function or a generator holds it by a name."""
     for holder in gc.get_referrers(iterator):
-        if isinstance(holder, CellType | FrameType | GeneratorType):
+        if is_a(holder, CellType | FrameType | GeneratorType):
             return True
-        if isinstance(holder, dict) and "__name__" in holder:
+        if is_a(holder, dict) and "__name__" in holder:
             return True
     return False
 

@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from speedkit_jupyter.measure.undo.kinds.locks import others_run
+from speedkit_jupyter.support.lookup import is_a
 
 CHANNELS = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.managers")
 WAITED_FOR = (threading.Condition, threading.Semaphore, threading.Barrier)
@@ -29,7 +30,7 @@ def is_elsewhere_too(instance: Any, attributes: dict[str, Any]) -> bool:
     values = [part for value in list(attributes.values()) for part in _parts(value)]
     if any(_works(part) for part in values):
         return True
-    shared = isinstance(instance, queue.Queue) or any(isinstance(v, WAITED_FOR) for v in values)
+    shared = is_a(instance, queue.Queue) or any(is_a(v, WAITED_FOR) for v in values)
     return shared and others_run()
 
 
