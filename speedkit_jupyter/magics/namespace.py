@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from keyword import iskeyword
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Of a longer list nobody wants every element as a suggestion.
 MOST_PARTS = 32
+# Not those of `models['a,b']`.
+AT_COMMAS = re.compile(r",(?![^\[]*\])")
 
 
 def models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
@@ -58,6 +61,25 @@ def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.n
     if not isinstance(value, torch.nn.Module):
         raise UsageError(f"{name} is of class {type(value).__name__}, not a torch.nn.Module")
     return lookup.canonical(name), value
+
+
+def find_models(names: Mapping[str, Any], words: str | None) -> dict[str, torch.nn.Module]:
+    """As `find_model`, of several with commas: `encoder,decoder`. Raises UsageError."""
+    parts = [None] if words is None else [part for part in AT_COMMAS.split(words) if part]
+    return dict(find_model(names, part) for part in parts or [words])
+
+
+def chosen_by(names: Mapping[str, Any], wanted: Sequence[torch.nn.Module]) -> tuple[str, ...]:
+    """The words by which `find_models` finds these; none where it needs none, or has none."""
+    known = models(names) | inside_others(names)
+    words = {id(unwrapped(model)): name for name, model in reversed(known.items())}
+    ids = {id(unwrapped(model)) for model in wanted}
+    found = tuple(name for name in known if any(words.get(one) == name for one in ids))
+    try:
+        alone = len(wanted) == 1 and unwrapped(find_model(names, None)[1]) is unwrapped(wanted[0])
+    except UsageError:
+        alone = False
+    return () if alone or len(found) < len(ids) else found
 
 
 def find_optimizers(
@@ -188,6 +210,11 @@ def _whole(candidates: Mapping[str, Any]) -> dict[str, Any]:
     inside = {id(part) for model in candidates.values() for part in _parts(model)}
     whole = {name: model for name, model in candidates.items() if id(model) not in inside}
     return {n: m for n, m in whole.items() if next(m.parameters(), None) is not None}
+
+
+def whole_models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
+    """Those that are no part of another one and have parameters."""
+    return _whole(models(names))
 
 
 def _parts(model: Any) -> Iterator[Any]:

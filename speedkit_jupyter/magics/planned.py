@@ -58,7 +58,7 @@ def planned_or_plain(
 
 
 def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
-    """As `learning.or_learned`; a store that can't be read is said, and no more.
+    """As `learning.or_learned`, for one model or several; a store that can't be read is said.
 
     Raises ConfigError where SPEEDKIT_HARDWARE names no machine.
     """

@@ -17,6 +17,7 @@ from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.line import split_setup
 from speedkit_jupyter.magics.namespace import (
     check_result_name,
+    chosen_by,
     find_model,
     named_optimizers,
 )
@@ -215,6 +216,8 @@ def _drain(
                 progress.replace(result)
             raise KeyboardInterrupt(STOPPED) from None
         result = work.result()
+        if isinstance(result, Tuning):
+            result.named = chosen_by(names, list(result.models))
         if arguments.v:
             names[arguments.v] = result
         if not quiet:

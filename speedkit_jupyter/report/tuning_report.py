@@ -17,10 +17,12 @@ from speedkit_jupyter.tuning.outcome import Tuning
 
 # Compiling that took less goes without saying.
 LEAST_SAID_S = 0.5
-NEXT = """\
-%speedkit apply   # puts it into force; with -v NAME, NAME.apply() too
-%speedkit verify  # compares loss curves with and without it
-%speedkit code    # the same as plain PyTorch, to take home"""
+# With the names of the models, where there are several to choose from.
+NEXT = (
+    ("apply {every}", "puts it into force; with -v NAME, NAME.apply() too"),
+    ("verify", "compares loss curves with and without it"),
+    ("code {first}", "the same as plain PyTorch, to take home"),
+)
 
 
 def tuning_report(tuning: Tuning) -> Document:
@@ -44,8 +46,16 @@ def tuning_report(tuning: Tuning) -> Document:
     if tuning.helped:
         # As with --apply.
         in_force = any(plan_applied_to(model) is not None for model in tuning.models)
-        sections.append(Section(Code(NEXT.partition("\n")[2] if in_force else NEXT)))
+        sections.append(Section(Code(_next_steps(tuning.named, in_force))))
     return Document(_headline(tuning), tuple(sections), tuning.to_dict())
+
+
+def _next_steps(named: Sequence[str], in_force: bool) -> str:
+    """Lines that work as they stand."""
+    words = {"every": ",".join(named), "first": "".join(named[:1])}
+    lines = [(line.format(**words).strip(), about) for line, about in NEXT[in_force:]]
+    width = max(len(line) for line, _ in lines)
+    return "\n".join(f"%speedkit {line:{width}}  # {about}" for line, about in lines)
 
 
 def tuned_list(plans: Sequence[Learned]) -> Document:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
@@ -45,6 +46,8 @@ EARLIER = (
 SHORT_S, MOST_LOOKS = 1.0, 5
 # And for this share of the budget at most.
 LOOKING = 0.1
+# A fingerprint is of models in an order; of more than so many only the given one is looked for.
+MOST_ORDERED = 4
 
 
 @dataclass(frozen=True)
@@ -144,15 +147,21 @@ def find(where: str, task: Task) -> database.Learned | None:
 
 
 def newest(
-    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], hardware: Hardware
+    models: Sequence[torch.nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    hardware: Hardware,
 ) -> database.Learned | None:
-    """The last plan that was learned for a model, whatever went in; training ones where there is
-    an optimizer.
+    """The last plan that was learned for models of one step, whatever went in and in which order
+    they are given; training ones where there is an optimizer.
     """
     if not database.learned():  # a fingerprint takes time, too
         return None
-    with hidden(model):
-        every = database.learned(setting([model], hardware))
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(hidden(model))
+        orders = permutations(models) if len(models) <= MOST_ORDERED else [tuple(models)]
+        found = [one for order in orders for one in database.learned(setting(order, hardware))]
+    every = sorted(found, key=lambda entry: entry.number)
     entries = [entry for entry in every if not entry.is_earlier]
     if every and not entries:
         _say_once(EARLIER, str(database.folder()))
@@ -224,7 +233,7 @@ def proof(name: str, speedup: float | None, low: float | None, high: float | Non
 
 def or_learned(
     config: SpeedConfig,
-    model: torch.nn.Module,
+    model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> SpeedConfig:
     """What applying goes by: where nothing definite is asked for, the plan that was learned.
@@ -235,21 +244,26 @@ def or_learned(
 
 
 def tuned(
-    model: torch.nn.Module,
+    model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
 ) -> SpeedConfig | None:
     """The plan that tuning learned for this model on this machine, or None.
 
-    One that changes nothing where a search found that nothing helps.
+    For several models it is the plan of a step that uses them together. One that changes nothing
+    where a search found that nothing helps.
     `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
     Raises SpeedKitError where the store can't be read, TypeError for what is no model.
     """
     import torch
 
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
+    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+    for one in models:
+        if not isinstance(one, torch.nn.Module):
+            raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(one).__name__}")
+    if not models:
+        raise ArgumentError("tuned() needs a torch.nn.Module, not an empty list")
     optimizers = arguments.optimizers("optimizer", optimizer)
-    learned = newest(model, optimizers, Hardware.current())
+    learned = newest(models, optimizers, Hardware.current())
     return None if learned is None else config_of(learned)
 
 

@@ -53,6 +53,7 @@ class Tuning(Shown):
     rounds in which the winner led. `parts_found` is what each part is worth. Where there is no
     winner, `unclear` says why the search could not tell; it is empty where nothing helps.
     `kept` are the optimizations that it was to leave as they are.
+    `named` is how the notebook calls its models, where `%speedkit apply` has to be told.
     `learned` is the plan that an earlier search had found for this step. `seconds` is how long it
     all took, `compiling_s` of them compiling. `models` are those of the step that are still there:
     a result keeps none alive. `facts` are the first one's, `facts_of_others` those of the rest.
@@ -73,6 +74,7 @@ class Tuning(Shown):
     rejected: list[Rejected] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     kept: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     seconds: float = 0.0
     compiling_s: float = 0.0
     facts_of_others: tuple[Facts, ...] = ()
@@ -120,7 +122,7 @@ class Tuning(Shown):
         """Put the plan into force on the step's models; one context each.
 
         Where nothing helps, the models are restored to no plan, and none comes back. Where the
-        search could not tell, a plan that is in force stays, and a warning says so. Raises
+        search could not tell, a plan that is in force stays; a warning says so. Raises
         SpeedKitError where one of the models is gone.
         """
         models = list(self.models)
@@ -132,12 +134,10 @@ class Tuning(Shown):
                 for model in models
             ]
         applied = [context for context in map(applied_to, models) if context is not None]
-        if self.unclear and applied:
-            warnings.warn(
-                "the search could not tell, so nothing is applied; another plan is in force and "
-                "stays: ctx.restore() takes it away",
-                stacklevel=2,
-            )
+        if self.unclear:
+            stays = "; another plan is in force and stays: ctx.restore() takes it away"
+            line = "the search could not tell, so nothing is applied"
+            warnings.warn(f"{line}{stays if applied else ''}", stacklevel=2)
         for model in () if self.unclear else models:
             while (plan := applied_to(model)) is not None:
                 plan.restore()

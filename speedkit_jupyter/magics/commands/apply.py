@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from argparse import Namespace
+from contextlib import suppress
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -13,13 +15,17 @@ from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.namespace import (
-    find_model,
+    find_models,
     find_optimizers,
     holding_trainer,
     is_variable,
+    named_optimizers,
+    whole_models,
 )
+from speedkit_jupyter.magics.namespace import optimizers as optimizers_of
 from speedkit_jupyter.magics.options import add_model, add_optimizer, offer, offer_words
 from speedkit_jupyter.magics.planned import or_learned
+from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.options import choices
 from speedkit_jupyter.plans.applying import apply_speedups
@@ -27,18 +33,35 @@ from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import CTX, Session, is_free
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.tuning import learning
+
+# A fingerprint of each pair takes time.
+MOST_OTHERS = 8
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:
     """What is typed wins over the file, the file over the session's config."""
-    name, model = find_model(names, arguments.model)
-    _check_free(session, arguments.ctx, model)
+    models = find_models(names, arguments.model)
+    if arguments.ctx is not None and len(models) > 1:
+        raise UsageError("%speedkit apply: --ctx names one context; each model gets one here")
+    for model in models.values():
+        _check_free(session, arguments.ctx, model)
     config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
     typed = _typed(arguments)
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
-    optimizers = find_optimizers(names, arguments.optimizer, model)
+    optimizers = {n: _optimizers(names, arguments, m, len(models)) for n, m in models.items()}
     if not arguments.rules:
-        config = or_learned(config, model, list(optimizers.values()))
+        every = {id(one): one for held in optimizers.values() for one in held.values()}
+        config = or_learned(config, list(models.values()), list(every.values()))
+    for name, model in models.items():
+        _apply(names, session, arguments, name, model, config, optimizers[name])
+
+
+def _apply(
+    names: Names, session: Session, arguments: Namespace, name: str, model: Any,
+    config: SpeedConfig, optimizers: dict[str, Any],
+) -> None:  # fmt: skip
     _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
     variable = session.keep(name, context, arguments.ctx)
     document = applied_report(context, Words(name, optimizers, variable))
@@ -48,7 +71,32 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
         as_arguments = f"`%speedkit code {name} --as transformers` writes the plan as arguments"
         own_loop = f"`{trainer}` runs a loop of its own, not the one above: {as_arguments}."
         document = document.and_lines([own_loop])
+    if config.is_auto and not arguments.rules and (words := _learned_with(names, name, model)):
+        together = f"`%speedkit apply {words}` puts in force what was learned for these together."
+        document = document.and_lines([together])
     display(document)
+
+
+def _optimizers(names: Names, arguments: Namespace, model: Any, number: int) -> dict[str, Any]:
+    """Of several models each has some of those that were named."""
+    if arguments.optimizer is None or number == 1:
+        return find_optimizers(names, arguments.optimizer, model)
+    named = named_optimizers(names, arguments.optimizer)
+    held = holding(named.values(), model)
+    return {n: one for n, one in named.items() if any(one is other for other in held)}
+
+
+def _learned_with(names: Names, name: str, model: Any) -> str:
+    """The models with which this one has a plan, as `apply` takes them; empty without."""
+    others = {n: m for n, m in whole_models(names).items() if m is not model}
+    pairs = [{n: m} for n, m in itertools.islice(others.items(), MOST_OTHERS)]
+    for group in (others, *pairs):
+        together = {name: model, **group}
+        held = holding(optimizers_of(names).values(), model)
+        with suppress(SpeedKitError):  # a store that can't be read has been named
+            if group and learning.tuned(list(together.values()), held) is not None:
+                return ",".join(together)
+    return ""
 
 
 def _arguments(parser: Parser) -> None:

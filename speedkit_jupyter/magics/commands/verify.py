@@ -73,12 +73,11 @@ def _subject(session: Session, step: Step, name: str | None) -> str:
 
 def _plan(step: Step) -> Any:
     """What is in force, else what was learned, else what the rules would do."""
-    model = step.models[0] if step.models else None
-    if model is None:
+    if not step.models:
         return AUTO
-    if plan_applied_to(model) is not None:
+    if any(plan_applied_to(model) is not None for model in step.models):
         return CURRENT
-    return learning.tuned(model, step.holders(model)) or AUTO
+    return learning.tuned(step.models, step.optimizers) or AUTO
 
 
 def _arguments(parser: Parser) -> None:

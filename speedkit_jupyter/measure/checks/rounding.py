@@ -1,4 +1,4 @@
-"""A step in float64, the reference; and in float64 rounded after each operation, the control.
+"""A step rounded after each operation, in float64 (`promotion`): the control.
 
 The control says what the rounding of a dtype does to this very net: how far it is off, in each
 tensor, row and element. What a variant in that dtype is off by beyond this is no rounding.
@@ -7,11 +7,10 @@ tensor, row and element. What a variant in that dtype is off by beyond this is n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.plain import gradient_of
 from speedkit_jupyter.measure.rounds.confinement import patched
 
 if TYPE_CHECKING:
@@ -19,19 +18,13 @@ if TYPE_CHECKING:
 
 # Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
+LOW = {"bfloat16": "bf16", "float16": "fp16"}
 SMALLEST_FP16 = 2.0**-24
-# Models with more bytes in a lower dtype are not taken to float64: there they have four times as
-# many.
-MOST_BYTES = 2**32
 # What is multiplied in the lower precision, by the name of its operation.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
     r"|convolution|attention|transformer_encoder"
 )
-# A GradScaler's kernels take their scale in float32, and change it in place.
-IN_FLOAT32 = "_amp_"
-# Says of a tensor itself that gradients are to lead to it: so a penalty, or `vjp`, begins.
-OF_ITSELF = ("requires_grad_", "retain_grad", "register_hook")
 # The dtype of the first operand is that of the result; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
 
@@ -46,18 +39,13 @@ def lowest(*precisions: str) -> str:
     return max(("fp32", *precisions), key=unit)
 
 
-def of_parameters(models: Sequence[torch.nn.Module]) -> set[str]:
-    """The lower precisions in which parameters are."""
-    import torch
-
-    return {"fp16" if tensor.dtype is torch.float16 else "bf16" for tensor in _low(models)}
+def of_parameters(parameters: Iterable[torch.Tensor]) -> set[str]:
+    """The lower precisions in which they are."""
+    return {LOW[name] for name in map(_dtype, parameters) if name in LOW}
 
 
-def _low(models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
-    import torch
-
-    tensors = [tensor for model in models for tensor in model.parameters()]
-    return [tensor for tensor in tensors if tensor.dtype in (torch.bfloat16, torch.float16)]
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 @contextmanager
@@ -79,113 +67,6 @@ def noted_autocast() -> Iterator[set[str]]:
 
     with patched(autocast, "__enter__", make):
         yield precisions
-
-
-@contextmanager
-def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Models in float64, and every float32 tensor (and of lower dtypes) that meets them promoted.
-
-    The caller puts parameters and buffers back (their dtype comes with their values).
-    """
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_leaves, tree_map
-
-    grad, data = vars(torch._C.TensorBase)["grad"], vars(torch._C.TensorBase)["data"]
-    own = (grad.__get__, grad.__set__, grad.__delete__, data.__get__, data.__set__)
-    small = sum(p.numel() * p.element_size() for p in _low(models)) <= MOST_BYTES
-    kinds = (torch.float32, torch.bfloat16, torch.float16)[: None if small else 1]
-
-    def promoted(value: Any) -> Any:
-        low = isinstance(value, torch.Tensor) and value.dtype in kinds
-        return value.double() if low else value
-
-    class Promoting(TorchFunctionMode):
-        def __torch_function__(
-            self, function: Any, classes: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if getattr(function, "__name__", "").startswith(IN_FLOAT32):
-                return _with_scale_in_float32(function, args)
-            if getattr(function, "__name__", "") in OF_ITSELF:
-                return function(*args, **(kwargs or {}))
-            if function in own:  # what is read of a copy is none, and what is set is lost
-                return function(*_in_the_dtype_of_the_first(args))
-            given = args, kwargs or {}
-            now = tree_map(promoted, given)
-            if _differentiates(function):  # by those tensors, not by copies of them
-                inputs = {name: value for name, value in given[1].items() if name == "inputs"}
-                return function(*now[0][:1], *args[1:2], *now[0][2:], **{**now[1], **inputs})
-            result = function(*now[0], **now[1])
-            if _writes(function) and _handed_back(tree_leaves(given), tree_leaves(now)):
-                return args[0] if args and result is now[0][0] else result
-            return result
-
-    for model in models:
-        for tensor in (*model.parameters(), *model.buffers()):
-            gradient = gradient_of(tensor)
-            if gradient is not None:
-                tensor.grad = None
-            if tensor.dtype in kinds:
-                tensor.data = tensor.data.double()
-            if gradient is not None:  # a step may count on one: its values are of no concern
-                tensor.grad = torch.zeros_like(tensor)
-    with Promoting():
-        yield
-
-
-def _in_the_dtype_of_the_first(args: Any) -> Any:
-    import torch
-
-    tensor = args[0]
-    return [
-        value.to(tensor.dtype) if isinstance(value, torch.Tensor) and value is not tensor else value
-        for value in args
-    ]
-
-
-def _differentiates(function: Any) -> bool:
-    """Whether it is `torch.autograd.grad`, wrapped as it may be."""
-    return getattr(function, "__module__", "") == "torch.autograd" and function.__name__ == "grad"
-
-
-def _writes(function: Any) -> bool:
-    """Whether it changes what it is given: `add_`, `__iadd__`, `_foreach_add_`."""
-    name = getattr(function, "__name__", "")
-    return name.startswith("__i") if name.endswith("__") else name.endswith("_")
-
-
-def _handed_back(given: Sequence[Any], now: Sequence[Any]) -> bool:
-    """What was written into promoted copies: the number of an optimizer's steps, say.
-
-    But for what a gradient leads through, of which the copy goes on.
-    """
-    import torch
-
-    written = False
-    with torch.no_grad():
-        for tensor, copy in zip(given, now, strict=True):
-            if tensor is copy or not isinstance(tensor, torch.Tensor) or tensor.shape != copy.shape:
-                continue
-            if not copy.requires_grad:
-                value, written = copy.to(tensor.dtype), True
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-    return written
-
-
-def _with_scale_in_float32(function: Any, args: Any) -> Any:
-    """A GradScaler's kernel: gradients stay as they are, what it marks is handed back."""
-    import torch
-
-    low = [
-        value.float() if isinstance(value, torch.Tensor) and value.dtype is torch.float64 else value
-        for value in args[1:]
-    ]
-    result = function(args[0], *low)
-    for value, copy in zip(args[1:], low, strict=True):
-        if value is not copy:
-            value.copy_(copy)
-    return result
 
 
 @contextmanager

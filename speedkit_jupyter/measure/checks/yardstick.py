@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.checks import labels, roofline, rounding
+from speedkit_jupyter.measure.checks import labels, promotion, roofline, rounding
 from speedkit_jupyter.measure.checks.accuracy import Yardstick
 from speedkit_jupyter.measure.checks.buffers import settle
-from speedkit_jupyter.measure.checks.course import LEFT, Course
+from speedkit_jupyter.measure.checks.course import LEFT, Course, parameters_of
 from speedkit_jupyter.measure.checks.deviation import Errors, errors
 from speedkit_jupyter.measure.checks.extrapolated import extrapolated, with_alike
 from speedkit_jupyter.measure.checks.observation import Observation
@@ -58,9 +58,7 @@ def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     runner = runners[0]
     with other_threads.noted(runner.step.models) as calls, rounding.noted_autocast() as entered:
         baseline, again = steps.twice(runner)
-    judge = Judge(
-        baseline, {}, own=rounding.lowest(*entered, *rounding.of_parameters(runner.step.models))
-    )
+    judge = Judge(baseline, {}, own=rounding.lowest(*entered, *_of_parameters(runner)))
     if calls.only_elsewhere:
         judge.void = other_threads.NOT_REACHED
         return judge
@@ -154,7 +152,7 @@ def _rounded(
     loss_scale: float, limit: int | None, in_float64: bool = False,
 ) -> list[Course]:  # fmt: skip
     in_float64 = in_float64 or bool(known.covered)
-    suspends = not rounding.of_parameters(first.step.models)
+    suspends = not _of_parameters(first)
     ways = [partial(rounding.rounded, precision, scale, loss_scale, suspends) for scale in scales]
     courses = [_control(steps, first, way, in_float64, limit) for way in ways]
     return [course for course in courses if course is not None]
@@ -165,7 +163,7 @@ def _control(
 ) -> Course | None:
     models: Sequence[torch.nn.Module] = runner.step.models
     exact: list[Surrounding] = [runner.guarded]
-    exact += [lambda: rounding.in_float64(models)] if in_float64 else []
+    exact += [lambda: promotion.in_float64(models)] if in_float64 else []
     with suppress(Exception):  # code that doesn't allow a dispatch mode
         return steps.observed(runner, roofline.eager, *exact, rounded, limit=limit)
     return None
@@ -175,9 +173,18 @@ def _reference(steps: Steps, runner: Runner, limit: int | None) -> Course | None
     models = runner.step.models
     with suppress(Exception):  # an operation without float64, or code that asks for float32
         return steps.observed(
-            runner, runner.guarded, roofline.eager, lambda: rounding.in_float64(models), limit=limit
+            runner,
+            runner.guarded,
+            roofline.eager,
+            lambda: promotion.in_float64(models),
+            limit=limit,
         )
     return None
+
+
+def _of_parameters(runner: Runner) -> set[str]:
+    held = parameters_of([*runner.step.models, *runner.step.optimizers])
+    return rounding.of_parameters(held)
 
 
 def _limit(baseline: Course, step_s: float) -> int | None:

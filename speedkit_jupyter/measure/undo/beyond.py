@@ -75,6 +75,8 @@ def after(state: State, replays: Replays) -> list[str]:
     driven = "driven by send(), throw() or close(): that can't be put back"
     lines.append(_line(replays.driven(), driven, verb=("was", "were")))
     lines.append(_line(state.meanwhile.line(state.walk), theirs))
+    anew = "begun anew by the step, in the middle of an epoch: that can't be put back"
+    lines.append(_line(replays.begun_anew(), anew, verb=("was", "were")))
     lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]
     return [line for line in lines if line]
 

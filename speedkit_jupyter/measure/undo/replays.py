@@ -7,7 +7,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Iterator, Sequence
-from inspect import GEN_CREATED, getgeneratorstate
+from inspect import getgeneratorstate
 from io import IOBase
 from types import CellType, GeneratorType
 from typing import Any
@@ -16,6 +16,17 @@ from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.undo.kinds.streams import COUNTERS, Iterators
+from speedkit_jupyter.measure.undo.loaders import (
+    Epoch,
+    another_epoch,
+    begins_anew,
+    is_a_loaders,
+    is_in_a_variable,
+    is_its_loaders,
+    is_shuffled_later,
+    keeps_workers,
+    loaders_behind,
+)
 from speedkit_jupyter.measure.undo.walk import Walk
 
 # Iterators that copy.copy makes independent of one another.
@@ -92,6 +103,22 @@ class Replay:
         return Resumed(self._drawn, self._source) if self._drawn else self._source
 
 
+class OfOneEpoch(Replay):
+    """Of a loader that keeps its workers: where the step begins another epoch, this one ends."""
+
+    _source: Epoch
+
+    def is_untouched(self) -> bool:
+        """Whether the iterator itself stands where it stood."""
+        return not self._drawn and not self._source.is_over
+
+    def as_found(self) -> Iterator[Any]:
+        """What is left of the epoch, as far as it is there."""
+        if self._source.is_over:
+            return Resumed(self._drawn, iter(()))
+        return RestOfEpoch(self._drawn, Epoch(self._source.iterator))
+
+
 class Resumed:
     """What was drawn from an iterator of the user's, then the rest of it; all else is its own."""
 
@@ -108,6 +135,19 @@ class Resumed:
 
     def __getattr__(self, name: str) -> Any:
         return _of_the_source(self, name)
+
+
+class RestOfEpoch(Resumed):
+    """The loader's own iterator, once that begins another epoch."""
+
+    keeps_workers = True
+    _source: Epoch
+
+    def __next__(self) -> Any:
+        if self._source.is_over:
+            self._drawn = []
+            return next(self._source.iterator)
+        return super().__next__()
 
 
 class Lent:
@@ -154,22 +194,30 @@ class Replays:
         self._words: dict[int, str] = {}
         self._found: list[tuple[Any, Replay, list[Holder]]] = []
         self._lent: list[tuple[Any, Any]] = []
+        self._epochs: list[tuple[str, Epoch, bool]] = []
         for key, holders in walk.holders.items():
             iterator = walk.found.get(key)  # None where it goes with a file, or has a thread
             if iterator is None or not _is_drawn_from(walk, iterator, holders):
                 continue
             words = f"{walk.name(iterator)} ({type(iterator).__name__})"
+            if keeps_workers(iterator):
+                self._epochs.append((words, Epoch(iterator), is_in_a_variable(iterator)))
+                holders = [one for one in holders if not _is_its_loaders(walk, one[0])]
+                if not holders:  # every loop over the loader begins it anew
+                    continue
             if not all(_can_hold_another(walk, holder) for holder, _ in holders):
                 self.drawn.append(words)
                 continue
             owners = [walk.before(holder) for holder, _ in holders]
-            loaders = [owner for owner in owners if _is_a_loaders(owner)]
+            loaders = [owner for owner in owners if is_a_loaders(owner)]
             replay = _replay(iterator, loaders)
             self._words[id(iterator)] = words
             self._found.append((iterator, replay, holders))
-            if loaders and replay.draws_from(iterator) and _is_shuffled_later(iterator, loaders[0]):
+            if loaders and replay.draws_from(iterator) and is_shuffled_later(iterator, loaders[0]):
                 self.not_begun.append(walk.name(loaders[0]))
-            if not loaders and not _comes_back(iterator, replay):
+            if any(is_shuffled_later(one._sampler_iter, one) for one in loaders_behind(iterator)):
+                self.not_begun.append(walk.name(iterator))
+            if isinstance(replay, OfOneEpoch) or not (loaders or _comes_back(iterator, replay)):
                 self.given_again.append(words)
         self._now: list[Any] = [iterator for iterator, _, _ in self._found]
 
@@ -198,6 +246,14 @@ class Replays:
         """Generators that were sent something, or closed: those are left as they then were."""
         return [self._words[id(iterator)] for iterator, replay, _ in self._found if replay.driven]
 
+    def begun_anew(self) -> list[str]:
+        """Those in whose loader's place the step began another epoch, while the user was in one."""
+        return [
+            words
+            for words, epoch, is_held in self._epochs
+            if is_held and epoch.is_over and not epoch.had_ended
+        ]
+
     def used(self) -> bool:
         """Whether one that was handed back was drawn from."""
         return any(_position(iterator) != position for iterator, position in self._lent)
@@ -215,6 +271,8 @@ def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool
     """
     if issubclass(type(iterator), IOBase) or hasattr(type(iterator), "replays"):
         return False
+    if begins_anew(type(iterator)) and not is_the_users_class(type(iterator)):
+        return False  # a library's loader, whose attributes are put back
     if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # which is drawn from instead
         return False
     if _is_an_iterator(walk, iterator):
@@ -233,13 +291,7 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
     owner = walk.before(holder) if isinstance(holder, dict) else holder
     if owner is None or attribute_dict(owner) is not holder:
         return any(kind.can_replace for kind in walk.kinds(holder))
-    return is_the_users_class(type(owner)) or _is_a_loaders(owner) or _is_a_module(owner)
-
-
-def _is_a_loaders(iterator: Any) -> bool:
-    from torch.utils.data import dataloader
-
-    return isinstance(iterator, dataloader._SingleProcessDataLoaderIter)
+    return is_the_users_class(type(owner)) or is_a_loaders(owner) or _is_a_module(owner)
 
 
 def _position(iterator: Any) -> Any:
@@ -251,31 +303,8 @@ def _position(iterator: Any) -> Any:
     return operator.length_hint(iterator, -1) if isinstance(iterator, COPYABLE) else None
 
 
-def _is_shuffled_later(iterator: Any, loader: Any) -> bool:
-    """Whether the order of the loader's epoch is drawn at its first batch.
-
-    The random numbers that the draw takes are put back, and the user's own first batch is given
-    again: so the next epoch begins from other ones.
-    """
-    from torch.utils.data import SequentialSampler
-
-    batches = loader._index_sampler
-    return _has_not_begun(iterator) and not isinstance(
-        getattr(batches, "sampler", batches), SequentialSampler
-    )
-
-
-def _has_not_begun(iterator: Any) -> bool:
-    return isinstance(iterator, GeneratorType) and getgeneratorstate(iterator) == GEN_CREATED
-
-
-def _another_epoch(iterator: Any, loader: Any) -> Iterator[Any] | None:
-    """One that begins as the loader's own would, where making it runs no code of the sampler's."""
-    batches = loader._index_sampler
-    begin = getattr(type(batches), "__iter__", None)
-    if not _has_not_begun(iterator) or getattr(begin, "__code__", None) is not iterator.gi_code:
-        return None
-    return begin(batches)  # type: ignore[misc, no-any-return]
+def _is_its_loaders(walk: Walk, holder: Any) -> bool:
+    return is_its_loaders(walk.before(holder), holder)
 
 
 def _is_a_module(owner: Any) -> bool:
@@ -286,7 +315,9 @@ def _is_a_module(owner: Any) -> bool:
 
 def _comes_back(iterator: Any, replay: Replay) -> bool:
     """Whether it is left alone meanwhile, or put back as an object with attributes."""
-    if not replay.draws_from(iterator) or _is_a_loaders(iterator):
+    if isinstance(replay, OfOneEpoch):
+        return replay.is_untouched()
+    if not replay.draws_from(iterator) or is_a_loaders(iterator):
         return True
     return is_the_users_class(type(iterator))
 
@@ -298,7 +329,9 @@ def _replay(iterator: Any, loaders: Sequence[Any]) -> Replay:
     if isinstance(iterator, COUNTERS):
         return Replay(_another_counter(iterator), keeps=False)
     if loaders:
-        return Replay(_another_epoch(iterator, loaders[0]) or iterator, rewinds=False)
+        return Replay(another_epoch(iterator, loaders[0]) or iterator, rewinds=False)
+    if keeps_workers(iterator):
+        return OfOneEpoch(Epoch(iterator))
     return Replay(iterator)
 
 

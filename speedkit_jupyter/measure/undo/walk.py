@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from multiprocessing.process import BaseProcess
 from types import CellType, FunctionType
 from typing import Any
 
@@ -15,6 +13,7 @@ from speedkit_jupyter.measure.undo.kinds.mirrors import mirrors_a_file
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.undo.kinds.registry import Registry
+from speedkit_jupyter.measure.undo.kinds.shared import is_elsewhere_too, parts_of_its_own
 from speedkit_jupyter.measure.undo.kinds.weak import PROXIES
 from speedkit_jupyter.support.lookup import is_a
 
@@ -116,9 +115,10 @@ class Walk:
             changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
             if not changing:
                 continue
-            if type(kind) is Attributes and _has_a_thread(children[0]):
+            if type(kind) is Attributes and is_elsewhere_too(holder, children[0]):
                 self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
                 del self.found[id(holder)]
+                self._add(parts_of_its_own(children[0]), 0, self._waiting)
                 return
             children = [child for child in children if type(child) in changing]
             for child in children:
@@ -151,12 +151,6 @@ class Walk:
         if isinstance(holder, list | tuple):
             return f"[{next((i for i, v in enumerate(holder) if v is part), 0)}]"
         return ""
-
-
-def _has_a_thread(attributes: dict[str, Any]) -> bool:
-    """Such an object can't go back alone."""
-    kinds = (threading.Thread, BaseProcess)
-    return any(issubclass(type(value), kinds) for value in list(attributes.values()))
 
 
 def _length(instance: Any) -> int:

@@ -106,8 +106,9 @@ class Iterators(Kind):
 
 def _behind(iterator: Any) -> Iterator[Any]:
     """All but other iterators, which this one draws from."""
+    own = (tuple, list) if type(iterator) is itertools.cycle else (tuple,)
     for referent in gc.get_referents(iterator):
-        parts = referent if type(referent) is tuple else (referent,)
+        parts = referent if type(referent) in own else (referent,)
         yield from (part for part in parts if not issubclass(type(part), Iterator))
 
 
