@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,8 @@ PRODUCTS = re.compile(
 IN_FLOAT32 = "_amp_"
 # Says of a tensor itself that gradients are to lead to it: so a penalty, or `vjp`, begins.
 OF_ITSELF = ("requires_grad_", "retain_grad", "register_hook")
+# What gives out the memory itself, whose size is another in float64.
+OF_MEMORY = ("untyped_storage", "storage", "_typed_storage")
 # The dtype of the first operand is that of the result; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
 
@@ -95,7 +98,9 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     def promoted(value: Any) -> Any:
         low = isinstance(value, torch.Tensor) and value.dtype in kinds
-        return value.double() if low else value
+        return value.double() if low and is_in_memory(value) else value
+
+    widened: set[int] = set()  # by identity: the class lives until the collector runs
 
     class Promoting(TorchFunctionMode):
         def __torch_function__(
@@ -103,7 +108,10 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         ) -> Any:
             if getattr(function, "__name__", "").startswith(IN_FLOAT32):
                 return _with_scale_in_float32(function, args)
-            if getattr(function, "__name__", "") in OF_ITSELF:
+            name = getattr(function, "__name__", "")
+            if name in OF_MEMORY and id(args[0]) in widened:
+                raise RuntimeError("the step works on the memory of a parameter")
+            if name in (*OF_ITSELF, *OF_MEMORY):
                 return function(*args, **(kwargs or {}))
             given = args, kwargs or {}
             now = tree_map(promoted, given)
@@ -117,10 +125,13 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     for model in models:
         for tensor in (*model.parameters(), *model.buffers()):
+            if not is_in_memory(tensor):
+                raise RuntimeError("the memory of a parameter is given back")
             gradient = tensor.grad
             tensor.grad = None
             if tensor.dtype in kinds:
                 tensor.data = tensor.data.double()
+                widened.add(id(tensor))
             if gradient is not None:  # a step may count on one: its values are of no concern
                 tensor.grad = torch.zeros_like(tensor)
     with Promoting():

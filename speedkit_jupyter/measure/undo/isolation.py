@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo.kinds import process
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.undo.kinds.histories import set_versions
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.randomness import Generators
 from speedkit_jupyter.measure.undo.kinds.registry import KINDS
 from speedkit_jupyter.measure.undo.kinds.settings import Settings, failure
+from speedkit_jupyter.measure.undo.kinds.tensors import Tensors
 from speedkit_jupyter.measure.undo.walk import Walk
 
 if TYPE_CHECKING:
@@ -115,8 +117,24 @@ class State:
                 except BaseException as error:  # Ctrl-C: all else first
                     stopped = stopped or error
         self.failed.update(self._random.restore())
+        if self._base is None:
+            self._put_back_versions()
         if stopped is not None:
             raise stopped
+
+    def _put_back_versions(self) -> None:
+        """What is written back counts as not written: graphs of before go on from it."""
+        written = [
+            (instance, memory.version)
+            for kind, instance, memory in self._memories
+            if type(kind) is Tensors
+            and memory.is_whole()
+            and memory.version is not None
+            and instance._version != memory.version
+            and self.walk.name(instance) not in self.failed
+        ]
+        if written:
+            set_versions(*zip(*written, strict=True))
 
     def restore_randomness(self) -> None:
         """Only what random numbers are drawn from."""
