@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
@@ -12,6 +13,7 @@ from speedkit_jupyter.measure.undo.kinds.functions import Caches
 from speedkit_jupyter.measure.undo.kinds.memory import known_in_part
 from speedkit_jupyter.measure.undo.kinds.mirrors import Loggers
 from speedkit_jupyter.measure.undo.kinds.opaque import Unknown
+from speedkit_jupyter.measure.undo.kinds.randomness import is_empty
 from speedkit_jupyter.measure.undo.kinds.streams import Files
 from speedkit_jupyter.measure.undo.kinds.words import Words
 from speedkit_jupyter.measure.undo.replays import Replays
@@ -92,13 +94,18 @@ def of_graphs(graphs: Graphs, codes: Iterable[CodeType]) -> list[str]:
     return [line for line in lines if line]
 
 
-def of_memory(walk: Walk, words: Words) -> list[str]:
-    """A line for memory that the step may give back, where only a part of it is copied."""
-    if "resize_" not in words.named or STORAGES.isdisjoint(words.named):
-        return []
-    names = map(walk.name, known_in_part(walk.found.values()))
-    text = "a part of a memory that the step may give back: the rest of it can't be put back"
-    return [line for line in [_line(names, text)] if line]
+def of_words(walk: Walk, words: Words) -> list[str]:
+    """Lines for what the step's words say that it may do, and which then can't be put back."""
+    lines = []
+    if "resize_" in words.named and not STORAGES.isdisjoint(words.named):
+        names = map(walk.name, known_in_part(walk.found.values()))
+        text = "a part of a memory that the step may give back: the rest of it can't be put back"
+        lines.append(_line(names, text))
+    if "set" in words.named and "reset" not in words.named:
+        empty = [one for one in walk.found.values() if type(one) is ContextVar and is_empty(one)]
+        text = "without a value: what the step sets can't be taken away again, nor be put back"
+        lines.append(_line(map(walk.name, empty), text))
+    return [line for line in lines if line]
 
 
 def after(state: State, replays: Replays, graphs: Graphs) -> list[str]:

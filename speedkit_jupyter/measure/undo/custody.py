@@ -76,7 +76,7 @@ class Visit:
             leaves = words.leaves(walk.found.values(), walk.near)
             self.step.tell(beyond.before(self.state, self._iterators, leaves))
             self.step.tell(beyond.of_graphs(self._graphs, words.codes))
-            self.step.tell(beyond.of_memory(walk, words))
+            self.step.tell(beyond.of_words(walk, words))
             self.taking_s = time.perf_counter() - begun_s
         except BaseException:  # also a warning that the user has made an error
             self.step.end()
@@ -101,7 +101,7 @@ class Visit:
             self._bindings.restore()
             self.state.failed.update(self._surroundings.restore(self._spelled))
             self.state.failed.update(self._patches.restore())
-            self.state.failed.update(self._descriptors.changed())
+            self.state.failed.update(self._descriptors.restore())
             self.state.failed.update(self._registrations.restore())
         finally:
             self._iterators.hand_back(for_good)

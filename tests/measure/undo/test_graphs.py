@@ -67,7 +67,7 @@ def test_it_is_as_before_or_it_is_named(
 
 USUAL = {
     "a loss": "loss = model(x).pow(2).mean(); loss.backward()",
-    "a loss in a branch": "if len(d) >= 0:\n        loss = model(x).sum()\n    loss.backward()",
+    "a loss in a branch": "if len(d) >= 0:\n    loss = model(x).sum()\nloss.backward()",
     "outputs and a loss": "out = model(x); loss = out.pow(2).mean(); loss.backward()",
     "an attribute": "o.loss = model(x).mean(); o.loss.backward()",
     "an attribute of the model": "model.last = model(x); model.last.mean().backward()",

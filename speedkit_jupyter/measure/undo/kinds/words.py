@@ -20,7 +20,7 @@ LEAVES = {
     "write_text": "", "write_bytes": "", "savefig": "", "savez": "", "savez_compressed": "",
     "savetxt": "", "save": "torch np numpy", "system": "os", "Popen": "subprocess",
     "addaudithook": "sys", "CDLL": "ctypes", "PyDLL": "ctypes", "cdll": "ctypes",
-    "register_error": "codecs", "register": "codecs", "register_event_handler": "monitor",
+    "register_event_handler": "monitor",
     "set_wakeup_fd": "signal", "dump_traceback_later": "faulthandler",
 }  # fmt: skip
 # How `open` is told to write, and methods that are called without being named.
