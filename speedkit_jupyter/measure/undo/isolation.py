@@ -104,6 +104,7 @@ class State:
         # Switches first: under a mode that the step left entered nothing else could be put back.
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
+        failed: set[int] = set()
         with (
             torch._C.DisableTorchFunctionSubclass(),
             torch.inference_mode(False),
@@ -113,16 +114,18 @@ class State:
                 try:
                     self._put_back(kind, instance, memory)
                 except Exception as error:
+                    failed.add(id(instance))
                     self.fail(self.walk.name(instance), error)
                 except BaseException as error:  # Ctrl-C: all else first
+                    failed.add(id(instance))
                     stopped = stopped or error
         self.failed.update(self._random.restore())
         if self._base is None:
-            self._put_back_versions()
+            self._put_back_versions(failed)
         if stopped is not None:
             raise stopped
 
-    def _put_back_versions(self) -> None:
+    def _put_back_versions(self, failed: set[int]) -> None:
         """What is written back counts as not written: graphs of before go on from it."""
         written = [
             (instance, memory.version)
@@ -131,7 +134,7 @@ class State:
             and memory.is_whole()
             and memory.version is not None
             and instance._version != memory.version
-            and self.walk.name(instance) not in self.failed
+            and id(instance) not in failed
         ]
         if written:
             set_versions(*zip(*written, strict=True))
