@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.optimizations.properties import Optimizers, Property
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -64,9 +65,11 @@ def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
 
     if tensor.stride() == stride:
         return
-    laid_out = torch.empty_strided(
-        tensor.shape, stride, dtype=tensor.dtype, device=tensor.device
-    ).copy_(tensor.detach())
+    laid_out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    if is_in_memory(tensor):
+        laid_out.copy_(tensor.detach())
+    else:  # given back: an optimizer's state that is kept elsewhere for the moment
+        laid_out.untyped_storage().resize_(tensor.untyped_storage().nbytes())
     tensor.data = laid_out
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.optimizations.properties import Optimizers, Property
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,14 @@ PLACE = Place()
 
 
 def _move(tensor: torch.Tensor, device: str) -> None:
-    tensor.data = tensor.data.to(device)
+    import torch
+
+    if is_in_memory(tensor):
+        tensor.data = tensor.data.to(device)
+        return
+    moved = torch.empty_like(tensor.data, device=device)  # given back: there is nothing to move
+    moved.untyped_storage().resize_(tensor.untyped_storage().nbytes())
+    tensor.data = moved
 
 
 def _companions(parameter: torch.Tensor, optimizers: Optimizers) -> Iterator[torch.Tensor]:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.support.storage import is_in_memory
+
 if TYPE_CHECKING:
     import torch
 
@@ -34,7 +36,7 @@ def jitter(models: Sequence[torch.nn.Module]) -> None:
     import torch
 
     with torch.no_grad():
-        for parameter in (p for model in models for p in model.parameters()):
+        for parameter in (p for m in models for p in m.parameters() if is_in_memory(p)):
             values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
             if values.is_floating_point():
                 wide = values if values.dtype is torch.float64 else values.float()

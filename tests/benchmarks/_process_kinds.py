@@ -50,6 +50,29 @@ tracemalloc | import tracemalloc | tracemalloc.start() | (tracemalloc.is_tracing
 showwarning | w = warnings.showwarning | warnings.showwarning = print | warnings.showwarning is w
 an ABC's registration | import collections.abc | collections.abc.Sequence.register(Plain) | issubclass(Plain, collections.abc.Sequence)
 """,
+    "by a helper function": """
+a descriptor's position | d = os.open(sys.executable, os.O_RDONLY); exec("def up(): os.read(d, 1)", globals()) | up() | os.lseek(d, 0, 1)
+a descriptor's position, by a name of its own | d = os.open(sys.executable, os.O_RDONLY); rd = os.read | rd(d, 1) | os.lseek(d, 0, 1)
+a descriptor's position, by lseek | d = os.open(sys.executable, os.O_RDONLY) | os.lseek(d, 99, 0) | os.lseek(d, 0, 1)
+a descriptor that is written to | d = os.open(tempfile.mktemp(), os.O_RDWR + os.O_CREAT); exec("def up(): os.write(d, b'a')", globals()) | up() | (os.lseek(d, 0, 1), os.fstat(d).st_size)
+atexit | import atexit; many = atexit._ncallbacks(); exec("def up(): atexit.register(len)", globals()) | up() | atexit._ncallbacks() - many
+atexit, by a name of its own | import atexit; many = atexit._ncallbacks(); at = atexit.register | at(len) | atexit._ncallbacks() - many
+a codec's errors | import codecs; codecs.register_error('zz', codecs.strict_errors); exec("def up(): codecs.register_error('zz', codecs.ignore_errors)", globals()) | up() | codecs.lookup_error('zz') is codecs.strict_errors
+a codec's errors, by a name of its own | import codecs; codecs.register_error('zz', codecs.strict_errors); put = codecs.register_error | put('zz', codecs.ignore_errors) | codecs.lookup_error('zz') is codecs.strict_errors
+a finalizer | k = Plain(); exec("def up(): weakref.finalize(k, str)", globals()) | up() | any(i.func is str for i in weakref.finalize._registry.values())
+a finalizer of a list's method | k = Plain(); L = []; exec("def up(): weakref.finalize(k, L.append, 1)", globals()) | up() | any(getattr(i.func, '__self__', 0) is L for i in weakref.finalize._registry.values())
+a format of archives | import shutil; exec("def up(): 'zz' in shutil._ARCHIVE_FORMATS or shutil.register_archive_format('zz', print, description='z')", globals()) | up() | [n for n, _ in shutil.get_archive_formats()]
+a format to unpack | import shutil; exec("def up(): 'zz' in shutil._UNPACK_FORMATS or shutil.register_unpack_format('zz', ['.zz'], print)", globals()) | up() | [n for n, *_ in shutil.get_unpack_formats()]
+a type of files | import mimetypes; mimetypes.init(); exec("def up(): mimetypes.add_type('a/zz', '.zz')", globals()) | up() | (mimetypes.guess_type('q.zz'), mimetypes.guess_extension('a/zz'))
+a common type of files | import mimetypes; mimetypes.init(); exec("def up(): mimetypes.add_type('a/zz', '.zz', strict=False)", globals()) | up() | (mimetypes.guess_type('q.zz', False), mimetypes.guess_extension('a/zz', False))
+a type of files before any is asked for | import mimetypes; mimetypes._db = None; mimetypes.inited = False; mimetypes._default_mime_types() | mimetypes.add_type('a/zz', '.zz') | mimetypes.guess_type('q.zz')
+an attribute of sys.stderr | exec("def up(): sys.stderr.zz = 1", globals()) | up() | hasattr(sys.stderr, 'zz')
+an attribute of sys.__stdout__ that is there | sys.__stdout__.zz = 0; exec("def up(): sys.__stdout__.zz += 1", globals()) | up() | sys.__stdout__.zz
+a seed sequence | o = np.random.SeedSequence(1) | o.spawn(2) | (o.n_children_spawned, o.spawn(1)[0].generate_state(2))
+a generator that spawns | o = np.random.default_rng(1) | o.spawn(1) | o.bit_generator.seed_seq.n_children_spawned
+a context variable without a value | o = contextvars.ContextVar('o'); exec("def up(): o.set(1)", globals()) | up() | o.get(None)
+a context variable with a default | o = contextvars.ContextVar('o', default=0); exec("def up(): o.set(1)", globals()) | up() | o.get()
+""",
     "logging": """
 a logger's handler | lg = logging.getLogger('mine'); lg.handlers[:] = [] | lg.addHandler(logging.NullHandler()) | len(lg.handlers)
 the root's handler | logging.root.handlers[:] = [] | logging.getLogger().addHandler(logging.NullHandler()) | len(logging.root.handlers)

@@ -22,13 +22,14 @@ import torch
 from _kinds import KINDS, PRELUDE, TRAIN, Kind, family
 from _process_kinds import FAMILIES
 from _ratios import machine
+from _tensor_kinds import FAMILIES as OF_TENSORS
 from IPython.testing.globalipapp import start_ipython
 from IPython.utils.capture import capture_output
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.machines import flags
 
-for title, table in FAMILIES.items():
+for title, table in (FAMILIES | OF_TENSORS).items():
     family(title, table)
 RESULT = Path(__file__).parent / "results" / "state_kinds.json"
 NAMED = "be put back"

@@ -21,6 +21,7 @@ from speedkit_jupyter.measure.checks.observation import Calls, Observation
 from speedkit_jupyter.measure.checks.plain import gradient_of, or_nothing
 from speedkit_jupyter.measure.checks.watching import unwatched, watching
 from speedkit_jupyter.measure.checks.ways import moved, real
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -257,7 +258,7 @@ class Observer:
         if lead is None:
             if number:
                 self.course.starts[number] = [
-                    parameter.detach().to("cpu", copy=True) for parameter in forced
+                    _held(parameter).to("cpu", copy=True) for parameter in forced
                 ]
         elif number in lead.starts:
             _set(forced, lead.starts[number])
@@ -267,7 +268,7 @@ class Observer:
         self._seen.place = (len(self.course.ends), self._taken)
         self._calls = Calls()
         self._parameters = list(self._known)
-        self._start = [p.detach().clone() for p in self._known] if self._records else []
+        self._start = [_held(p).clone() for p in self._known] if self._records else []
         self._before, self._made = [], [None] * len(self._known)
         self._in_closure, self._passes = False, 0
 
@@ -278,7 +279,7 @@ class Observer:
         new = [parameter for parameter in parameters if id(parameter) not in ids]
         self._parameters += new
         if self._records:
-            self._start += [parameter.detach().clone() for parameter in new]
+            self._start += [_held(parameter).clone() for parameter in new]
         self._made += [_copied(gradient_of(parameter)) for parameter in new]
 
     def _close(self) -> None:
@@ -349,7 +350,8 @@ def _set(parameters: Sequence[Any], values: Sequence[Any]) -> None:
     if len(parameters) != len(values):
         return
     for tensor, value in zip(parameters, values, strict=True):
-        if tensor.shape == value.shape and tensor.layout is value.layout and tensor.is_leaf:
+        fits = tensor.shape == value.shape and tensor.layout is value.layout and tensor.is_leaf
+        if fits and is_in_memory(tensor):
             tensor.data.copy_(value)
 
 
@@ -358,16 +360,27 @@ def _clear(parameters: Sequence[Any]) -> None:
 
     with torch.no_grad():
         for parameter in parameters:
-            if parameter.is_leaf and parameter.grad is not None:
-                parameter.grad.zero_()
+            gradient = parameter.grad if parameter.is_leaf else None
+            if gradient is not None and is_in_memory(gradient):
+                gradient.zero_()
 
 
 def _dense(gradient: Any) -> Any:
     return None if gradient is None else or_nothing(gradient)
 
 
+def _held(parameter: Any) -> Any:
+    """What it holds; nothing where its memory is given back for the moment."""
+    import torch
+
+    in_memory = is_in_memory(parameter)
+    return parameter.detach() if in_memory else torch.empty(0, dtype=parameter.dtype)
+
+
 def _difference(parameter: Any, old: Any) -> Any:
-    return or_nothing(parameter) - or_nothing(old)
+    """Nothing where it has no values now, or had none."""
+    now, before = or_nothing(parameter), or_nothing(old)
+    return now - before if now.shape == before.shape else now.new_empty(0)
 
 
 def _copied(gradient: Any) -> Any:
@@ -379,5 +392,5 @@ def _added(so_far: Any, now: Any, before: Any) -> Any:
     if now is None:
         return so_far
     new = _dense(now).detach()
-    new = new.clone() if before is None else new - before
+    new = new.clone() if before is None or before.shape != new.shape else new - before
     return new if so_far is None else so_far + new

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import devices
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +99,8 @@ def _plain(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor) and value.is_floating_point():
+        if not is_in_memory(value):  # only its shape is asked for
+            return torch.empty_like(value, dtype=torch.float32)
         return value.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     return value
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks import buffers
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,6 @@ def of(
 def _spacing(parameter: torch.Tensor) -> float:
     import torch
 
-    if not parameter.numel() or parameter.layout is not torch.strided:
+    if not (parameter.numel() and is_in_memory(parameter)) or parameter.layout is not torch.strided:
         return 0.0
     return float(parameter.detach().abs().max()) * torch.finfo(parameter.dtype).eps

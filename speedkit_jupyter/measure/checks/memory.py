@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.support.storage import size_in_memory
+
 if TYPE_CHECKING:
     import torch
 
@@ -120,8 +122,8 @@ def _without_allocator_warnings() -> Iterator[None]:
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors, each counted once."""
-    return sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+    """Bytes of tensors, each counted once; not those whose memory is given back for the moment."""
+    return sum({id(tensor): size_in_memory(tensor) for tensor in tensors}.values())
 
 
 def state_tensors(

@@ -6,6 +6,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.support.storage import is_in_memory
+
 if TYPE_CHECKING:
     import torch
 
@@ -43,11 +45,13 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Not on the meta device, not a fake, and not out of one of `torch.func`'s transforms."""
+    """Not on the meta device, not a fake, not out of one of `torch.func`'s transforms, and with
+    memory behind it: to read a tensor whose memory was given back ends the process.
+    """
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     if tensor.is_meta or (fakes is not None and isinstance(tensor, fakes.FakeTensor)):
         return False
-    return not is_transformed(tensor)
+    return not is_transformed(tensor) and is_in_memory(tensor)
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:

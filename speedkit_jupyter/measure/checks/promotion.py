@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks.course import parameters_of
 from speedkit_jupyter.measure.checks.plain import gradient_of
 from speedkit_jupyter.measure.checks.rounding import of_parameters
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,8 @@ OF_ITSELF = frozenset(
         "storage",
     ]
 )  # fmt: skip
+# What gives out the memory itself, whose size is another in float64.
+OF_MEMORY = frozenset(["untyped_storage", "storage", "_typed_storage"])
 
 
 @contextmanager
@@ -52,6 +55,8 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
             name = getattr(function, "__name__", "")
             if name.startswith(IN_FLOAT32):
                 return _with_scale_in_float32(function, args)
+            if name in OF_MEMORY and id(args[0]) in leaves.widened:
+                raise RuntimeError("the step works on the memory of a parameter")
             if name.partition(".")[0] in OF_ITSELF:
                 return function(*args, **(kwargs or {}))
             if function in own:  # what is read of a copy is none, and what is set is lost
@@ -68,6 +73,8 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     for model in models:
         for tensor in (*model.parameters(), *model.buffers()):
+            if not is_in_memory(tensor):
+                raise RuntimeError("the memory of a parameter is given back")
             leaves.promote(tensor)
     try:
         with Promoting():
@@ -87,6 +94,7 @@ class _Leaves:
         self._dtypes = {torch.float32: torch.float64, torch.complex64: torch.complex128}
         if small:
             self._dtypes |= dict.fromkeys((torch.bfloat16, torch.float16), torch.float64)
+        self.widened: set[int] = set()  # by identity: what it is of lives as long
         self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
 
     def promoted(self, value: Any) -> Any:
@@ -94,6 +102,8 @@ class _Leaves:
         import torch
 
         if not isinstance(value, torch.Tensor) or value.dtype not in self._dtypes:
+            return value
+        if not is_in_memory(value):
             return value
         if not _can_be_promoted(value):
             return value.to(self._dtypes[value.dtype])
@@ -111,6 +121,7 @@ class _Leaves:
             tensor.grad = None
         if tensor.dtype in self._dtypes:
             tensor.data = tensor.data.to(self._dtypes[tensor.dtype])
+            self.widened.add(id(tensor))
         if gradient is not None:  # a step may count on one: its values are of no concern
             tensor.grad = torch.zeros_like(tensor)
 

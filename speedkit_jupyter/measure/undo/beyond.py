@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from types import CodeType
 from typing import Any
 
+from speedkit_jupyter.measure.undo.graphs import Graphs
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.kinds.functions import Caches
+from speedkit_jupyter.measure.undo.kinds.memory import known_in_part
 from speedkit_jupyter.measure.undo.kinds.mirrors import Loggers
 from speedkit_jupyter.measure.undo.kinds.opaque import Unknown
+from speedkit_jupyter.measure.undo.kinds.randomness import is_empty
 from speedkit_jupyter.measure.undo.kinds.streams import Files
+from speedkit_jupyter.measure.undo.kinds.words import Words
 from speedkit_jupyter.measure.undo.replays import Replays
+from speedkit_jupyter.measure.undo.walk import Walk
 
 # So many names in a line.
 MOST_NAMES = 5
+# How code comes to the memory of a tensor.
+STORAGES = frozenset(["untyped_storage", "storage", "_typed_storage", "UntypedStorage"])
 
 
 def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[str]:
@@ -67,7 +76,39 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
     return [line for line in lines if line]
 
 
-def after(state: State, replays: Replays) -> list[str]:
+def of_graphs(graphs: Graphs, codes: Iterable[CodeType]) -> list[str]:
+    """A line for graphs of before that the step uses, and one for those too large to go through."""
+    lines = [
+        _line(
+            graphs.used(codes),
+            "a graph of autograd from before, which the step uses: what it adds to that, or frees "
+            "of it, can't be put back",
+            verb=("has", "have"),
+        ),
+        _line(
+            graphs.beyond(),
+            "too large a graph of autograd to look through: gradients behind it can't be put back",
+            verb=("has", "have"),
+        ),
+    ]
+    return [line for line in lines if line]
+
+
+def of_words(walk: Walk, words: Words) -> list[str]:
+    """Lines for what the step's words say that it may do, and which then can't be put back."""
+    lines = []
+    if "resize_" in words.named and not STORAGES.isdisjoint(words.named):
+        names = map(walk.name, known_in_part(walk.found.values()))
+        text = "a part of a memory that the step may give back: the rest of it can't be put back"
+        lines.append(_line(names, text))
+    if "set" in words.named and "reset" not in words.named:
+        empty = [one for one in walk.found.values() if type(one) is ContextVar and is_empty(one)]
+        text = "without a value: what the step sets can't be taken away again, nor be put back"
+        lines.append(_line(map(walk.name, empty), text))
+    return [line for line in lines if line]
+
+
+def after(state: State, replays: Replays, graphs: Graphs) -> list[str]:
     """What was changed all the same, and what putting back failed for."""
     theirs = "changed by another thread meanwhile, and left to it"
     written = state.written()
@@ -78,6 +119,7 @@ def after(state: State, replays: Replays) -> list[str]:
     anew = "begun anew by the step, in the middle of an epoch: that can't be put back"
     lines.append(_line(replays.begun_anew(), anew, verb=("was", "were")))
     lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]
+    lines += [f"{name} {why}, and could not be put back" for name, why in graphs.changed()]
     return [line for line in lines if line]
 
 

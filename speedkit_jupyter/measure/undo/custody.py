@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.fingerprint import Fingerprint
+from speedkit_jupyter.measure.undo.graphs import Graphs
 from speedkit_jupyter.measure.undo.kinds import process
 from speedkit_jupyter.measure.undo.kinds.abstract import Registrations
 from speedkit_jupyter.measure.undo.kinds.bindings import Bindings
@@ -70,8 +71,12 @@ class Visit:
                 self._look_around()
             self.step.begin(self.state, self._iterators.rewind)
             walk = self.state.walk
-            leaves = self._patches.words.leaves(walk.found.values(), walk.near)
+            words = self._patches.words
+            self._graphs = Graphs(walk)
+            leaves = words.leaves(walk.found.values(), walk.near)
             self.step.tell(beyond.before(self.state, self._iterators, leaves))
+            self.step.tell(beyond.of_graphs(self._graphs, words.codes))
+            self.step.tell(beyond.of_words(walk, words))
             self.taking_s = time.perf_counter() - begun_s - self.state.meanwhile.waited_s
         except BaseException:  # also a warning that the user has made an error
             self.step.end()
@@ -87,7 +92,8 @@ class Visit:
         if not self._at_home:
             with interrupts.held_back():
                 self._go_home()
-        self.step.tell(beyond.after(self.state, self._iterators))
+        self.step.tell(beyond.after(self.state, self._iterators, self._graphs))
+        self._graphs.forget()
 
     def _go_home(self, for_good: bool = True) -> None:
         try:
@@ -95,7 +101,7 @@ class Visit:
             self._bindings.restore()
             self.state.failed.update(self._surroundings.restore(self._spelled))
             self.state.failed.update(self._patches.restore())
-            self.state.failed.update(self._descriptors.changed())
+            self.state.failed.update(self._descriptors.restore())
             self.state.failed.update(self._registrations.restore())
         finally:
             self._iterators.hand_back(for_good)

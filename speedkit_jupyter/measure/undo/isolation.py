@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.undo.kinds import process
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
 from speedkit_jupyter.measure.undo.kinds.containers import Dicts
+from speedkit_jupyter.measure.undo.kinds.histories import set_versions
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.randomness import Generators
 from speedkit_jupyter.measure.undo.kinds.registry import KINDS
 from speedkit_jupyter.measure.undo.kinds.settings import Settings, failure
+from speedkit_jupyter.measure.undo.kinds.tensors import Tensors
 from speedkit_jupyter.measure.undo.meanwhile import Meanwhile
 from speedkit_jupyter.measure.undo.walk import Walk
 
@@ -107,6 +109,7 @@ class State:
         # Switches first: under a mode that the step left entered nothing else could be put back.
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
+        failed: set[int] = set()
         with (
             torch._C.DisableTorchFunctionSubclass(),
             torch.inference_mode(False),
@@ -118,12 +121,30 @@ class State:
                 try:
                     self._put_back(kind, instance, memory)
                 except Exception as error:
+                    failed.add(id(instance))
                     self.fail(self.walk.name(instance), error)
                 except BaseException as error:  # Ctrl-C: all else first
+                    failed.add(id(instance))
                     stopped = stopped or error
         self.failed.update(self._random.restore())
+        if self._base is None:
+            self._put_back_versions(failed)
         if stopped is not None:
             raise stopped
+
+    def _put_back_versions(self, failed: set[int]) -> None:
+        """What is written back counts as not written: graphs of before go on from it."""
+        written = [
+            (instance, memory.version)
+            for kind, instance, memory in self._memories
+            if type(kind) is Tensors
+            and memory.is_whole()
+            and memory.version is not None
+            and instance._version != memory.version
+            and id(instance) not in failed
+        ]
+        if written:
+            set_versions(*zip(*written, strict=True))
 
     def restore_randomness(self) -> None:
         """Only what random numbers are drawn from."""

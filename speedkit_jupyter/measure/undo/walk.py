@@ -8,12 +8,14 @@ from types import CellType, FunctionType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
+from speedkit_jupyter.measure.undo.kinds.histories import Leaves, has_graph
 from speedkit_jupyter.measure.undo.kinds.instances import Attributes
 from speedkit_jupyter.measure.undo.kinds.mirrors import mirrors_a_file
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.undo.kinds.registry import Registry
 from speedkit_jupyter.measure.undo.kinds.shared import is_elsewhere_too, parts_of_its_own
+from speedkit_jupyter.measure.undo.kinds.tensors import Gradients
 from speedkit_jupyter.measure.undo.kinds.weak import PROXIES
 from speedkit_jupyter.support.lookup import is_a
 
@@ -28,7 +30,8 @@ class Walk:
 
     `near` are those that are reached without passing through a class: its methods name much that
     no step calls. `cut` are objects that were not looked into any more; `holders` says what holds
-    an iterator; `running` are names of what has a thread or a process of its own, `mirrors` of
+    an iterator; `graphs` are tensors that autograd has a graph of, at whose `leaves` it looks too;
+    `running` are names of what has a thread or a process of its own, `mirrors` of
     what goes with a file that is written to.
     """
 
@@ -40,6 +43,8 @@ class Walk:
         self.running: list[str] = []
         self.mirrors: list[str] = []
         self.holders: dict[int, list[tuple[Any, Kind]]] = {}
+        self.graphs: list[Any] = []
+        self.leaves = Leaves()
         self._before: dict[int, int] = {}
         self._most = most
         self._waiting: deque[Any] = deque()
@@ -51,6 +56,7 @@ class Walk:
         while self._classes:
             self._waiting, self._classes = self._classes, deque()
             self._run()
+        self.leaves.forget()
 
     def kinds(self, instance: Any) -> tuple[Kind, ...]:
         """The kinds of one object."""
@@ -113,6 +119,9 @@ class Walk:
                 self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
                 continue
             changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
+            if type(kind) is Gradients and has_graph(holder):
+                self.graphs.append(holder)
+                self._add(list(self.leaves.of(holder)), id(holder), self._waiting)
             if not changing:
                 continue
             if type(kind) is Attributes and is_elsewhere_too(holder, children[0]):

@@ -103,6 +103,8 @@ CHANGES = {
     "kernels of torch.library": "implement()",
     "compiler settings": "import torch._dynamo as d; d.config.verbose = not d.config.verbose",
     "inference mode": "entered.append(torch._C._InferenceMode(True))",
+    "mimetypes": "import mimetypes; mimetypes.add_type('a/tried', '.tried')",
+    "finalizers": "import weakref; weakref.finalize(nothing, print)",
     "the time-out of sockets": "import socket; socket.setdefaulttimeout(77.0)",
 }  # fmt: skip
 # Of which a change can't be made in a process that is to go on.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.plain import has_values, is_plain
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,8 @@ def write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
 
     if tensor.layout == torch.strided and not tensor.is_nested:
         flat(tensor).copy_(saved)
+    elif not is_in_memory(tensor):
+        tensor.data = saved.to(tensor.device, copy=True)
     elif (
         tensor.is_sparse
         and tensor._nnz() == saved._nnz()
@@ -124,3 +127,10 @@ def checksum(tensor: torch.Tensor) -> Any:
         whole = len(bits) // 8 * 8
         strands = bits[:whole].view(-1, 8).sum(0, dtype=torch.int64).tolist()
         return [*strands, int(bits[whole:].sum(dtype=torch.int64))]
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A storage's own bytes, to be read and written."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

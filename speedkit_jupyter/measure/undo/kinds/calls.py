@@ -1,4 +1,6 @@
-"""Calls that change files without opening them, as the user's own code spells them."""
+"""Calls that change files without opening them, or register something for good, as the user's own
+code spells them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from functools import cache
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
+
+from speedkit_jupyter.measure.undo.kinds.settings import owner_of
 
 # Functions whose names say enough only together with their modules.
 OF_OS = [
@@ -38,6 +42,14 @@ OF_OS = [
     "mknod",
     "setxattr",
     "removexattr",
+    "write",
+    "pwrite",
+    "writev",
+    "pwritev",
+    "ftruncate",
+    "sendfile",
+    "posix_fallocate",
+    "copy_file_range",
 ]
 OF_SHUTIL = [
     "copyfile",
@@ -53,6 +65,8 @@ OF_SHUTIL = [
     "make_archive",
     "unpack_archive",
 ]
+# What takes in something that it can't be asked for, or does not give out again.
+REGISTERING = (("atexit", "register"), ("codecs", "register"), ("codecs", "register_error"))
 # Methods of paths; those that other types have too count where the receiver may be a path.
 OF_PATHS = frozenset(["unlink", "rmdir", "mkdir", "chmod", "lchmod", "symlink_to", "hardlink_to"])
 AMBIGUOUS = frozenset(["rename", "replace", "touch", "move", "copy"])
@@ -102,7 +116,7 @@ def _called(code: CodeType, space: Mapping[str, Any]) -> Iterator[str]:
 
 FUNCTIONS = frozenset(
     (FunctionType, BuiltinFunctionType)
-)  # of os and shutil; of others nothing is asked
+)  # of Python's own modules; of others nothing is asked
 
 
 def _function(value: Any) -> Iterator[str]:
@@ -115,12 +129,14 @@ def _function(value: Any) -> Iterator[str]:
 def _known() -> dict[Any, str]:
     names = {getattr(os, name, None): f"os.{name}" for name in OF_OS}
     names |= {getattr(shutil, name, None): f"shutil.{name}" for name in OF_SHUTIL}
+    names |= {getattr(owner_of(m), name): f"{m}.{name}" for m, name in REGISTERING}
     return {function: name for function, name in names.items() if function is not None}
 
 
 @cache
 def _candidates() -> frozenset[str]:
-    return frozenset([*OF_OS, *OF_SHUTIL, *OF_PATHS, *AMBIGUOUS])
+    registering = [name for _, name in REGISTERING]
+    return frozenset([*OF_OS, *OF_SHUTIL, *registering, *OF_PATHS, *AMBIGUOUS])
 
 
 def _names_one(code: CodeType, space: Mapping[str, Any]) -> bool:

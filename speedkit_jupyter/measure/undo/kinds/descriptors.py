@@ -6,6 +6,7 @@ import io
 import os
 import stat
 from collections.abc import Collection, Iterator
+from types import BuiltinFunctionType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.kinds.settings import CHANGED
@@ -19,6 +20,8 @@ CALLS = frozenset(
     ]
 )  # fmt: skip
 MOST = 4096
+# How long the value of a pipe is: a file's says more.
+FIFO = 2
 
 
 class Descriptors:
@@ -28,7 +31,8 @@ class Descriptors:
     """
 
     def __init__(self, objects: Collection[Any], words: Words) -> None:
-        self._watched = "os" in words.named and not CALLS.isdisjoint(words.named)
+        by_name = "os" in words.named and not CALLS.isdisjoint(words.named)
+        self._watched = by_name or any(map(_works_on_some, objects))
         self._others = (
             {1, 2, *(n for instance in objects for n in _number(instance))}
             if self._watched
@@ -36,11 +40,17 @@ class Descriptors:
         )
         self._saved = self._read() if self._watched else {}
 
-    def changed(self) -> Iterator[tuple[str, str]]:
-        """Their numbers, and that it can't be put back."""
+    def restore(self) -> Iterator[tuple[str, str]]:
+        """Files stand where they stood; gives the numbers of what can't be put back, and why."""
         now = self._read() if self._watched else {}
         for number in sorted(now.keys() | self._saved.keys()):
-            if now.get(number) != self._saved.get(number):
+            value, saved = now.get(number), self._saved.get(number)
+            if value == saved:
+                continue
+            if value and saved and value[0] == saved[0] and len(saved) > FIFO:
+                os.lseek(number, saved[1], os.SEEK_SET)
+                value = _value(number)
+            if value != saved:
                 yield f"file descriptor {number}", CHANGED
 
     def _read(self) -> dict[int, Any]:
@@ -49,6 +59,13 @@ class Descriptors:
         return {
             n: value for n, value in values.items() if value is not None and value[0] not in taken
         }
+
+
+def _works_on_some(instance: Any) -> bool:
+    """A function of `os` that code knows by a name of its own."""
+    if type(instance) is not BuiltinFunctionType or instance.__name__ not in CALLS:
+        return False
+    return getattr(os, instance.__name__, None) is instance
 
 
 def _number(instance: Any) -> Iterator[int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from speedkit_jupyter.measure.undo.kinds import registries
 from speedkit_jupyter.measure.undo.kinds.settings import (
     Setting,
     attribute,
@@ -41,7 +42,8 @@ CONTENTS = (
     ("pickle:_Pickler", "dispatch", "_Pickler"),
     ("pickle:_Unpickler", "dispatch", "_Unpickler"),
     ("multiprocessing.reduction:ForkingPickler", "_extra_reducers", "register"),
-    ("mimetypes", "types_map", "mimetypes"),
+    ("shutil", "_ARCHIVE_FORMATS", "shutil"),
+    ("shutil", "_UNPACK_FORMATS", "shutil"),
 )
 # How it is called, the module, what reads and what writes it.
 CALLS = (
@@ -74,6 +76,7 @@ def settings() -> Iterator[Setting]:
         _write_filters,
         "warnings simplefilter filterwarnings resetwarnings filters",
     )
+    yield from registries.settings()
     yield from (_decimal(name) for name in CONTEXTS)
     yield Setting("csv's dialects", _dialects, _write_dialects)
     yield Setting("asyncio's policy", _policy, _write_policy)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
+from speedkit_jupyter.measure.undo.kinds.bits import bytes_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +30,7 @@ class Storages(Kind):
     def copy(self, instance: Any, copies: Copies) -> tuple[Any, int]:
         """The bytes; only their number where they are too many."""
         fits = copies.fits(instance, instance.nbytes()) and instance.device.type != "meta"
-        return _bytes(instance).clone() if fits else None, instance.nbytes()
+        return bytes_of(instance).clone() if fits else None, instance.nbytes()
 
     def glance(self, instance: Any) -> tuple[Any, int]:
         """Without the bytes."""
@@ -39,7 +41,9 @@ class Storages(Kind):
         import torch
 
         saved, size = memory
-        return instance.nbytes() == size and (saved is None or torch.equal(_bytes(instance), saved))
+        return instance.nbytes() == size and (
+            saved is None or torch.equal(bytes_of(instance), saved)
+        )
 
     def put_back(self, instance: Any, memory: tuple[Any, int]) -> None:
         """Into its own memory."""
@@ -47,13 +51,24 @@ class Storages(Kind):
         if instance.nbytes() != size:
             instance.resize_(size)
         if saved is not None:
-            _bytes(instance).copy_(saved)
+            bytes_of(instance).copy_(saved)
 
 
-def _bytes(storage: Any) -> torch.Tensor:
+def known_in_part(objects: Collection[Any]) -> Iterator[torch.Tensor]:
+    """Tensors in a memory of which only a part is known: what else lies in it is not copied."""
     import torch
 
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    tensors = [one for one in objects if issubclass(type(one), torch.Tensor)]
+    whole = {one._cdata for one in objects if type(one) is torch.UntypedStorage}
+    parts: list[tuple[int, torch.Tensor]] = []
+    for tensor in tensors:
+        with suppress(RuntimeError, NotImplementedError, ValueError):  # no memory of its own
+            storage = tensor.untyped_storage()
+            if tensor.numel() * tensor.element_size() >= storage.nbytes():
+                whole.add(storage._cdata)
+            else:
+                parts.append((storage._cdata, tensor))
+    yield from (tensor for address, tensor in parts if address not in whole)
 
 
 class Mapped(Kind):

@@ -13,7 +13,12 @@ from collections.abc import Collection, Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.kinds.base import MISSING, PACKAGE, is_the_plans
+from speedkit_jupyter.measure.undo.kinds.base import (
+    MISSING,
+    PACKAGE,
+    attribute_dict,
+    is_the_plans,
+)
 from speedkit_jupyter.measure.undo.kinds.instances import OF_EVERY_CLASS
 from speedkit_jupyter.measure.undo.kinds.names import namespaces
 from speedkit_jupyter.measure.undo.kinds.origin import (
@@ -55,6 +60,7 @@ class Patches:
             (value, list(value.items() if type(value) is dict else value))
             for value in self._named_containers()
         ]
+        self._streams = [(one, dict(vars(one))) for one in _streams()]
         self._modules = dict(sys.modules)
         self._registries = [
             (names, dict(registry) if isinstance(registry := names.get(REGISTRY), dict) else None)
@@ -85,6 +91,8 @@ class Patches:
                     yield from self._put_back(space, name, was, present)
         for value, items in self._contents:
             _fill(value, items)
+        for stream, saved in self._streams:
+            self._put_back_attributes(vars(stream), saved)
         self._put_back_modules()
         for names, registry in self._registries:
             _forget_warnings(names, registry)
@@ -103,6 +111,15 @@ class Patches:
             _bind(space, name, was)
         except Exception as error:
             yield title, failure(error)
+
+    def _put_back_attributes(self, now: dict[str, Any], saved: dict[str, Any]) -> None:
+        """Those that the user's code gives a value, of an object that is not the user's."""
+        for name in self.words.stored & (now.keys() | saved.keys()):
+            if now.get(name, MISSING) is not saved.get(name, MISSING):
+                if name in saved:
+                    now[name] = saved[name]
+                else:
+                    del now[name]
 
     def _put_back_modules(self) -> None:
         """Those that code put under a name in `sys.modules` itself, or took away."""
@@ -133,6 +150,12 @@ def _spaces(objects: Collection[Any], words: Words) -> Iterator[Space]:
     import torch
 
     yield torch.Tensor
+
+
+def _streams() -> list[Any]:
+    """What is printed to: the process's own, be it the notebook's, each once."""
+    found = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    return list({id(one): one for one in found if attribute_dict(one) is not None}.values())
 
 
 def _reached(begin: Iterable[Space], names: set[str]) -> list[Space]:

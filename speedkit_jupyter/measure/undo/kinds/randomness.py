@@ -75,6 +75,15 @@ def _flat(state: Any) -> Any:
     return tuple(map(_flat, state)) if isinstance(state, tuple | list) else state
 
 
+def is_empty(variable: ContextVar[Any]) -> bool:
+    """Whether it has no value here, and no default."""
+    try:
+        variable.get()
+    except LookupError:
+        return True
+    return False
+
+
 class ContextVariables(Kind):
     """The value that a context variable has here."""
 

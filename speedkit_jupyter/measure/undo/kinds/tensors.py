@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.plain import has_values, is_transformed
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
-from speedkit_jupyter.measure.undo.kinds.bits import checksum, equal, flat, laid_out, write
+from speedkit_jupyter.measure.undo.kinds.bits import (
+    bytes_of,
+    checksum,
+    equal,
+    flat,
+    laid_out,
+    write,
+)
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -19,17 +27,27 @@ SLOTS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """`saved` is None where only the `checksum` was taken; `home` is the memory it lies in."""
+    """`saved` is None where only the `checksum` was taken; `home` is the memory it lies in, and
+    `storage` that memory's own object.
+
+    `rest` are the bytes of a memory too small for its sizes: given back, wholly or in part.
+    """
 
     saved: torch.Tensor | None
     checksum: Any
+    rest: torch.Tensor | None
     home: torch.Tensor | None
+    storage: torch.UntypedStorage | None
     layout: tuple[Any, ...]
     size: int
     is_leaf: bool
     requires_grad: bool
     version: int | None
     is_shared: bool = False
+
+    def is_whole(self) -> bool:
+        """Whether all that it held can be put back."""
+        return self.saved is not None or self.rest is not None
 
 
 class Tensors(Kind):
@@ -53,22 +71,28 @@ class Tensors(Kind):
 
         detached = instance if is_transformed(instance) else instance.detach()
         size = instance.numel() * instance.element_size()
-        saved = summed = home = None
-        if _consists_of_others(instance) or not has_values(instance):
+        saved = summed = rest = home = None
+        if _consists_of_others(instance):
             pass  # what it consists of are tensors, which are copied themselves
+        elif not has_values(instance):
+            rest = _rest(instance)
         elif copies.fits(instance, size):
             once = flat(detached)
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
         else:
             summed = checksum(detached)
-        if saved is not None and not copies.off_device and not instance.is_inference():
+        kept = rest is not None or (saved is not None and not copies.off_device)
+        if kept and not instance.is_inference():
             home = instance.data  # else it would stay on the device as well
+        has_memory = _has_memory(instance)
         return Memory(
             saved,
             summed,
+            rest,
             home,
+            instance.untyped_storage() if kept and has_memory else None,
             _layout(instance),
-            instance.untyped_storage().nbytes() if _has_memory(instance) else 0,
+            instance.untyped_storage().nbytes() if has_memory else 0,
             instance.is_leaf,
             instance.requires_grad,
             _version(instance),
@@ -78,7 +102,7 @@ class Tensors(Kind):
     def glance(self, instance: torch.Tensor) -> Memory:
         """Without the values."""
         settings = (instance.is_leaf, instance.requires_grad, _version(instance))
-        return Memory(None, None, None, _layout(instance), 0, *settings)
+        return Memory(None, None, None, None, None, _layout(instance), 0, *settings)
 
     def same(self, instance: torch.Tensor, memory: Memory) -> bool:
         """Bit by bit, where there is a copy."""
@@ -88,11 +112,14 @@ class Tensors(Kind):
 
     def same_values(self, instance: torch.Tensor, memory: Memory) -> bool:
         """Whatever its strides."""
+        if memory.rest is not None:
+            now = _rest(instance)
+            return now is not None and equal(now, memory.rest)
         if memory.saved is None:
             return True
-        if _layout(instance)[:2] != memory.layout[:2]:
-            return False
-        if memory.size and instance.untyped_storage().nbytes() < memory.size:  # given back
+        layout = _layout(instance)
+        as_it_lay = len(layout) == 5 and layout == memory.layout  # then its memory is there, too
+        if layout[:2] != memory.layout[:2] or not (as_it_lay or has_values(instance)):
             return False
         return equal(flat(instance.detach()), memory.saved)
 
@@ -109,7 +136,7 @@ class Tensors(Kind):
         import torch
 
         layout, saved, home = memory.layout, memory.saved, memory.home
-        _grow(instance if home is None else home, memory)
+        _resize(instance, memory)
         with torch.inference_mode() if instance.is_inference() else nullcontext():
             now = _layout(instance)
             if home is not None and now != layout:
@@ -118,9 +145,12 @@ class Tensors(Kind):
                 instance.data = laid_out(layout, saved)
             if saved is not None:
                 write(instance, saved)
+            if memory.rest is not None:
+                bytes_of(instance.untyped_storage()).copy_(memory.rest)
         if memory.is_leaf and not instance.is_leaf:  # a graph was written into it
             instance.detach_()
-        if instance.requires_grad != memory.requires_grad:
+        # A graph can't be put back; as a leaf it would be another tensor than it was.
+        if memory.is_leaf and instance.requires_grad != memory.requires_grad:
             instance.requires_grad_(memory.requires_grad)
         if _is_shared(instance) and not memory.is_shared:
             raise RuntimeError("it lies in memory of all processes now")
@@ -220,8 +250,20 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
 
 
-def _grow(tensor: torch.Tensor, memory: Memory) -> None:
-    """Its memory may have been given back meanwhile; what shares it is to share it again."""
+def _resize(tensor: torch.Tensor, memory: Memory) -> None:
+    """Its memory may have been given back meanwhile, or have grown; what shares it is to share it
+    again. Where it is not known to be the same memory it may be another's, and does not shrink.
+    """
+    if not _has_memory(tensor):
+        return
+    storage = tensor.untyped_storage() if memory.storage is None else memory.storage
+    now = storage.nbytes()
+    if now < memory.size or (now > memory.size and memory.storage is not None):
+        storage.resize_(memory.size)
 
-    if _has_memory(tensor) and tensor.untyped_storage().nbytes() < memory.size:
-        tensor.untyped_storage().resize_(memory.size)
+
+def _rest(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What is left of a memory that does not hold all of the tensor's elements."""
+    if not _has_memory(tensor) or tensor.is_meta or is_in_memory(tensor):
+        return None
+    return bytes_of(tensor.untyped_storage()).clone()

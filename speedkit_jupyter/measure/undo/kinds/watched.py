@@ -41,7 +41,7 @@ class Graphs(Watched):
 
 
 class Seeds(Watched):
-    """numpy's seed sequences: each child that is spawned is another."""
+    """numpy's seed sequences: each child that is spawned is another. They are loaded as pickled."""
 
     why = "it has spawned children"
 
@@ -50,9 +50,23 @@ class Seeds(Watched):
         random: Any = getattr(sys.modules.get("numpy"), "random", None)
         return random is not None and issubclass(cls, random.SeedSequence)
 
-    def copy(self, instance: Any, copies: Copies) -> int:
-        """How many children it has had."""
-        return int(instance.n_children_spawned)
+    def copy(self, instance: Any, copies: Copies) -> tuple[int, Any]:
+        """How many children it has had, and all else."""
+        reduced = instance.__reduce__()
+        state = reduced[2] if len(reduced) > 2 else reduced[1][-1]
+        return int(instance.n_children_spawned), state
+
+    def same(self, instance: Any, memory: tuple[int, Any]) -> bool:
+        """By the number of its children."""
+        return bool(instance.n_children_spawned == memory[0])
+
+    def put_back(self, instance: Any, memory: tuple[int, Any]) -> None:
+        """Raises RuntimeError where this numpy can't."""
+        load = getattr(instance, "__setstate_cython__", None)
+        if load is not None:
+            load(memory[1])
+        if not self.same(instance, memory):
+            super().put_back(instance, memory)
 
 
 class Folders(Watched):

@@ -20,7 +20,7 @@ LEAVES = {
     "write_text": "", "write_bytes": "", "savefig": "", "savez": "", "savez_compressed": "",
     "savetxt": "", "save": "torch np numpy", "system": "os", "Popen": "subprocess",
     "addaudithook": "sys", "CDLL": "ctypes", "PyDLL": "ctypes", "cdll": "ctypes",
-    "register_error": "codecs", "register": "codecs", "register_event_handler": "monitor",
+    "register_event_handler": "monitor",
     "set_wakeup_fd": "signal", "dump_traceback_later": "faulthandler",
 }  # fmt: skip
 # How `open` is told to write, and methods that are called without being named.
@@ -34,18 +34,19 @@ class Words:
 
     `named` are all words; `stored` those that code gives a value as an attribute, or that stand
     in a text, be it for `setattr` or `exec`; `modules` are those that it imports or names whole.
+    `codes` are all of it, each once.
     """
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self.named: set[str] = set()
         self.stored: set[str] = set()
         self.modules: set[str] = set()
+        self.codes: set[CodeType] = set()
         codes = [code for instance in objects for code in _codes(instance)]
-        visited: set[CodeType] = set()
         while codes:
             code = codes.pop()
-            if code not in visited:
-                visited.add(code)
+            if code not in self.codes:
+                self.codes.add(code)
                 codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
                 self._read(code)
         self.named |= self.stored

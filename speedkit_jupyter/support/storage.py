@@ -1,0 +1,48 @@
+"""Whether there is memory behind a tensor: to read one without ends the process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_in_memory(tensor: torch.Tensor) -> bool:
+    """Whether its storage reaches as far as its sizes say.
+
+    `untyped_storage().resize_(0)`, as sharding and offloading do it, leaves the sizes as they are.
+    """
+    import torch
+
+    if tensor.layout is torch.sparse_coo:
+        return is_in_memory(tensor._indices()) and is_in_memory(tensor._values())
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+        return all(map(is_in_memory, parts))
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+        return all(map(is_in_memory, parts))
+    try:
+        return bool(_reach(tensor) <= tensor.untyped_storage().nbytes())
+    except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
+        return True
+
+
+def size_in_memory(tensor: torch.Tensor) -> int:
+    """The bytes of its elements; of one whose memory was given back, those that are left."""
+    size = tensor.numel() * tensor.element_size()
+    return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """At which byte of its storage the last element of a strided tensor ends."""
+    count, size = tensor.numel(), tensor.element_size()
+    if tensor.is_nested or not count:
+        return int(count * size)
+    if tensor.is_contiguous():
+        return int(tensor.storage_offset() + count) * size
+    last = sum(
+        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return int(tensor.storage_offset() + last + 1) * size
