@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.checks.buffers import misled
 from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, errors
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
-from speedkit_jupyter.measure.checks.tolerance import NARROW, UNDETERMINED, Tolerance, in_all
+from speedkit_jupyter.measure.checks.tolerance import NARROW, UNDETERMINED, Tolerance
 from speedkit_jupyter.measure.checks.updates import misstep
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ TIPPED = 16.0
 class Accuracy:
     """Relative errors (norms) against the reference, and the baseline's own beside them.
 
-    `explained_output` and `explained_gradient` are what rounding to this precision alone does.
+    `explained_output` and `explained_gradient` are what rounding to this precision alone does;
+    `doubtful` is what was seen to be off, and may be the net or the plan.
     """
 
     verdict: Verdict
@@ -53,6 +54,7 @@ class Accuracy:
     baseline_gradient_error: float | None = None
     explained_output: float | None = None
     explained_gradient: float | None = None
+    doubtful: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -108,25 +110,25 @@ class Yardstick:
         if verdict == "wrong" and (surer := self._surer(deviations, tolerance, more)):
             tolerance = surer
             verdict, reason = self._verdict(observation, deviations, tolerance, before)
-        if verdict == "wrong" and self._may_be_the_net(deviations, tolerance):
+        doubtful = verdict == "wrong" and self._may_be_the_net(deviations, tolerance)
+        if verdict == "wrong" and not doubtful:
+            sure, why = self._verdict(observation, deviations, tolerance.sure(), before)
+            doubtful, reason = sure != "wrong", why if sure == "wrong" else reason
+        if doubtful:
             verdict, reason = "not checked", f"{reason}, which may be the net or the plan"
         if not deviations.fits:
             return Accuracy(verdict, reason)
         return Accuracy(
             verdict,
             reason,
-            *map(
-                _number,
-                (
-                    deviations.output.distance,
-                    deviations.gradient.distance,
-                    deviations.cosine,
-                    self.own.output.distance,
-                    self.own.gradient.distance,
-                    tolerance.output,
-                    tolerance.gradient,
-                ),
-            ),
+            _number(deviations.output.distance),
+            _number(deviations.gradient.distance),
+            _number(deviations.cosine),
+            _number(self.own.output.distance),
+            _number(self.own.gradient.distance),
+            _number(tolerance.output),
+            _number(tolerance.gradient),
+            doubtful,
         )
 
     def _verdict(
@@ -151,7 +153,7 @@ class Yardstick:
         pairs = [(deviations.output, self.own.output), (deviations.gradient, self.own.gradient)]
         pairs += zip(deviations.numbers, self.own.numbers, strict=False)
         close = all(deviation.distance <= 2 * own.distance + 1e-6 for deviation, own in pairs)
-        if close and not any(count for count, _ in deviations.differing):
+        if close and not any(one.count for one in deviations.differing):
             return "exact", ""
         return "rounding", self._amplified(tolerance).removeprefix("; ")
 
@@ -210,13 +212,8 @@ class Yardstick:
                 f"rounding to {tolerance.precision} alone moves an output by {most:.2g}, so that "
                 "nothing can be told from it"
             )
-        enough = (
-            2 * tolerance.whole_numbers(index, size) < size
-            for index, (_, size) in enumerate(deviations.differing)
-        )
-        together = in_all(deviations)[1]
-        together_enough = 2 * tolerance.whole_numbers_in_all(together) < together
-        if not (deviations.numbers or deviations.gradients or any(enough) or together_enough):
+        whole = tolerance.enough_whole_numbers(deviations)
+        if not (deviations.numbers or deviations.gradients or whole):
             return "the step gives too few whole numbers to tell rounding from errors"
         return ""
 
