@@ -110,7 +110,7 @@ def of_weight(width: int, factor: float, count: int, name: str, dimension: int) 
 
 
 def of_output(width: int, factor: float, count: int, dimension: int) -> Made:
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, width)), None
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, width))
     x = torch.randn(BATCH, 64)
     wrong = few(factor, count, dimension)
 
@@ -229,7 +229,7 @@ def counting_in_training(result: str, fault: str) -> Made:
 
 def classes(kind: str) -> Made:
     """What an untrained net thinks most likely, of classes that are nearly as good."""
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 200)), None
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 200))
     x, y = torch.randn(128, 64), torch.randint(200, (128,))
 
     def step() -> Any:
@@ -275,16 +275,17 @@ def _rows() -> Iterator[Planted]:
     for factor in (1.5, 2.0, 0.0):
         for count in (1, 4):
             what = f"{count} times {factor:g}"
-            yield Planted("rows", f"gradient of channels, {what}",
-                          partial(in_channels, 32, factor, count))  # fmt: skip
+            channels = partial(in_channels, 32, factor, count)
+            yield Planted("rows", f"gradient of channels, {what}", channels)
             for kind, axis in AXES.items():
-                yield Planted("rows", f"gradient of {kind}, {what}",
-                              partial(of_weight, 256, factor, count, "second.weight", axis))  # fmt: skip
-                yield Planted("rows", f"output of {kind}, {what}",
-                              partial(of_output, 64, factor, count, axis))  # fmt: skip
+                wrong = partial(of_weight, 256, factor, count, "second.weight", axis)
+                yield Planted("rows", f"gradient of {kind}, {what}", wrong)
+                wrong = partial(of_output, 64, factor, count, axis)
+                yield Planted("rows", f"output of {kind}, {what}", wrong)
                 for optimizer in (torch.optim.SGD, torch.optim.AdamW):
-                    yield Planted("rows", f"update of {kind} by {optimizer.__name__}, {what}",
-                                  partial(of_update, 256, factor, count, axis, optimizer))  # fmt: skip
+                    name = f"update of {kind} by {optimizer.__name__}, {what}"
+                    wrong = partial(of_update, 256, factor, count, axis, optimizer)
+                    yield Planted("rows", name, wrong)
 
 
 def _counts() -> Iterator[Planted]:

@@ -102,10 +102,7 @@ class Yardstick:
             return Accuracy("not checked", self.void)
         if not _finite(self.baseline):
             return Accuracy("not checked", "the step itself gives numbers that are not finite")
-        deviations, tolerance = (
-            errors(observation, self.reference, self.dropped),
-            self.tolerances[precision],
-        )
+        deviations, tolerance = self._off(observation), self.tolerances[precision]
         verdict, reason = self._verdict(observation, deviations, tolerance, before)
         if verdict == "wrong" and (surer := self._surer(deviations, tolerance, more)):
             tolerance = surer
@@ -130,6 +127,17 @@ class Yardstick:
             _number(tolerance.gradient),
             doubtful,
         )
+
+    def _off(self, observation: Observation) -> Errors:
+        """From the reference; what are the baseline's own whole numbers is not off."""
+        deviations = errors(observation, self.reference, self.dropped)
+        if self.reference is self.baseline or not any(one.count for one in deviations.differing):
+            return deviations
+        differing = errors(observation, self.baseline, self.dropped).differing
+        if len(differing) != len(deviations.differing):
+            return deviations
+        pairs = zip(deviations.differing, differing, strict=True)
+        return replace(deviations, differing=[mine if own.count else own for mine, own in pairs])
 
     def _verdict(
         self,

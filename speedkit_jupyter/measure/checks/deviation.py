@@ -16,6 +16,7 @@ from speedkit_jupyter.measure.checks.gradient_parts import Parts, parts
 from speedkit_jupyter.measure.checks.magnitudes import LARGE, is_finite, of_finite, tamed
 from speedkit_jupyter.measure.checks.single_rows import Rows, single_rows
 from speedkit_jupyter.measure.checks.whole_numbers import Differing, differing
+from speedkit_jupyter.measure.checks.wording import differing_in
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +130,7 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
     return Errors(
         [deviation(tensor, expected) for tensor, expected in results],
         [_of_gradient(gradient, expected, least) for gradient, expected in pairs],
-        differing(exact, exacts),
+        [*differing(exact, exacts), *(differing_in(seen, reference) if together else [])],
         pooled(results),
         pooled(pairs, LEAST_GRADIENT),
         _cosine(pairs),
@@ -172,7 +173,7 @@ def deviation(tensor: torch.Tensor, reference: torch.Tensor, least: float = NOTH
         _worst_row(difference) / size,
         float(difference.abs().max()) / size,
         _rows(difference, reference),
-        single_rows(difference, reference),
+        single_rows(difference, reference, least if least > NOTHING else 0.0),
     )
 
 

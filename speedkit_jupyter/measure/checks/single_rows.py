@@ -20,11 +20,18 @@ LEAST_ROWS, MOST_SINGLE = 4, 2**16
 # So many rows on each side, by their size, are a row's like.
 BESIDE = 16
 # A row may be off by so many times what a control is there, and what one is in any of its like.
-KNOWN, LIKE = 4.0, 3.0
+KNOWN, LIKE = 3.0, 2.0
+# A single number, an element of a bias say, is what is left of many, and nothing averages what it
+# is off by: by so many times as much, and by so much of the scatter of all.
+SINGLE, SCATTER = 2.5, 4.0
+# What is off by so many times as much is none of the net's.
+SURELY = 2.5
 # By so many roundings of its size; and by so much of the whole tensor's.
-ROUNDINGS, ROUNDINGS_ALONG, OF_ALL = 16.0, 8.0, 1e-3
+ROUNDINGS, ROUNDINGS_ALONG, OF_ALL = 16.0, 5.0, 1e-3
 # And by what an activation that no control met does, of gradients.
 FLIPS, FLIPS_ALONG = 0.1, 2e-2
+# What is smaller than this share of the whole tensor's size is as good as zero.
+NOTHING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,13 @@ class Rows:
         raise IndexError(index)
 
 
-def single_rows(difference: torch.Tensor, reference: torch.Tensor) -> Rows | None:
-    """Of float64 tensors of one shape; None of what has too few."""
+def single_rows(
+    difference: torch.Tensor, reference: torch.Tensor, least: float = 0.0
+) -> Rows | None:
+    """Of float64 tensors of one shape; None of what has too few.
+
+    Each is taken to have a root mean square of `least` at least: what is smaller may be noise.
+    """
     import torch
 
     means = []
@@ -60,7 +72,7 @@ def single_rows(difference: torch.Tensor, reference: torch.Tensor) -> Rows | Non
     if not means:
         return None
     off, size, along = torch.cat(means, 1)
-    return Rows(reference.shape, off.sqrt(), size.sqrt(), along)
+    return Rows(reference.shape, off.sqrt(), size.sqrt().clamp_min(least), along)
 
 
 def beyond(
@@ -85,15 +97,19 @@ def shares(
     rows: Rows, controls: Sequence[Rows], rounding: float, flips: float
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """In which way, what each row is off by as a share of its size, and what it may be."""
-    size = rows.size.clamp_min(1e-300)
-    least = rounding * OF_ALL * float(rows.size.square().mean().sqrt()) / size
+    whole = float(rows.size.square().mean().sqrt())
+    size = rows.size.clamp_min(max(NOTHING * whole, 1e-300))
+    single = _is_single(rows)
+    scatter = single * _worst([_scatter(control) for control in controls])
+    least = rounding * OF_ALL * whole / size
     for kind, roundings, more, measure in (
         ("scaled", ROUNDINGS_ALONG, FLIPS_ALONG, _along),
         ("off", ROUNDINGS, FLIPS, _off),
     ):
         known = _worst([measure(control) / size for control in controls])
-        limit = KNOWN * known + LIKE * _of_their_like(known, rows)
-        yield kind, measure(rows) / size, limit + roundings * (rounding + least) + flips * more
+        limit = KNOWN * known + LIKE * _of_their_like(known, rows) + SCATTER * scatter / size
+        limit = limit + roundings * (rounding + least) + flips * more
+        yield kind, measure(rows) / size, limit * (1.0 + (SINGLE - 1.0) * single)
 
 
 def _along(rows: Rows) -> torch.Tensor:
@@ -102,6 +118,19 @@ def _along(rows: Rows) -> torch.Tensor:
 
 def _off(rows: Rows) -> torch.Tensor:
     return rows.off
+
+
+def _scatter(rows: Rows) -> torch.Tensor:
+    """What they are off by in all."""
+    return rows.off.square().mean().sqrt()
+
+
+def _is_single(rows: Rows) -> torch.Tensor:
+    """1 for each row that is a single number, else 0."""
+    import torch
+
+    counts = [(count, rows.shape.numel() == count) for _, count in _dimensions(rows.shape)]
+    return torch.cat([rows.off.new_full((count,), float(alone)) for count, alone in counts])
 
 
 def _worst(measures: Sequence[torch.Tensor]) -> torch.Tensor:

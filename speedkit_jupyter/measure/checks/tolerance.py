@@ -202,7 +202,7 @@ class Tolerance:
         if deviation.single is None or not rows or distance >= UNDETERMINED or self.width > NARROW:
             return ""
         more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
-        width = self.width * (whole_numbers.SURELY if self.surely else 1.0)
+        width = self.width * (single_rows.SURELY if self.surely else 1.0)
         return single_rows.beyond(deviation.single, rows, more, flips, width)
 
     def _beyond_in_whole_numbers(self, errors: Errors) -> str:
