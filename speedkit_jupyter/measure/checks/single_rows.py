@@ -20,12 +20,12 @@ LEAST_ROWS, MOST_SINGLE = 4, 2**16
 # So many rows on each side, by their size, are a row's like.
 BESIDE = 16
 # A row may be off by so many times what a control is there, and what one is in any of its like.
-KNOWN, LIKE = 3.0, 2.0
+KNOWN, LIKE = 2.0, 1.5
 # A single number, an element of a bias say, is what is left of many, and nothing averages what it
 # is off by: by so many times as much, and by so much of the scatter of all.
-SINGLE, SCATTER = 2.5, 4.0
+SINGLE, SCATTER = 3.5, 4.0
 # What is off by so many times as much is none of the net's.
-SURELY = 2.5
+SURELY = 3.5
 # By so many roundings of its size; and by so much of the whole tensor's.
 ROUNDINGS, ROUNDINGS_ALONG, OF_ALL = 16.0, 5.0, 1e-3
 # And by what an activation that no control met does, of gradients.
@@ -159,5 +159,5 @@ def _dimensions(shape: torch.Size) -> Iterator[tuple[int, int]]:
     """Each that is looked at, and its rows."""
     for dimension, count in enumerate(shape):
         alone = shape.numel() == count
-        if count >= LEAST_ROWS and not (alone and count > MOST_SINGLE):
+        if count >= LEAST_ROWS and shape.numel() and not (alone and count > MOST_SINGLE):
             yield dimension, count
