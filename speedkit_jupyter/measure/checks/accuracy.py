@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.measure.checks.buffers import misled
+from speedkit_jupyter.measure.checks.course import LEFT
 from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, errors
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
@@ -109,7 +110,8 @@ class Yardstick:
             verdict, reason = self._verdict(observation, deviations, tolerance, before)
         doubtful = verdict == "wrong" and self._may_be_the_net(deviations, tolerance)
         if verdict == "wrong" and not doubtful:
-            sure, why = self._verdict(observation, deviations, tolerance.sure(), before)
+            of_settings = self.baseline.role == LEFT
+            sure, why = self._verdict(observation, deviations, tolerance.sure(of_settings), before)
             doubtful, reason = sure != "wrong", why if sure == "wrong" else reason
         if doubtful:
             verdict, reason = "not checked", f"{reason}, which may be the net or the plan"

@@ -59,10 +59,15 @@ class Tolerance:
     controls: Sequence[Errors]
     width: float = 1.0
     surely: bool = False
+    settings: bool = False
 
-    def sure(self) -> Tolerance:
-        """Without what may be the net: a single row, the size of a whole number."""
-        return replace(self, surely=True)
+    def sure(self, settings: bool = False) -> Tolerance:
+        """Without what may be the net: a single row, the size of a whole number.
+
+        `settings` is whether whole numbers may be settings and counters, which no rounding moves
+        by chance.
+        """
+        return replace(self, surely=True, settings=settings)
 
     def wider(self, times: float) -> Tolerance:
         """All limits of results and gradients so many times as large."""
@@ -209,7 +214,9 @@ class Tolerance:
         """Rounding decides a few of them, where two candidates are as good."""
         controls = [control.differing for control in self.controls]
         strict = self.width <= NARROW
-        return whole_numbers.beyond(errors.differing, controls, self.precision, strict, self.surely)
+        return whole_numbers.beyond(
+            errors.differing, controls, self.precision, strict, self.surely, self.settings
+        )
 
     def enough_whole_numbers(self, errors: Errors) -> bool:
         """Whether they tell rounding from errors: fewer than half of any, or of all, may differ."""

@@ -72,12 +72,12 @@ def _differing(one: torch.Tensor, reference: torch.Tensor) -> Differing:
 
 def beyond(
     seen: Sequence[Differing], controls: Sequence[Sequence[Differing]], precision: str,
-    strict: bool, surely: bool,
+    strict: bool, surely: bool, settings: bool = False,
 ) -> str:  # fmt: skip
     """What rounding does not explain; empty where it explains all.
 
     `strict` is whether the sizes count, and what no control moves; with `surely` what may be the
-    net is left out.
+    net is left out, but for `settings`, which are not its own.
     """
     unmoved = strict and not any(in_all(control)[0] for control in controls)
     for index, one in enumerate(seen):
@@ -85,7 +85,11 @@ def beyond(
         limit = _strictly(precision, one.size) if unmoved else allowed(known, one.size)
         if one.count > limit:
             return _others(one.count, one.size, precision, limit)
-        if strict and one.count and (fault := _by_too_much(one, known, precision, surely)):
+        if (
+            strict
+            and one.count
+            and (fault := _by_too_much(one, known, precision, surely, settings))
+        ):
             return fault
     # Together too: of a list of single ones each might differ.
     count, size = in_all(seen)
@@ -129,12 +133,14 @@ def _strictly(precision: str, size: int) -> int:
     return may_differ(0, size)
 
 
-def _by_too_much(one: Differing, known: Sequence[Differing], precision: str, surely: bool) -> str:
+def _by_too_much(
+    one: Differing, known: Sequence[Differing], precision: str, surely: bool, settings: bool
+) -> str:
     """Of numbers of which no more differ than may."""
     most, total = (max((getattr(it, name) for it in known), default=0.0) for name in MEASURES)
     moved = sum(it.count for it in known)
     if not most:
-        return _unmoved(one, precision, surely)
+        return _unmoved(one, precision, surely and not settings)
     if most > ANYWHERE * max(one.largest, LARGE):
         can_fail = one.size > 1 and allowed(known, one.size) < one.size
         return (
