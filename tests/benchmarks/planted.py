@@ -36,6 +36,8 @@ from _packed import HONEST as PACKED_HONEST
 from _packed import PACKED
 from _planted import KINDS, LATE, STOCHASTIC, Planted
 from _ratios import machine
+from _rows import HONEST as ROWS_HONEST
+from _rows import ROWS
 from _whole import WHOLE
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
@@ -132,7 +134,7 @@ def word(record: Record) -> str:
 
 def planted(chosen: Chosen) -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
-    for one in (*KINDS, *BESIDE, *PACKED, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
+    for one in (*KINDS, *BESIDE, *PACKED, *ROWS, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
         if chosen(f"{one.group}: {one.name}"):
             yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
@@ -168,7 +170,7 @@ def honest(words: Sequence[str], chosen: Chosen) -> Iterator[dict[str, Any]]:
             found = examined(step, words, model, optimizer)
             mode = "training" if training else "inference"
             yield from accused(found, f"{name}, {mode}")
-    nets = {**BESIDE_HONEST, **PACKED_HONEST}
+    nets = {**BESIDE_HONEST, **PACKED_HONEST, **ROWS_HONEST}
     for name in filter(chosen, nets):
         torch.manual_seed(1)
         step, model, optimizer, _ = nets[name]()

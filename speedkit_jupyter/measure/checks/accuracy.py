@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.measure.checks.buffers import misled
+from speedkit_jupyter.measure.checks.course import LEFT
 from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, errors
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
-from speedkit_jupyter.measure.checks.tolerance import NARROW, UNDETERMINED, Tolerance, in_all
+from speedkit_jupyter.measure.checks.tolerance import NARROW, UNDETERMINED, Tolerance
 from speedkit_jupyter.measure.checks.updates import misstep
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ TIPPED = 16.0
 class Accuracy:
     """Relative errors (norms) against the reference, and the baseline's own beside them.
 
-    `explained_output` and `explained_gradient` are what rounding to this precision alone does.
+    `explained_output` and `explained_gradient` are what rounding to this precision alone does;
+    `doubtful` is what was seen to be off, and may be the net or the plan.
     """
 
     verdict: Verdict
@@ -53,6 +55,7 @@ class Accuracy:
     baseline_gradient_error: float | None = None
     explained_output: float | None = None
     explained_gradient: float | None = None
+    doubtful: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -100,34 +103,43 @@ class Yardstick:
             return Accuracy("not checked", self.void)
         if not _finite(self.baseline):
             return Accuracy("not checked", "the step itself gives numbers that are not finite")
-        deviations, tolerance = (
-            errors(observation, self.reference, self.dropped),
-            self.tolerances[precision],
-        )
+        deviations, tolerance = self._off(observation), self.tolerances[precision]
         verdict, reason = self._verdict(observation, deviations, tolerance, before)
         if verdict == "wrong" and (surer := self._surer(deviations, tolerance, more)):
             tolerance = surer
             verdict, reason = self._verdict(observation, deviations, tolerance, before)
-        if verdict == "wrong" and self._may_be_the_net(deviations, tolerance):
+        doubtful = verdict == "wrong" and self._may_be_the_net(deviations, tolerance)
+        if verdict == "wrong" and not doubtful:
+            of_settings = self.baseline.role == LEFT
+            sure, why = self._verdict(observation, deviations, tolerance.sure(of_settings), before)
+            doubtful, reason = sure != "wrong", why if sure == "wrong" else reason
+        if doubtful:
             verdict, reason = "not checked", f"{reason}, which may be the net or the plan"
         if not deviations.fits:
             return Accuracy(verdict, reason)
         return Accuracy(
             verdict,
             reason,
-            *map(
-                _number,
-                (
-                    deviations.output.distance,
-                    deviations.gradient.distance,
-                    deviations.cosine,
-                    self.own.output.distance,
-                    self.own.gradient.distance,
-                    tolerance.output,
-                    tolerance.gradient,
-                ),
-            ),
+            _number(deviations.output.distance),
+            _number(deviations.gradient.distance),
+            _number(deviations.cosine),
+            _number(self.own.output.distance),
+            _number(self.own.gradient.distance),
+            _number(tolerance.output),
+            _number(tolerance.gradient),
+            doubtful,
         )
+
+    def _off(self, observation: Observation) -> Errors:
+        """From the reference; what are the baseline's own whole numbers is not off."""
+        deviations = errors(observation, self.reference, self.dropped)
+        if self.reference is self.baseline or not any(one.count for one in deviations.differing):
+            return deviations
+        differing = errors(observation, self.baseline, self.dropped).differing
+        if len(differing) != len(deviations.differing):
+            return deviations
+        pairs = zip(deviations.differing, differing, strict=True)
+        return replace(deviations, differing=[mine if own.count else own for mine, own in pairs])
 
     def _verdict(
         self,
@@ -151,7 +163,7 @@ class Yardstick:
         pairs = [(deviations.output, self.own.output), (deviations.gradient, self.own.gradient)]
         pairs += zip(deviations.numbers, self.own.numbers, strict=False)
         close = all(deviation.distance <= 2 * own.distance + 1e-6 for deviation, own in pairs)
-        if close and not any(count for count, _ in deviations.differing):
+        if close and not any(one.count for one in deviations.differing):
             return "exact", ""
         return "rounding", self._amplified(tolerance).removeprefix("; ")
 
@@ -210,13 +222,8 @@ class Yardstick:
                 f"rounding to {tolerance.precision} alone moves an output by {most:.2g}, so that "
                 "nothing can be told from it"
             )
-        enough = (
-            2 * tolerance.whole_numbers(index, size) < size
-            for index, (_, size) in enumerate(deviations.differing)
-        )
-        together = in_all(deviations)[1]
-        together_enough = 2 * tolerance.whole_numbers_in_all(together) < together
-        if not (deviations.numbers or deviations.gradients or any(enough) or together_enough):
+        whole = tolerance.enough_whole_numbers(deviations)
+        if not (deviations.numbers or deviations.gradients or whole):
             return "the step gives too few whole numbers to tell rounding from errors"
         return ""
 

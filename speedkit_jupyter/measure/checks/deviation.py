@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.measure.checks.buffers import off_from
 from speedkit_jupyter.measure.checks.gradient_parts import Parts, parts
 from speedkit_jupyter.measure.checks.magnitudes import LARGE, is_finite, of_finite, tamed
+from speedkit_jupyter.measure.checks.single_rows import Rows, single_rows
+from speedkit_jupyter.measure.checks.whole_numbers import Differing, differing
+from speedkit_jupyter.measure.checks.wording import differing_in
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +43,8 @@ class Deviation:
     coefficient of the difference on the reference. `shift`: the mean difference, `row` the root
     mean square of the worst row (what lies at one index of any dimension), `element` the largest
     difference, each over the root mean square of the reference. `rows` are the root mean squares
-    of difference and reference, (2, number of rows), for small rows beside large ones; `parts`
-    are those of a gradient.
+    of difference and reference, (2, number of rows), for small rows beside large ones; `single`
+    are all rows, each to be judged by itself; `parts` are those of a gradient.
     """
 
     size: int
@@ -51,6 +54,7 @@ class Deviation:
     row: float = 0.0
     element: float = 0.0
     rows: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    single: Rows | None = field(default=None, compare=False, repr=False)
     parts: Parts | None = field(default=None, compare=False, repr=False)
 
     def values(self) -> tuple[float, ...]:
@@ -62,8 +66,8 @@ class Deviation:
 class Errors:
     """Of one step against another one: tensor by tensor and, with `None`, what can't be compared.
 
-    `numbers` are those of the models' calls, then of the outputs; `differing` the shares of whole
-    numbers that differ, with how many there are. `output` and `gradient` are all of them together.
+    `numbers` are those of the models' calls, then of the outputs; `differing` which whole
+    numbers differ, and by how much. `output` and `gradient` are all of them together.
     `names` say which `numbers` these are, `which` are the parameters that `gradients` belong to;
     `buffers` are the norms (of whole numbers: how much they differ by in all) by which the models'
     are off, None where the other step left them alone. `finite` is whether it is so wherever the
@@ -72,7 +76,7 @@ class Errors:
 
     numbers: list[Deviation] = field(default_factory=list)
     gradients: list[Deviation] = field(default_factory=list)
-    differing: list[tuple[int, int]] = field(default_factory=list)
+    differing: list[Differing] = field(default_factory=list)
     output: Deviation = field(default_factory=lambda: Deviation(0))
     gradient: Deviation = field(default_factory=lambda: Deviation(0))
     cosine: float | None = None
@@ -126,7 +130,7 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
     return Errors(
         [deviation(tensor, expected) for tensor, expected in results],
         [_of_gradient(gradient, expected, least) for gradient, expected in pairs],
-        [(int((a != b).sum()), b.numel()) for a, b in zip(exact, exacts, strict=True)],
+        [*differing(exact, exacts), *(differing_in(seen, reference) if together else [])],
         pooled(results),
         pooled(pairs, LEAST_GRADIENT),
         _cosine(pairs),
@@ -169,6 +173,7 @@ def deviation(tensor: torch.Tensor, reference: torch.Tensor, least: float = NOTH
         _worst_row(difference) / size,
         float(difference.abs().max()) / size,
         _rows(difference, reference),
+        single_rows(difference, reference, least if least > NOTHING else 0.0),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from speedkit_jupyter.measure.checks import memory, roofline, yardstick
+from speedkit_jupyter.measure.checks import layout_queries, memory, roofline, yardstick
 from speedkit_jupyter.measure.checks.accuracy import is_finite, is_right
 from speedkit_jupyter.measure.checks.course import Course
 from speedkit_jupyter.measure.checks.trials import Steps, is_compiled
@@ -96,9 +96,26 @@ class Examination:
         if accuracy.verdict in ("exact", "rounding") and (fault := self._otherwise(runner, course)):
             accuracy = replace(accuracy, verdict="wrong", reason=fault)
         runner.record.accuracy = accuracy  # also where no time is left for what follows
-        if accuracy.verdict == "wrong" and self._changes_by_itself(known):
+        accused = accuracy.verdict == "wrong" or accuracy.doubtful
+        if accused and (why := self._asks_for_layout(runner, course, known)):
+            reason = f"{why} ({accuracy.reason})"
+            runner.record.accuracy = replace(accuracy, verdict="not checked", reason=reason)
+        elif accuracy.verdict == "wrong" and self._changes_by_itself(known):
             reason = f"the step itself computes something else at times ({accuracy.reason})"
             runner.record.accuracy = replace(accuracy, verdict="not checked", reason=reason)
+
+    def _asks_for_layout(self, runner: Runner, course: Course, known: Judge) -> str:
+        """Why whole numbers and words that differ may be what the plan is to change; empty where
+        they may not: of a layout, say, or where other things are wrong too.
+        """
+        first, others = self._runners[0], layout_queries.without_exact(course, known.baseline)
+        rest = known.judge(others, runner.precision)
+        if is_compiled(first) or rest.verdict == "wrong" or rest.doubtful:
+            return ""
+        asked: set[str] = set()
+        self._steps.observed(first, lambda: layout_queries.noted(asked))
+        names = ", ".join(f"Tensor.{name}" for name in sorted(asked))
+        return f"the step asks how its tensors lie in memory: {names}" if names else ""
 
     def _changes_by_itself(self, judge: Judge) -> bool:
         """Whether the baseline, run again now, would be accused as well: by the clock, say."""

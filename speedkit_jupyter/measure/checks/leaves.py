@@ -58,7 +58,7 @@ class Leaves:
             kept = sampled(value, self.most)
             (self.numbers if kept.is_floating_point() else self.exact).append(kept)
         elif isinstance(value, numbers.Integral):  # bool too
-            self.exact.append(torch.tensor(int(value) % 2**63))
+            self.exact.append(torch.tensor(_in_int64(int(value))))
         elif isinstance(value, numbers.Complex):
             self.numbers.append(sampled(torch.tensor(value, dtype=torch.complex128)))
         elif isinstance(value, _Unknown):
@@ -94,6 +94,11 @@ def sampled(tensor: torch.Tensor, most: int = MOST_ELEMENTS) -> torch.Tensor:
         values = values.flatten()[:: values.numel() // most | 1]
     dtype = torch.float64 if values.is_floating_point() else torch.int64
     return values.to("cpu", dtype, copy=True)
+
+
+def _in_int64(value: int) -> int:
+    """The same, wherever it fits."""
+    return value if -(2**63) <= value < 2**63 else value % 2**63
 
 
 def _parts(value: Any, depth: int, ids: set[int]) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from speedkit_jupyter.measure.checks import gradient_parts
+from speedkit_jupyter.measure.checks import gradient_parts, single_rows, whole_numbers
 from speedkit_jupyter.measure.checks.deviation import NAMES, Deviation, Errors
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
@@ -49,8 +49,6 @@ NARROW = 1.1
 TYPICAL = 8.0
 # What rounding alone moves by as much as there is can't be told from anything.
 UNDETERMINED = 1.0
-# Of so many whole numbers a few may be decided by float32's rounding, by this share.
-MANY, OF_MANY = 512, 1e-4
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,16 @@ class Tolerance:
     precision: str
     controls: Sequence[Errors]
     width: float = 1.0
+    surely: bool = False
+    settings: bool = False
+
+    def sure(self, settings: bool = False) -> Tolerance:
+        """Without what may be the net: a single row, the size of a whole number.
+
+        `settings` is whether whole numbers may be settings and counters, which no rounding moves
+        by chance.
+        """
+        return replace(self, surely=True, settings=settings)
 
     def wider(self, times: float) -> Tolerance:
         """All limits of results and gradients so many times as large."""
@@ -100,7 +108,8 @@ class Tolerance:
                 control.numbers[index] for control in self.controls if index < len(control.numbers)
             ]
             fault = self._beyond(deviation, controls, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5)
-            if fault := fault or self._beyond_in_rows(deviation, controls):
+            fault = fault or self._beyond_in_rows(deviation, controls)
+            if fault := fault or self._beyond_in_single_rows(deviation, controls, 0.0):
                 return f"{errors.names[index]} {fault}"
         factors = GRADIENT_FACTORS_FLOAT32 if self.precision == "fp32" else GRADIENT_FACTORS
         besides = VANISHING if errors.vanishing else FLIPS
@@ -111,7 +120,10 @@ class Tolerance:
             ]
             if fault := self._beyond(deviation, controls, factors, GRADIENT_ROUNDINGS, besides):
                 return f"gradient of {names.parameter(which)} {fault}"
-            if not errors.vanishing and (fault := self._beyond_in_parts(deviation, controls)):
+            if errors.vanishing:
+                continue
+            fault = self._beyond_in_parts(deviation, controls)
+            if fault := fault or self._beyond_in_single_rows(deviation, controls, 1.0):
                 return f"gradient of {names.parameter(which)} {fault}"
         controls = [control.gradient for control in self.controls]
         together = self._beyond(
@@ -186,57 +198,38 @@ class Tolerance:
                 return f"{NAMES[index]} by {off}, more than {self.precision} explains ({most})"
         return ""
 
+    def _beyond_in_single_rows(
+        self, deviation: Deviation, controls: Sequence[Deviation], flips: float
+    ) -> str:
+        """A row that is otherwise, by itself: of no clear accusation, however far it is off."""
+        rows = [control.single for control in controls if control.single is not None]
+        distance = max((control.distance for control in controls), default=UNDETERMINED)
+        if deviation.single is None or not rows or distance >= UNDETERMINED or self.width > NARROW:
+            return ""
+        more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
+        width = self.width * (single_rows.SURELY if self.surely else 1.0)
+        return single_rows.beyond(deviation.single, rows, more, flips, width)
+
     def _beyond_in_whole_numbers(self, errors: Errors) -> str:
         """Rounding decides a few of them, where two candidates are as good."""
-        strict = self.width <= NARROW and not any(in_all(control)[0] for control in self.controls)
-        for index, (count, size) in enumerate(errors.differing):
-            limit = self._strictly(size) if strict else self.whole_numbers(index, size)
-            if count > limit:
-                return self._differ(count, size, limit)
-        # Together too: of a list of single ones each might differ.
-        count, size = in_all(errors)
-        limit = self.whole_numbers_in_all(size)
-        return self._differ(count, size, limit) if count > limit else ""
-
-    def _differ(self, count: int, size: int, limit: int) -> str:
-        return (
-            f"{count} of {size} whole numbers differ, more than {self.precision} explains ({limit})"
+        controls = [control.differing for control in self.controls]
+        strict = self.width <= NARROW
+        return whole_numbers.beyond(
+            errors.differing, controls, self.precision, strict, self.surely, self.settings
         )
 
-    def _strictly(self, size: int) -> int:
-        """How many of these may differ where rounding changes none of all in any control.
-
-        A single one is hardly ever what the largest of some numbers is; of many of those some may
-        lie closer together than the controls happen to show.
-        """
-        if self.precision == "fp32":
-            return 0 if size < MANY else int(1 + OF_MANY * size)
-        return 0 if size == 1 else _may_differ(0, size)
-
-    def whole_numbers_in_all(self, size: int) -> int:
-        """How many of all whole numbers of a step may differ."""
-        return _may_differ(max((in_all(control)[0] for control in self.controls), default=0), size)
-
-    def whole_numbers(self, index: int, size: int) -> int:
-        """How many of these may differ: the controls' with the scatter of a count, and 1 %."""
-        counts = [
-            control.differing[index][0]
-            for control in self.controls
-            if index < len(control.differing)
-        ]
-        return _may_differ(max(counts, default=0), size)
+    def enough_whole_numbers(self, errors: Errors) -> bool:
+        """Whether they tell rounding from errors: fewer than half of any, or of all, may differ."""
+        controls = [control.differing for control in self.controls]
+        for index, one in enumerate(errors.differing):
+            known = [control[index] for control in controls if index < len(control)]
+            if 2 * whole_numbers.allowed(known, one.size) < one.size:
+                return True
+        size = whole_numbers.in_all(errors.differing)[1]
+        return 2 * whole_numbers.allowed_in_all(controls, size) < size
 
 
 def told_apart(value: float, limit: float) -> tuple[str, str]:
     """Both in as many digits as they differ in."""
     pairs = [(f"{value:.{digits}g}", f"{limit:.{digits}g}") for digits in (2, 3, 4, 6, 17)]
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
-
-
-def in_all(errors: Errors) -> tuple[int, int]:
-    """How many whole numbers differ, of how many."""
-    return sum(count for count, _ in errors.differing), sum(size for _, size in errors.differing)
-
-
-def _may_differ(count: int, size: int) -> int:
-    return int(2 * count + 3 * count**0.5 + 1 + 0.01 * size)

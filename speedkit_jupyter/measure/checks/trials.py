@@ -78,7 +78,7 @@ class Steps:
                 if (
                     not deviations.fits
                     or any(off)
-                    or any(count for count, _ in deviations.differing)
+                    or any(one.count for one in deviations.differing)
                 ):
                     return False
         return True

@@ -30,6 +30,9 @@ ELEMENT_OFF, FEW_OFF = 0.8, 0.03
 # With so many elements at least, or half of a small parameter, and so large a share of the way.
 LEAST_ELEMENTS, LEAST_SHARE = 16, 0.1
 LEAST_SHARE_OF_ONE = 0.25
+# Of one row its regression on the baseline's: of so many elements at least, in rows that move by
+# this share of the usual way at least.
+ROW_OFF, ROW_OFF_EXACTLY, LEAST_IN_ROW, LEAST_ROW = 0.15, 0.02, 8, 0.01
 # Updates that differ by no more of the parameters' neighbouring numbers are the same.
 NEIGHBOURS = 2.0
 # Gradients that are off by less than this are the same.
@@ -87,6 +90,8 @@ def misstep(
             continue
         if fault := _misled(update[here], expected[here], update.numel(), same):
             return f"parameter {names.parameter(index)} {fault}"
+        if names.by_element and (fault := _misled_in_a_row(update, expected, here, same)):
+            return f"parameter {names.parameter(index)} {fault}"
         if same and names.by_element:
             exactly = _alike(mine, theirs) & _were_determined(index, expected, before, _alike)
             if fault := _off_exactly(update, expected, exactly, index, names):
@@ -142,6 +147,27 @@ def _misled(update: torch.Tensor, expected: torch.Tensor, size: int, same: bool)
     )
     few = elsewhere <= FEW_OFF * count
     return "" if few else f"moved elsewhere in {elsewhere} of {count} elements"
+
+
+def _misled_in_a_row(
+    update: torch.Tensor, expected: torch.Tensor, here: torch.Tensor, same: bool
+) -> str:
+    """What is wrong with how the determined elements at one index of a dimension moved."""
+    theirs = expected * here
+    products = here.double(), theirs * update, theirs**2
+    least = LEAST_ROW * float(products[2].mean())
+    for dimension in range(expected.dim()) if expected.dim() > 1 else ():
+        axes = [axis for axis in range(expected.dim()) if axis != dimension]
+        count, along, square = (product.sum(axes) for product in products)
+        rows = expected.numel() / expected.shape[dimension]
+        counts = (count >= LEAST_IN_ROW) & (square > least * rows)
+        off = (along / square - 1).abs() * counts
+        off = off.nan_to_num(0.0, 0.0, 0.0)
+        if off.numel() and float(off.max()) > (ROW_OFF_EXACTLY if same else ROW_OFF):
+            row = int(off.argmax())
+            where = f"index {row} of dimension {dimension}"
+            return f"moved {float(along[row] / square[row]):.2g} times as far at {where}"
+    return ""
 
 
 def _were_determined(

@@ -92,7 +92,8 @@ class Judge:
             return replace(accuracy, verdict="wrong", reason=fault)
         if accuracy.verdict == "wrong" and self._fits_by_chance(number, observation, precision):
             return Accuracy("not checked", BY_CHANCE)
-        if accuracy.verdict == "not checked" and not theirs.has_numbers() and enough(theirs):
+        unknown = accuracy.verdict == "not checked" and not accuracy.doubtful
+        if unknown and not theirs.has_numbers() and enough(theirs):
             return replace(accuracy, verdict="exact", reason="")
         # What lies in the user's objects may be another kind of thing in another precision.
         if (
@@ -173,9 +174,11 @@ class Judge:
             return (rest or list(accuracies.values()))[0]
         first = next(iter(telling))
         for number, accuracy in telling.items():
-            if accuracy.verdict == "not checked" and (number == first or self._is_work(number)):
+            blocks = number == first or accuracy.doubtful or self._is_work(number)
+            if accuracy.verdict == "not checked" and blocks:
                 where = self._where(number)
-                why = f"only what comes before is checked: {where}" if number != first else where
+                only = number != first and not accuracy.doubtful
+                why = f"only what comes before is checked: {where}" if only else where
                 return replace(accuracy, reason=f"{why}{accuracy.reason}")
         checked = [accuracy for accuracy in telling.values() if accuracy.verdict != "not checked"]
         rounded = [accuracy for accuracy in checked if accuracy.verdict == "rounding"]
@@ -187,6 +190,8 @@ class Judge:
 
     def _tells(self, number: int, accuracy: Accuracy) -> bool:
         """Whether there is anything in the stretch that could have failed."""
+        if accuracy.doubtful:
+            return True
         if accuracy.verdict != "not checked":
             return (
                 self.baseline.stretches[number].has_numbers()

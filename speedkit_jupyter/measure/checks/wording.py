@@ -9,12 +9,15 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks.rounding import unit
+from speedkit_jupyter.measure.checks.whole_numbers import Differing, differing
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.checks.observation import Observation
 
 TOKENS = re.compile(r"-?\d+\.\d+(?:[eE][-+]?\d+)?|-?\d+[eE][-+]?\d+|\d+|[^\W\d_]+|[^\w\s]|_")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+# What has more digits does not fit into an int64.
+MOST_DIGITS = 18
 # More tokens of one step are not compared; one by one in order where there are SOME.
 MOST_TOKENS, SOME = 20_000, 2_000
 # A written number may be off by so many times what those of the controls are, by so many roundings
@@ -78,6 +81,24 @@ def differ(ones: Sequence[str], others: Sequence[str]) -> tuple[int, float]:
         blocks = SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
         same = sum(block.size for block in blocks)
     return max(len(ones), len(others)) - same, worst
+
+
+def differing_in(observation: Observation, reference: Observation) -> list[Differing]:
+    """How the whole numbers that are written in words differ, all together; none without any."""
+    import torch
+
+    mine, theirs = tokens(observation), tokens(reference)
+    places = [index for index, word in enumerate(theirs) if _is_whole(word)]
+    if not places:
+        return []
+    if len(mine) != len(theirs) or not all(_is_whole(mine[index]) for index in places):
+        return [Differing(0, len(places))]
+    pair = (torch.tensor([int(words[index]) for index in places]) for words in (mine, theirs))
+    return differing(*([one] for one in pair))
+
+
+def _is_whole(word: str) -> bool:
+    return word.isdecimal() and len(word) <= MOST_DIGITS
 
 
 def _is_rounded(word: str) -> bool:
