@@ -24,7 +24,8 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
         parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
         return all(map(is_in_memory, parts))
     try:
-        return bool(_reach(tensor) <= tensor.untyped_storage().nbytes())
+        with torch._C.DisableTorchFunction():  # no mode of ours takes it for the step's question
+            return bool(_reach(tensor) <= tensor.untyped_storage().nbytes())
     except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
         return True
 
