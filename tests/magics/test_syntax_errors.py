@@ -60,6 +60,7 @@ def shown(shell, cell):
     return error, CELL.sub("CELL", COLOURS.sub("", captured.stdout)).rstrip()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_looks_as_in_a_plain_cell(shell, kind, way):

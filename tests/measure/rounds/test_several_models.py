@@ -155,6 +155,7 @@ KINDS = (
 LACKING = {distilled, teacher_first, teacher_last, teacher_found_first, averaged, frozen_backbone}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
     step, optimizers, given = kind()
