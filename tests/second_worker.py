@@ -276,7 +276,7 @@ def working(shared: Shared) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-    assert not errors
+    assert not errors, errors
     assert times[0] > 10
     for _ in range(times[0]):
         shared.work(alone)

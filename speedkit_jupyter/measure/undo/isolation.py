@@ -142,6 +142,7 @@ class State:
             and memory.version is not None
             and instance._version != memory.version
             and id(instance) not in failed
+            and not self.meanwhile.is_theirs(kind, instance)
         ]
         if written:
             set_versions(*zip(*written, strict=True))
