@@ -32,7 +32,7 @@ LEAST_ELEMENTS, LEAST_SHARE = 16, 0.1
 LEAST_SHARE_OF_ONE = 0.25
 # Of one row its regression on the baseline's: of so many elements at least, in rows that move by
 # this share of the usual way at least.
-ROW_OFF, ROW_OFF_EXACTLY, LEAST_IN_ROW, LEAST_ROW = 0.15, 0.02, 8, 0.01
+ROW_OFF, ROW_OFF_EXACTLY, LEAST_IN_ROW, LEAST_ROW = 0.4, 0.02, 8, 0.01
 # Updates that differ by no more of the parameters' neighbouring numbers are the same.
 NEIGHBOURS = 2.0
 # Gradients that are off by less than this are the same.
