@@ -87,6 +87,16 @@ class Meanwhile:
             return not any(id(part) in self.used for part in instance.modules())
         return not _parameters(instance) & self.used
 
+    def _is_used(self, instance: Any) -> bool:
+        """Whether the step is known to call or step it, or a part of it."""
+        import torch
+
+        if self.used is None or id(instance) in self.used:
+            return self.used is not None
+        if not issubclass(type(instance), torch.nn.Module):
+            return False
+        return any(id(part) in self.used for part in instance.modules())
+
     def look_before(self, memories: Iterable[Memory]) -> None:
         """Nothing of the step has run since they were taken: what differs is others'."""
         if others_at_work():
@@ -164,7 +174,7 @@ class Meanwhile:
                     values, ours = values | held, ours - held
         for instance in found:
             held = _parameters(instance)
-            if held & values and not held & ours:
+            if held & values and not held & ours and not self._is_used(instance):
                 self._owners[id(instance)] = instance
 
     def _take_over(self, walk: Walk) -> None:
