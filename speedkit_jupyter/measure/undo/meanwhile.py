@@ -6,19 +6,17 @@ Whose change one is shows while the step does not run: what changes then is anot
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from time import sleep
 from typing import Any
 
+from speedkit_jupyter.measure.undo.at_work import others_at_work
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind, attribute_dict
 from speedkit_jupyter.measure.undo.kinds.containers import Dicts
-from speedkit_jupyter.measure.undo.kinds.locks import Locks, others_run
+from speedkit_jupyter.measure.undo.kinds.locks import Locks
 from speedkit_jupyter.measure.undo.kinds.names import NamesKind
-from speedkit_jupyter.measure.undo.kinds.origin import INNER_MODULES, is_installed
 from speedkit_jupyter.measure.undo.kinds.tensors import Gradients, Tensors
 from speedkit_jupyter.measure.undo.walk import Walk
 
@@ -30,7 +28,6 @@ FIRST_S, TIMES, LEAST_S, MOST_S, MOST_IN_ALL_S = 0.1, 2.0, 0.05, 1.0, 4.0
 LOOKS, BEATS, PULSE = 5, 3, 8
 # Names are put back one by one, only where the step binds them; locks where no thread runs.
 NEVER = (NamesKind, Locks)
-IDLE = (*INNER_MODULES, "torch.utils.data", "torch._utils")
 
 
 class Meanwhile:
@@ -201,23 +198,6 @@ class Meanwhile:
             elif number not in self._parts:
                 names.append(walk.name(instance))
         return list(dict.fromkeys(names))
-
-
-def others_at_work() -> bool:
-    """Whether another thread runs code of the user's, or torch's."""
-    here = threading.get_ident()
-    stacks = [frame for number, frame in sys._current_frames().items() if number != here]
-    return bool(stacks) and (others_run() or any(map(_is_work, stacks)))
-
-
-def _is_work(frame: Any) -> bool:
-    while frame is not None:
-        home = str(frame.f_globals.get("__name__"))
-        root = home.partition(".")[0]
-        if not is_installed(root) or (root == "torch" and not home.startswith(IDLE)):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _differs(memory: Memory) -> bool:
