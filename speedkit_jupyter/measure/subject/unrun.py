@@ -40,8 +40,14 @@ def refuse_unrun_function(step: Callable[..., object]) -> None:
 
 
 def refuse_unrun_result(result: Any) -> None:
-    """Raises StepError for what a step has made and nobody ran."""
-    if is_a(result, GeneratorType) and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
+    """Raises StepError for what a step has made and nobody ran.
+
+    Not for a generator expression, which most often goes through what the step has computed.
+    """
+    is_new = is_a(result, GeneratorType) and (
+        inspect.getgeneratorstate(result) == inspect.GEN_CREATED
+    )
+    if is_new and result.gi_code.co_name != "<genexpr>":
         through = THROUGH.format(name=getattr(result, "__name__", "step"))
         raise StepError(f"the step returns a generator that nobody runs; {through}")
     if is_a(result, Awaitable | AsyncGenerator):

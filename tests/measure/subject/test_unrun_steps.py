@@ -102,6 +102,7 @@ TAKEN = {
     "partial": functools.partial(plain),
     "wrapper": runs_it,
     "list": lambda: list(generator()),
+    "generator expression": lambda: (x for x in [torch.ones(2)]),
     "with a context": lambda ctx: plain(),
 }
 MEASURES = {
