@@ -92,7 +92,6 @@ RESULTS = {
     "async generator": lambda: asynchronous_generator(),
     "future": made,
     "of an object": lambda: Asynchronous()(),
-    "expression": lambda: (plain() for _ in range(3)),
 }
 TAKEN = {
     "function": plain,
