@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -213,6 +214,8 @@ class Choice:
         self._tell("")
 
     def _gone(self, reference: Any) -> None:
+        if sys.is_finalizing():  # nobody sees it any more
+            return
         self.stop()
         self.listeners.tell()
 

@@ -1,4 +1,4 @@
-"""Whether another thread works at this moment, and does not only wait."""
+"""Whether another thread is at work; one of a pool that waits for its next task is not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 import threading
 from typing import Any
 
-from speedkit_jupyter.measure.undo.kinds.locks import others_run
 from speedkit_jupyter.measure.undo.kinds.origin import INNER_MODULES, is_installed
 
 # Of torch, what only hands on what others have made.
@@ -17,7 +16,7 @@ def others_at_work() -> bool:
     """Whether another thread runs code of the user's, or torch's."""
     here = threading.get_ident()
     stacks = [frame for number, frame in sys._current_frames().items() if number != here]
-    return bool(stacks) and (others_run() or any(map(_is_work, stacks)))
+    return any(map(_is_work, stacks))
 
 
 def _is_work(frame: Any) -> bool:
