@@ -13,8 +13,9 @@ from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.policies import Checking, Worthwhile
 from speedkit_jupyter.tuning.stages import BASELINE, PROOF, Stages
 
-# The whole plan's interval has to be as narrow as this share of its median.
-PRECISE = 0.05
+# The whole plan's interval has to be as narrow as this share of its median, or as this one of what
+# it gains: of a plan that is 3 times as fast nobody asks for the second digit.
+PRECISE, PRECISE_GAIN = 0.05, 0.1
 # Two plans and baseline are told apart in about so many steps.
 LEAST_STEPS = 45
 
@@ -192,7 +193,8 @@ class _Whole(Checking):
         rounds = ratio.pairs + left_s / max(comparison.round_s or 0.0, 1e-9)
         parts = self._parts(self._best, comparison)
         unclear = [part for part in parts if part.ratio is not None and not part.is_clear]
-        return ratio.is_precise(PRECISE) and all(part.needed() > rounds for part in unclear)
+        precise = max(PRECISE, PRECISE_GAIN * (ratio.median - 1))
+        return ratio.is_precise(precise) and all(part.needed() > rounds for part in unclear)
 
     def is_over(self, racing: Sequence[Record]) -> bool:
         """Nothing is left to prove."""
