@@ -5,17 +5,16 @@ from __future__ import annotations
 import ast
 import builtins
 import itertools
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from io import IOBase, TextIOBase
+from contextlib import AbstractContextManager
+from io import IOBase
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import cell_lines
+from speedkit_jupyter.magics.cell_output import CellOutput
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.support.lookup import is_a
@@ -57,7 +56,7 @@ class Cell:
             self._last = shell.compile(last, name, "eval") if last else None
         self._before = ast.Module([], [])
         self._names = shell.user_ns
-        self._silence = _Silence(sys.stdout)
+        self._output = CellOutput()
 
     @door
     def run(self) -> Any:
@@ -67,19 +66,11 @@ class Cell:
             exec(self._code, self._names)
             return None if self._last is None else eval(self._last, self._names)
         finally:
-            self._silence.stream = None
+            self._output.begun()
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """For a block of steps: what they print is dropped, but for the first step of all.
-
-        Other threads print where they did before.
-        """
-        if self._silence.stream is not None:
-            self._silence.stream = sys.stdout
-        quiet = (_InThisThread(self._silence, stream) for stream in (sys.stdout, sys.stderr))
-        with redirect_stdout(next(quiet)), redirect_stderr(next(quiet)):
-            yield
+    def quiet(self) -> AbstractContextManager[None]:
+        """For a block of steps: what they print and log is dropped, but for the first of all."""
+        return self._output.once()
 
     def begin_with(self, setup: str) -> None:
         """Have a loop run this code first; raises SyntaxError, UsageError."""
@@ -186,50 +177,6 @@ class Cell:
             for name in self._used()
             if is_a(self._names.get(name), Iterator) and not is_a(self._names[name], IOBase)
         )
-
-
-@contextmanager
-def streams_kept() -> Iterator[None]:
-    """Whatever an interrupt keeps from being undone inside: what is printed after it is shown."""
-    streams = sys.stdout, sys.stderr
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
-
-
-class _Silence(TextIOBase):
-    """Takes what is printed: on to `stream` while there is one, since a step runs hundreds of times
-    and shall print once; then nowhere.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def write(self, text: str) -> int:
-        if self.stream is not None:
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        if self.stream is not None:
-            self.stream.flush()
-
-
-class _InThisThread(TextIOBase):
-    """Takes the place of a stream for the thread that made it; others write on to `found`."""
-
-    def __init__(self, ours: TextIOBase, found: Any) -> None:
-        self._ours, self._found, self._thread = ours, found, threading.get_ident()
-
-    def _stream(self) -> Any:
-        return self._ours if threading.get_ident() == self._thread else self._found
-
-    def write(self, text: str) -> int:
-        return int(self._stream().write(text))
-
-    def flush(self) -> None:
-        self._stream().flush()
 
 
 def _refuse_await(tree: ast.AST) -> None:

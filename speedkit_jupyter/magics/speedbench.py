@@ -12,7 +12,8 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import speedbench_options
 from speedkit_jupyter.magics.applied import Applied
-from speedkit_jupyter.magics.cell import Cell, streams_kept
+from speedkit_jupyter.magics.cell import Cell
+from speedkit_jupyter.magics.cell_output import streams_kept
 from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.line import split_setup
 from speedkit_jupyter.magics.namespace import (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.optimizations.flattening import flattens
+from speedkit_jupyter.optimizations.settings import users_own
 from speedkit_jupyter.support.wrappers import each_once, layers
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ Compiled = Literal["no", "in place", "wrapper", "script"]
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """One optimizer. `fused` and `foreach` hold the distinct values of its groups; `flattens`
+    """One optimizer. `fused` and `foreach` hold the distinct values of its groups, as the user set
+    them: what a plan on another model of the same optimizer put there does not count. `flattens`
     says that its step needs gradients that are contiguous in memory; `sparse_gradients`, that it
     holds a parameter whose gradients are sparse.
     """
@@ -41,12 +43,13 @@ class OptimizerFacts:
         groups = optimizer.param_groups
         parameters = [p for group in groups for p in group["params"]]
         sparse = {id(p) for model in models for p in _with_sparse_gradients(model)}
+        settings = [users_own(optimizer, group) for group in groups]
         own_step = type(optimizer).step.__module__.startswith("torch.optim")
         return cls(
             name=type(optimizer).__name__,
             has_fused=own_step and all("fused" in group for group in groups),
-            fused=_distinct(group.get("fused") for group in groups),
-            foreach=_distinct(group.get("foreach") for group in groups),
+            fused=_distinct(values.get("fused") for values in settings),
+            foreach=_distinct(values.get("foreach") for values in settings),
             differentiable=any(group.get("differentiable") for group in groups),
             capturable=any(group.get("capturable") for group in groups),
             devices=_distinct(str(p.device) for p in parameters),

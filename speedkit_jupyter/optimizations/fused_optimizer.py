@@ -35,7 +35,9 @@ NONE_GIVEN = (
     "one made inside is fused by apply(model), or with fused=True in your own code"
 )
 TRAINERS = "Trainer makes its AdamW with the fused kernel"
-LATER = "no optimizer yet: one that is made later gets its fused kernel at its first step"
+LATER = (
+    "planned without an optimizer: one that is made later gets its fused kernel at its first step"
+)
 
 
 class FusedOptimizer(Optimization):

@@ -99,6 +99,14 @@ class Fused(Property):
 FUSED = Fused()
 
 
+def users_own(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Values:
+    """What the user set in a group, beneath what plans in force have put there."""
+    original = FUSED.original(optimizer)
+    if original is MISSING or group.get("fused") is not True:
+        return group
+    return {name: v for name, v in original.of_group(group).items() if v is not MISSING}
+
+
 def _settings(holder: Mapping[str, Any]) -> Values:
     return {name: holder.get(name, MISSING) for name in ("fused", "foreach")}
 

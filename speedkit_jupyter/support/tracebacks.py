@@ -77,7 +77,7 @@ def _chained(entries: Iterable[TracebackType]) -> TracebackType | None:
 
 
 def _reasons(error: BaseException) -> Iterator[BaseException]:
-    """The error, and every one that it came from."""
+    """The error, every one that it came from, and those that a group of them holds."""
     ids, waiting = set[int](), [error]
     while waiting:
         reason = waiting.pop()
@@ -85,6 +85,13 @@ def _reasons(error: BaseException) -> Iterator[BaseException]:
             ids.add(id(reason))
             yield reason
             waiting += [more for more in (reason.__cause__, reason.__context__) if more is not None]
+            waiting += _members(reason)
+
+
+def _members(error: BaseException) -> list[BaseException]:
+    """Of an ExceptionGroup, which Python 3.10 does not have."""
+    members = getattr(error, "exceptions", ())
+    return [m for m in members if isinstance(m, BaseException)] if type(members) is tuple else []
 
 
 def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:

@@ -5,7 +5,9 @@ By reference counting alone: a notebook with large models can't wait for the gar
 
 from __future__ import annotations
 
+import builtins
 import gc
+import traceback
 import weakref
 from contextlib import suppress
 from itertools import count
@@ -236,3 +238,27 @@ def test_a_search_applies_only_to_models_that_are_there():
     gc.collect()
     with pytest.raises(SpeedKitError, match="is gone"):
         found.apply()
+
+
+def test_errors_within_a_group_keep_none_of_our_frames_either():
+    group_of = getattr(builtins, "ExceptionGroup", None)
+    if group_of is None:
+        pytest.skip("Python 3.11 has groups of exceptions")
+    model = nn.Linear(2, 2)
+
+    def work():
+        model(torch.ones(1, 2))
+        benchmark(lambda: model(torch.ones(1, 3)), "baseline,bf16", model=model, budget_s=1)
+
+    def step():
+        try:
+            work()
+        except Exception as error:
+            raise group_of("of the step", [error]) from None
+
+    with pytest.raises(group_of) as caught:
+        benchmark(step, "baseline,bf16", model=model, budget_s=1)
+    entries = [*traceback.walk_tb(caught.value.exceptions[0].__traceback__)]
+    modules = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in entries}
+    assert entries
+    assert "speedkit_jupyter" not in modules

@@ -200,7 +200,7 @@ def test_an_open_panel_follows_what_is_applied_and_restored_elsewhere(names):
 def test_optimizers_made_after_the_panel_are_found(names):
     del names.optimizer
     panel = Panel(names.model)
-    assert "no optimizer yet" in panel.state.value
+    assert "planned without an optimizer" in panel.state.value
     names.optimizer = torch.optim.AdamW(names.model.parameters())
     panel.buttons["Apply"].click()
     assert names.optimizer.param_groups[0]["fused"] is True

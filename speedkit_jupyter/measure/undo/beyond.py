@@ -65,7 +65,7 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
             state.too_large(),
             "too large to copy, and can't be put back: watched, and named again if written to",
         ),
-        _line(calls, "called in the step's code: what that writes or registers can't be put back"),
+        _line(calls, "called in the step's code: what that does can't be put back"),
         *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
     ]
     if walk.cut:

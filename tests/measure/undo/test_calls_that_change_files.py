@@ -57,6 +57,8 @@ CHANGING = [
     (lambda name: open(os.path.join(name, "x"), "w", encoding="utf8"), "open(…, 'w')"),
     (lambda: open(str(root / "x"), "ab").write(b"y"), "open(…, 'ab')"),
     (lambda: root.open("wb"), "open(…, 'wb')"),
+    (lambda number: os.close(number), "os.close"),
+    (lambda: os.dup2(5, 6), "os.dup2"),
 ]
 HARMLESS = [
     lambda s: (s.replace("a", "b"), os.environ["X"], Path(s.replace(" ", "_"))),
@@ -68,6 +70,9 @@ HARMLESS = [
     lambda name: (open(os.path.join(name, "x")), open(f"{name}{name}", encoding="a".upper())),
     lambda batch: (open("x"), batch["a"], batch["x"], batch["w"]),
     lambda batch: (open("x", "rb").read(), batch.get("a", "x")),
+    lambda: os.close(os.open("file", os.O_RDONLY)),
+    lambda: [os.close(number) for number in os.pipe()],
+    lambda frame: (frame.close(), os.getpid()),
 ]
 
 

@@ -1,5 +1,5 @@
-"""Calls that change files without opening them, or register something for good, as the user's own
-code spells them.
+"""Calls that change files without opening them, close them, or register something for good, as the
+user's own code spells them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import dis
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -51,6 +51,9 @@ OF_OS = [
     "posix_fallocate",
     "copy_file_range",
 ]
+# Descriptors that the code itself opens it may close again.
+OPENING = ["open", "pipe", "pipe2", "dup", "openpty", "memfd_create", "eventfd"]
+CLOSING = ["close", "closerange", "dup2"]
 OF_SHUTIL = [
     "copyfile",
     "copyfileobj",
@@ -127,7 +130,7 @@ def _function(value: Any) -> Iterator[str]:
 
 @cache
 def _known() -> dict[Any, str]:
-    names = {getattr(os, name, None): f"os.{name}" for name in OF_OS}
+    names = {getattr(os, name, None): f"os.{name}" for name in [*OF_OS, *OPENING, *CLOSING]}
     names |= {getattr(shutil, name, None): f"shutil.{name}" for name in OF_SHUTIL}
     names |= {getattr(owner_of(m), name): f"{m}.{name}" for m, name in REGISTERING}
     return {function: name for function, name in names.items() if function is not None}
@@ -136,7 +139,16 @@ def _known() -> dict[Any, str]:
 @cache
 def _candidates() -> frozenset[str]:
     registering = [name for _, name in REGISTERING]
-    return frozenset([*OF_OS, *OF_SHUTIL, *registering, *OF_PATHS, *AMBIGUOUS])
+    of_os = [*OF_OS, *OPENING, *CLOSING]
+    return frozenset([*of_os, *OF_SHUTIL, *registering, *OF_PATHS, *AMBIGUOUS])
+
+
+def lasting(names: Iterable[str]) -> list[str]:
+    """Those of the calls of all of a step's code that leave something behind."""
+    called = list(dict.fromkeys(names))
+    opening, closing = ({f"os.{name}" for name in part} for part in (OPENING, CLOSING))
+    harmless = opening if opening.isdisjoint(called) else opening | closing
+    return [name for name in called if name not in harmless]
 
 
 def _names_one(code: CodeType, space: Mapping[str, Any]) -> bool:

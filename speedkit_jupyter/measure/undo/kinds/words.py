@@ -9,7 +9,12 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.kinds.calls import ATTRIBUTES, arguments, changing_files
+from speedkit_jupyter.measure.undo.kinds.calls import (
+    ATTRIBUTES,
+    arguments,
+    changing_files,
+    lasting,
+)
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.origin import is_installed_code, is_the_users_function
 
@@ -70,7 +75,7 @@ class Words:
             ready = [code for code in left if code.co_name in names or UNNAMED.match(code.co_name)]
             left.difference_update(ready)
             ready = [code for code in ready if not is_installed_code(code)]
-        return list(calls)
+        return lasting(calls)
 
     def _read(self, code: CodeType) -> None:
         self.named.update(code.co_names)
