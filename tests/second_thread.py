@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,28 +56,36 @@ KINDS: dict[str, tuple[Callable[..., None], Callable[[Any], Any]]] = {
 
 
 @contextmanager
-def training(step: Callable[..., None], make: Callable[[Any], Any]) -> Iterator[None]:
-    """Another thread trains meanwhile; at the end it has computed what it computes alone."""
-    model = network()
-    twin = copy.deepcopy(model)
-    optimizer, stop, steps, errors = make(model.parameters()), threading.Event(), [0], []
+def repeated(work: Callable[[], object], between_s: float = 0.0) -> Iterator[list[int]]:
+    """Another thread does this again and again meanwhile; gives how often, known at the end."""
+    stop, times, errors = threading.Event(), [0], []
 
-    def train() -> None:
+    def run() -> None:
         try:
             while not stop.is_set():
-                step(model, optimizer)
-                steps[0] += 1
+                work()
+                times[0] += 1
+                time.sleep(between_s)
         except BaseException as error:  # that it ends at all is the fault looked for
             errors.append(error)
 
-    thread = threading.Thread(target=train)
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield
+        yield times
     finally:
         stop.set()
         thread.join()
-    assert not errors
+    assert not errors, errors
+
+
+@contextmanager
+def training(step: Callable[..., None], make: Callable[[Any], Any]) -> Iterator[None]:
+    """Another thread trains meanwhile; at the end it has computed what it computes alone."""
+    model = network()
+    twin, optimizer = copy.deepcopy(model), make(model.parameters())
+    with repeated(lambda: step(model, optimizer)) as steps:
+        yield
     assert steps[0] > 0
     alone = make(twin.parameters())
     for _ in range(steps[0]):

@@ -6,8 +6,6 @@ Each kind is how the step reaches it. The thread's work is counted and done once
 from __future__ import annotations
 
 import copy
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from second_thread import X, network
+from second_thread import X, network, repeated
 from torch import nn
 
 # So long between two steps of the other thread, at which any measurement's own work fits in.
@@ -258,25 +256,8 @@ def working(shared: Shared) -> Iterator[None]:
     is what it was.
     """
     alone, ours = copy.deepcopy(shared.theirs), _ours(*shared.ours)
-    stop, times, errors = threading.Event(), [0], []
-
-    def run() -> None:
-        try:
-            while not stop.is_set():
-                shared.work(shared.theirs)
-                times[0] += 1
-                time.sleep(BETWEEN_S)
-        except BaseException as error:  # that it ends at all is the fault looked for
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with repeated(lambda: shared.work(shared.theirs), BETWEEN_S) as times:
         yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not errors, errors
     assert times[0] > 10
     for _ in range(times[0]):
         shared.work(alone)

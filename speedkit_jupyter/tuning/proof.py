@@ -9,9 +9,10 @@ from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.tuning import ablation, early_stopping, scoring
 from speedkit_jupyter.tuning.ablation import Part
+from speedkit_jupyter.tuning.allowance import PROOF
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.policies import Checking, Worthwhile
-from speedkit_jupyter.tuning.stages import BASELINE, PROOF, Stages
+from speedkit_jupyter.tuning.stages import BASELINE, Stages
 
 # The whole plan's interval has to be as narrow as this share of its median, or as this one of what
 # it gains: of a plan that is 3 times as fast nobody asks for the second digit.
@@ -37,14 +38,16 @@ class Proof:
         __tracebackhide__ = True
         tuning = self.stages.tuning
         plans = [plan for plan in ablation.plans(best) if plan.values] if parts else []
-        self.stages.leave_time_for(2 + len(plans))
-        if not self.stages.has_time(1):
+        self.stages.allowance.leave_time_for(2 + len(plans))
+        if not self.stages.allowance.has_time(1):
             tuning.winner, tuning.comparison = BASELINE, None
-            tuning.unclear = f"no time was left to prove {best.name}; {self.stages.more()}"
+            tuning.unclear = (
+                f"no time was left to prove {best.name}; {self.stages.allowance.more()}"
+            )
             return
         whole = _Whole(self, best, plans, parts)
         comparison = yield from self.stages.benchmark(
-            title, [best, *plans], self.stages.budget.left_s, whole
+            title, [best, *plans], self.stages.left_s, whole
         )
         records = {record.name: record for record in comparison.records}
         held = [plan for plan in (best, *plans) if self._is_proven(comparison, plan)]
@@ -69,11 +72,11 @@ class Proof:
         """
         __tracebackhide__ = True
         stages, tuning = self.stages, self.stages.tuning
-        if not stages.has_time(len(losers)):
+        if not stages.allowance.has_time(len(losers)):
             names = " and ".join(loser.name for loser in losers)
-            tuning.unclear = f"no time was left to look at {names} again; {stages.more()}"
+            tuning.unclear = f"no time was left to look at {names} again; {stages.allowance.more()}"
             return BASELINE
-        seconds = (1 - PROOF) * stages.budget.left_s
+        seconds = (1 - PROOF) * stages.left_s
         comparison = yield from stages.benchmark(
             "what lost narrowly", list(losers), seconds, Worthwhile()
         )
@@ -97,13 +100,13 @@ class Proof:
         rest = best.without(*idle)
         if tuning.objective == "memory" or not idle or not rest.values:
             return
-        if len(idle) > 1 and not self.stages.has_time(2):
+        if len(idle) > 1 and not self.stages.allowance.has_time(2):
             return
         if len(idle) > 1:  # none of them alone, but perhaps together
             shorter = yield from self.stages.benchmark(
                 "without what is not proven",
                 [rest, best],
-                self.stages.budget.left_s,
+                self.stages.left_s,
                 Checking(self.stages.right, [rest.name]),
             )
             together = ablation.lead(shorter, rest, best)
@@ -127,7 +130,7 @@ class Proof:
         idle = ablation.idle(parts)
         if len(idle) == len(best.values):
             idle = idle[:-1]
-        if len(idle) > 1 and self.stages.budget.left_s < LEAST_STEPS * self.stages.step_s:
+        if len(idle) > 1 and self.stages.left_s < LEAST_STEPS * self.stages.allowance.step_s:
             idle = idle[:1]  # no time to see whether they are worth something together
         return idle
 
@@ -155,12 +158,14 @@ class Proof:
         value, ratio = self.stages.value(comparison, record), comparison.ratio(record)
         if ratio is None or math.isinf(ratio.high):
             told = comparison.verdict(record) in ("failed", "declined", "wrong")
-            return "" if told else f"too few rounds for {record.name}; {self.stages.more()}"
+            return (
+                "" if told else f"too few rounds for {record.name}; {self.stages.allowance.more()}"
+            )
         if scoring.is_clearly_no_gain(comparison, record) or 0 < value <= 1:
             return ""
         if comparison.verdict(record) in ("failed", "declined", "wrong"):
             return ""
-        return f"{record.name} may help, and was not proven; {self.stages.more()}"
+        return f"{record.name} may help, and was not proven; {self.stages.allowance.more()}"
 
 
 class _Whole(Checking):
@@ -189,7 +194,7 @@ class _Whole(Checking):
         ratio = comparison.ratio(record)
         if ratio is None or comparison.verdict(record) == "too noisy":
             return False
-        left_s = self._proof.stages.budget.left_s
+        left_s = self._proof.stages.left_s
         rounds = ratio.pairs + left_s / max(comparison.round_s or 0.0, 1e-9)
         parts = self._parts(self._best, comparison)
         unclear = [part for part in parts if part.ratio is not None and not part.is_clear]

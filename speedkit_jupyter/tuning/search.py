@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
+from speedkit_jupyter.measure.rounds.budget import few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
@@ -23,6 +23,7 @@ from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.candidates import (
     Candidate,
     candidates,
@@ -33,7 +34,7 @@ from speedkit_jupyter.tuning.candidates import (
 from speedkit_jupyter.tuning.learning import Task
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.proof import Proof
-from speedkit_jupyter.tuning.stages import BASELINE, DEFAULT_S, ENOUGH_STEPS, Stages
+from speedkit_jupyter.tuning.stages import BASELINE, Stages
 
 # Shares of the budget that the races may take; most end earlier. The proof may take the rest.
 RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
@@ -79,14 +80,13 @@ class Search:
         self._tuning.kept = _known(keep)
         self.begun_s: float | None = None
         self._identity: tuple[str, Task] | None = None
-        self._stages = Stages(
-            self.step, self._tuning, Budget(budget_s or DEFAULT_S), 0.0, budget_s is None
-        )
+        self._allowance = Allowance(budget_s)
+        self._stages = Stages(step, self._tuning, self._allowance)
 
     @property
     def budget_s(self) -> float:
         """Seconds for all of it but compiling; known for good once one step was looked at."""
-        return self._stages.budget.seconds
+        return self._allowance.budget.seconds
 
     def result(self) -> Tuning:
         """What is known so far; a winner that was not confirmed says so."""
@@ -111,10 +111,10 @@ class Search:
                 tuning.objective,
                 tuning.steps,
                 took_s,
-                self._stages.budget,
+                self._allowance.budget,
                 tuning.kept,
             )
-            self._stages.is_known_to_take(min(took_s))
+            self._allowance.is_known_to_take(min(took_s))
             made, others = self.step.made, tuning.facts_of_others
             tuning.facts = tuning.facts.stepped_by(made)
             tuning.facts_of_others = tuple(facts.stepped_by(made) for facts in others)
@@ -127,7 +127,8 @@ class Search:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         __tracebackhide__ = True
         start = time.perf_counter()
-        budget = self._stages.budget = Budget(self.budget_s, begun_s=self.begun_s)
+        self._allowance.begin(self.begun_s)
+        budget = self._allowance.budget
         tuning = self._tuning
         yield Progress(0.0, "looking at one step")
         winner = self.recall().winner
@@ -143,11 +144,11 @@ class Search:
 
     def _ahead(self) -> str:
         """How long it will take, and whether that is enough."""
-        step_s = self._stages.step_s
+        step_s = self._allowance.step_s
         text = f"one step takes {step_s:.2g} s: about {self.budget_s:.0f} s"
         text += " and what compiling takes"
-        is_short = self.budget_s < ENOUGH_STEPS * step_s / 2
-        return f"{text}; {self._stages.more()}" if is_short else text
+        is_short = self.budget_s < self._allowance.enough_s / 2
+        return f"{text}; {self._allowance.more()}" if is_short else text
 
     def _check(self, known: Candidate) -> Generator[Progress, None, None]:
         """A short A/B of the plan that was learned; it is forgotten where it does not hold."""
@@ -203,7 +204,7 @@ class Search:
 
         It takes two seconds, so not with a short budget.
         """
-        tuning, budget = self._tuning, self._stages.budget
+        tuning, budget = self._tuning, self._allowance.budget
         is_known = tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm is not None
         if not is_known and not tuning.hardware.pinned and budget.seconds >= ENGINES_S:
             yield Progress(budget.share, "measuring the engines of float32 products, once")
@@ -230,12 +231,12 @@ class Search:
         compiled = stages.new([best + single for single in costly])
         compiled = [plan for plan in compiled if self._can_pay(plan)]
         best = yield from stages.race("compiled", compiled, COMPILED, best)
-        no_race = not stages.has_raced and stages.budget.allows(stages.step_s)
+        no_race = not stages.has_raced and self._allowance.budget.allows(self._allowance.step_s)
         return start if no_race and not best.values else best  # the strongest alone
 
     def _can_pay(self, plan: Candidate) -> bool:
         """Whether such a budget, and so many steps, can pay for compiling at all."""
-        steps, step_s = self._tuning.steps, self._stages.step_s
+        steps, step_s = self._tuning.steps, self._allowance.step_s
         why = ""
         if steps is not None and steps * step_s <= COMPILE_S:
             why = f"{steps} steps take {steps * step_s:.1f} s, compiling alone takes longer"

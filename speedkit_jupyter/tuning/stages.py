@@ -9,20 +9,13 @@ from statistics import median
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import (
-    APART,
-    REFERENCE,
-    ROUNDED,
-    Budget,
-    advice,
-    clear_answer_s,
-)
 from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.measure.rounds.sampler import LONG_S, Progress
+from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo import custody
 from speedkit_jupyter.tuning import early_stopping, scoring
 from speedkit_jupyter.tuning.ablation import pays
+from speedkit_jupyter.tuning.allowance import MOST_CANDIDATES, Allowance
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.culprits import Culprits
 from speedkit_jupyter.tuning.early_stopping import BEHIND, RACE_ROUNDS, WORTH_COMPILING
@@ -30,63 +23,26 @@ from speedkit_jupyter.tuning.outcome import Rejected, Stage, Tuning
 from speedkit_jupyter.tuning.policies import Grid, Look, Race
 from speedkit_jupyter.tuning.right_parts import RightParts
 
-# Steps that a search needs for a clear answer.
-ENOUGH_STEPS = 120
-# Without a budget of the user's: so many seconds, or as many steps as give a clear answer.
-DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
-# So many candidates race at once; a candidate takes so long however short the step is.
-MOST_CANDIDATES, CANDIDATE_S = 10, 0.06
-# The step that was looked at was the fastest of some; in a race it takes longer.
-SLOWER = 1.5
-# A race may take so many times its share; this part of what is left is always the proof's.
-OVERTIME, PROOF = 1.5, 0.35
 BASELINE = Candidate({})
 
 
 class Stages:
-    """Each stage is a benchmark of `step` within what is left of `budget`; `step_s` is about how
-    long it takes.
+    """Each stage is a benchmark of `step` within what is left of the `allowance`.
 
     `tuning` gets the stages, what was rejected, and the best so far.
     """
 
-    def __init__(
-        self, step: Step, tuning: Tuning, budget: Budget, step_s: float, grows: bool = False
-    ) -> None:
-        self._step, self.tuning, self.budget, self.step_s = step, tuning, budget, step_s
-        self._grows = grows
-        # What a proof began with, in seconds and variants: it shall get a clear answer, once.
-        self._proof: tuple[float, int] | None = None
+    def __init__(self, step: Step, tuning: Tuning, allowance: Allowance) -> None:
+        self._step, self.tuning, self.allowance = step, tuning, allowance
         self._tried: set[str] = set()
         self._left_out: dict[str, Candidate] = {}
         self._culprits, self.right = Culprits(), RightParts()
         self._raced: dict[str, Candidate] = {}
-        self._around_s = 0.0
 
-    def is_known_to_take(self, step_s: float) -> None:
-        """Seconds of a step, as looked at, then as in the rounds, since either may have been
-        disturbed; a budget that is not the user's follows them, and leaves time for a proof.
-        """
-        self.step_s = step_s
-        if not self._grows:
-            return
-        enough_s = ENOUGH_STEPS * step_s
-        needed_s = self.budget.spent_s + PROOF * enough_s
-        if self._proof is not None:
-            spent_s, variants = self._proof
-            needed_s = max(needed_s, spent_s + clear_answer_s(step_s, variants))
-        self.budget.seconds = max(DEFAULT_S, min(max(enough_s, needed_s), MOST_GROWN_S))
-
-    def leave_time_for(self, variants: int) -> None:
-        """A clear answer about so many, once, where the budget is not the user's."""
-        if self._proof is None:
-            self._proof = self.budget.spent_s, variants
-            self.is_known_to_take(self.step_s)
-
-    def has_time(self, variants: int) -> bool:
-        """Whether a stage of so many beside the baseline could tell anything."""
-        steps_s = (1 + variants) * (1 + RACE_ROUNDS) * self.step_s
-        return self.budget.is_a_look or self.budget.allows(self._around_s + steps_s)
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget."""
+        return self.allowance.budget.left_s
 
     def race(
         self, title: str, tried: Sequence[Candidate], share: float, best: Candidate = BASELINE
@@ -95,7 +51,7 @@ class Stages:
         __tracebackhide__ = True
         leaders = [best] if best.values else []
         tried = [candidate for candidate in tried if not self._is_blamed(candidate)]
-        room = self._room(share, leaders)
+        room = self.allowance.room(share, len(leaders), is_first=not self._tried)
         chosen = list(tried[:room])
         if room < min(len(tried), MOST_CANDIDATES):
             self._left_out.update({candidate.name: candidate for candidate in tried[room:]})
@@ -110,15 +66,14 @@ class Stages:
             return BASELINE if is_lost else only
         policy = Race(self.right, self._culprits) if races else Grid()
         asked = [*leaders, *chosen]
-        # More than was planned for, if need be: without rounds enough all of it would be lost.
-        seconds = min(OVERTIME * share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
+        seconds = self.allowance.for_a_race(share)
         comparison = yield from self.benchmark(title, asked, seconds, policy)
         return self._leader(comparison, asked)
 
     def _is_slower(self, title: str, candidate: Candidate) -> Generator[Progress, None, bool]:
         """Whether it is not worth a proof: there is something else to spend the time on."""
         __tracebackhide__ = True
-        comparison = yield from self.benchmark(title, [candidate], self.budget.left_s, Look())
+        comparison = yield from self.benchmark(title, [candidate], self.left_s, Look())
         first, record = comparison.records
         is_slower = early_stopping.is_far_behind(first.times_s, record.times_s, BEHIND)
         if is_slower or not _was_tried(comparison, record):
@@ -164,19 +119,14 @@ class Stages:
         rounds = max((len(comparison.baseline.times_s) for comparison in comparisons), default=0)
         records = [record for comparison in comparisons for record in comparison.records[1:]]
         if rounds < RACE_ROUNDS and not any("dropped" in record.notes for record in records):
-            return f"one step takes {self.step_s:.2g} s; {self.more()}"
+            return f"one step takes {self.allowance.step_s:.2g} s; {self.allowance.more()}"
         checks = [record.accuracy for record in records if record.accuracy]
         if checks and all(check.verdict == "not checked" for check in checks):
             return f"no plan can be proven right: {checks[0].reason}"
         left_out = len(self.left_out())
         if left_out > len(self._tried):
-            return f"{left_out} plans were left out; {self.more()}"
+            return f"{left_out} plans were left out; {self.allowance.more()}"
         return ""
-
-    def more(self) -> str:
-        """The budget that gives a clear answer, or how long one would take."""
-        needed_s = ENOUGH_STEPS * self.step_s
-        return advice(needed_s, "gives a clear answer", "a clear answer", self.budget.seconds)
 
     def narrow_losers(self) -> list[Candidate]:
         """What was right and close when a race gave it up, by rounds too few for an interval.
@@ -209,15 +159,6 @@ class Stages:
                 self._left_out[candidate.name] = candidate
         return best
 
-    def _room(self, share: float, known: Sequence[Candidate]) -> int:
-        """How many more candidates a race of this share of the budget can take."""
-        seconds = min(share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
-        again = 2 if self.step_s <= LONG_S else 1  # a short step has an untimed one before it
-        least_s = max(SLOWER * self.step_s * (APART + again * RACE_ROUNDS), CANDIDATE_S)
-        check = 1 if self._tried else REFERENCE + ROUNDED  # what it goes by is kept
-        others_s = check * self.step_s + (1 + len(known)) * least_s
-        return max(min(int((seconds - others_s) / least_s), MOST_CANDIDATES), 0)
-
     def benchmark(
         self,
         title: str,
@@ -234,7 +175,7 @@ class Stages:
             variants,
             seconds,
             policy=policy,
-            within=self.budget,
+            within=self.allowance.budget,
         )
         try:
             with closing(benchmark.run()) as run:
@@ -242,14 +183,15 @@ class Stages:
                     here = custody.in_progress()
                     paused_s = here.paused_s if here else 0.0
                     taken_s = here.taking_s if here else 0.0  # to put it back takes as long
-                    self._around_s = max(self._around_s, 2 * taken_s)
-                    yield Progress(self.budget.share, f"{title}: {progress.text}", progress.known)
+                    self.allowance.goes_around_stages(2 * taken_s)
+                    share = self.allowance.budget.share
+                    yield Progress(share, f"{title}: {progress.text}", progress.known)
                     if here:  # turns that were given up
-                        self.budget.exclude(here.paused_s - paused_s)
+                        self.allowance.budget.exclude(here.paused_s - paused_s)
                     times_s = benchmark.result().baseline.times_s
                     if not is_known and len(times_s) >= RACE_ROUNDS:
                         is_known = True
-                        self.is_known_to_take(median(times_s))
+                        self.allowance.is_known_to_take(median(times_s))
         finally:
             self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()

@@ -195,7 +195,7 @@ def test_twice_the_budget_that_was_not_enough_is_the_least_that_is_advised(neede
 def test_no_result_advises_the_budget_that_it_had(work, step_s, budget_s):
     network, optimizer, step = work(step_s, 0.99)
     search = Search(step_of(step, network, optimizer), budget_s)
-    advised = search._stages.more().split()
+    advised = search._allowance.more().split()
     assert advised[0] != "--budget" or int(advised[1]) >= 2 * budget_s
 
 

@@ -119,7 +119,7 @@ def test_of_two_parts_that_do_the_same_only_one_stays(made_time):
         optimizer.zero_grad()
 
     search = Search(step_of(step, network, optimizer), 3.0)
-    search._stages.step_s = 0.006
+    search._allowance.step_s = 0.006
     both = Candidate({"channels_last": True, "fused_optimizer": True})
     for name in both.values:  # as a race leaves it
         search._stages.refuse(name, "falls behind")
