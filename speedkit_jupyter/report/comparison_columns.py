@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from speedkit_jupyter.measure.checks import quantities
+from speedkit_jupyter.measure.checks.quantities import Quantity
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.measure.rounds.budget import advice
 from speedkit_jupyter.report.elements import Row, Table, Tone
-from speedkit_jupyter.report.units import ratio, seconds, share, size
+from speedkit_jupyter.report.units import ratio, seconds, share, size, with_unit
 
 BLANK = "–"
 TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
@@ -37,7 +39,7 @@ class Column:
 
 def comparison_table(comparison: Comparison, is_brief: bool = False) -> Table:
     """A row for each variant; where it has no times, the last column says why."""
-    columns = [column for column in COLUMNS if column.is_brief or not is_brief]
+    columns = [column for column in _columns(comparison) if column.is_brief or not is_brief]
     leaving = sorted(
         (column for column in columns if column.leaves), key=lambda column: -column.leaves
     )
@@ -48,6 +50,27 @@ def comparison_table(comparison: Comparison, is_brief: bool = False) -> Table:
         wraps=tuple(column.title for column in columns if column.wraps),
         optional=tuple(column.title for column in leaving),
     )
+
+
+def counted(comparison: Comparison) -> list[Quantity]:
+    """What this machine counts beside the times."""
+    names = {name for record in comparison.records for name in record.quantities}
+    return [quantity for quantity in quantities.QUANTITIES if quantity.name in names]
+
+
+def _columns(comparison: Comparison) -> list[Column]:
+    """With those of what this machine counts beside the times."""
+    more = map(_column, counted(comparison))
+    place = next(n for n, column in enumerate(COLUMNS) if column.title == "accuracy")
+    return [*COLUMNS[:place], *more, *COLUMNS[place:]]
+
+
+def _column(quantity: Quantity) -> Column:
+    def cell(comparison: Comparison, record: Record) -> str | None:
+        value = record.quantities.get(quantity.name)
+        return None if value is None else with_unit(value, quantity.unit)
+
+    return Column(quantity.title, cell, leaves=3)
 
 
 def _row(comparison: Comparison, record: Record, columns: list[Column]) -> Row:

@@ -10,7 +10,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import advice
-from speedkit_jupyter.report.comparison_columns import comparison_table, in_short, reason
+from speedkit_jupyter.report.comparison_columns import comparison_table, counted, in_short, reason
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Picture, Section
 from speedkit_jupyter.report.units import count, operations, ratio, seconds, size, word
@@ -193,6 +193,7 @@ def _legend(comparison: Comparison) -> list[str]:
             "attention. Of limit: the time they need at this machine's own GEMM rate (or the "
             "state, read once at its copy rate) as a share of the median."
         )
+    lines += [quantity.about for quantity in counted(comparison)]
     if comparison.dropout_off:
         lines.append("Dropout was off in the accuracy check: each kernel draws other masks.")
     if comparison.skipped_rounds:

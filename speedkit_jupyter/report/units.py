@@ -19,6 +19,14 @@ def seconds(value: float, digits: int = 3) -> str:
     return f"{_significant(value / 1e-9, digits)} ns"
 
 
+def with_unit(value: float, unit: str) -> str:
+    """`1.2 J`, `45.2 mJ`, `3.1 kJ`."""
+    for scale, prefix in ((1e3, "k"), (1.0, ""), (1e-3, "m")):
+        if abs(value) >= scale:
+            return f"{_significant(value / scale, 3)} {prefix}{unit}"
+    return f"{_significant(value / 1e-6, 3)} µ{unit}"
+
+
 def _significant(value: float, digits: int) -> str:
     """Never as a power of ten: `1230` to two digits is `1200`."""
     rounded = float(f"{value:.{max(digits, 1)}g}")

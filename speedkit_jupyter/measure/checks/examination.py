@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from speedkit_jupyter.measure.checks import layout_queries, memory, roofline, yardstick
+from speedkit_jupyter.measure.checks import (
+    layout_queries,
+    memory,
+    quantities,
+    roofline,
+    yardstick,
+)
 from speedkit_jupyter.measure.checks.accuracy import is_finite, is_right
 from speedkit_jupyter.measure.checks.course import Course
 from speedkit_jupyter.measure.checks.trials import Steps, is_compiled
@@ -164,6 +170,23 @@ class Examination:
                     runner.record.memory = memory.needed(runner.once, runner.device, state)
                 except Exception as error:
                     runner.fail(error)
+
+    def quantities(self) -> Iterator[Progress]:
+        """What else this machine counts, of each variant."""
+        for quantity in quantities.QUANTITIES:
+            for runner in self._runners:
+                read = None if runner.record.failure else quantity.meter(runner.device)
+                if read is None or runner.warm is None:
+                    continue
+                yield Progress(0.0, f"{quantity.title} of {runner.record.name}")
+                with runner.applied():
+                    runner.warm.restore()
+                    try:
+                        value = quantities.of_a_step(runner.once, runner.device, read)
+                    except Exception as error:
+                        runner.fail(error)
+                    else:
+                        runner.record.quantities[quantity.name] = value
 
     def limits(self, flops: int | None) -> Iterator[Progress]:
         """What this machine could do at best, in each variant's precision."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Columns of `to_dict` whose values have parts, or may have.
-NESTED = ("times_s", "quartiles_s", "accuracy", "memory", "compilations")
+NESTED = ("times_s", "quartiles_s", "accuracy", "memory", "compilations", "quantities")
 
 
 @dataclass
@@ -38,7 +38,8 @@ class Record:
 
     `applied` is what its plan changes, `plan` the same in the config's words. `first_call_s` holds
     compilation; `settling_s` is what all warm-up steps together took beyond ordinary ones.
-    `limit_s` is the machine's own limit for this step in this precision. `declines` are the reasons
+    `limit_s` is the machine's own limit for this step in this precision, `quantities` what else
+    the machine counts of a step, by the names in `checks/quantities`. `declines` are the reasons
     of what the plan was refused, by optimization; `declined` says that nothing is left of it, so
     that `failure` is a reason not to run it, and nothing that went wrong.
     """
@@ -58,6 +59,7 @@ class Record:
     memory: Memory | None = None
     compilations: Compilations = field(default_factory=Compilations)
     limit_s: float | None = None
+    quantities: dict[str, float] = field(default_factory=dict)
 
     @property
     def why_not_measured(self) -> str:
@@ -264,6 +266,7 @@ class Comparison(Shown):
             "upper_quartile_s": upper,
             "accuracy": (row["accuracy"] or {}).get("verdict"),
             "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
+            **row["quantities"],
         }
 
 

@@ -260,6 +260,7 @@ class Benchmark:
             if not self._policy.chooses:
                 self._flops = about.flops()
                 yield from about.limits(self._flops)
+                yield from about.quantities()
         return check
 
     def _check_late(self, check: Examination, runners: Sequence[Runner]) -> Iterator[Progress]:

@@ -1,0 +1,59 @@
+"""What else is measured of a step, where the machine counts it: an entry each.
+
+A field of records and files, and a column of the table, follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.measure.checks import energy
+from speedkit_jupyter.measure.rounds import clock
+
+if TYPE_CHECKING:
+    import torch
+
+Read = Callable[[], float]
+# Counters move once in a millisecond or rarer (NVML in 20 to 100): steps are repeated so long.
+LEAST_S = 0.3
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """`name` holds the unit, as in `energy_j`; `title` and `unit` are what the table says, `about`
+    a line below it.
+
+    `meter` gives for a device what reads the sum so far, or None where nothing counts it.
+    """
+
+    name: str
+    title: str
+    unit: str
+    about: str
+    meter: Callable[[torch.device], Read | None]
+
+
+QUANTITIES = (
+    Quantity(
+        "energy_j",
+        "energy",
+        "J",
+        "Energy: of one step, by the device's own counter, which counts all that runs there.",
+        energy.meter,
+    ),
+)
+
+
+def of_a_step(step: Callable[[], object], device: torch.device, read: Read) -> float:
+    """The mean over as many untimed steps as the counter needs."""
+    __tracebackhide__ = True
+    synchronize(device)
+    steps, begun_s, before = 0, clock.now(), read()
+    while not steps or clock.now() - begun_s < LEAST_S:
+        step()
+        synchronize(device)
+        steps += 1
+    return (read() - before) / steps
