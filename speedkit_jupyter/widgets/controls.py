@@ -38,6 +38,7 @@ class Control:
 
         self.path, self._chosen, self._drawing = path, chosen, False
         name, _, field = path.partition(".")
+        self.effect = optimization.effect
         self.is_first = path == next(iter(optimization.paths))
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)

@@ -5,14 +5,22 @@ Core widgets only, in boxes that wrap on narrow pages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from speedkit_jupyter.optimizations.base import Effect
 from speedkit_jupyter.widgets.controls import Control, tooltip
 
-# What most people want to see, in this order; the rest stands under MORE, with longer labels.
+# What most people want to see, in this order; the rest stands under MORE, with longer labels, in
+# groups.
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
+GROUPS = {
+    Effect.EXACT: "the same numbers",
+    Effect.ROUNDING: "the same up to rounding",
+    Effect.CHANGES_MODEL: "another model",
+}
+HEADING = '<div style="font-size:12px;font-weight:600;opacity:.8;margin:4px 2px 0">{}</div>'
 LABEL_PX, LONG_LABEL_PX = 70, 148
 BUTTONS = {
     "Apply": ("check", "put the choice into force, on this model"),
@@ -83,8 +91,8 @@ class Parts:
 
         main = [c for path, c in self.controls.items() if c.is_first and c.label in FIRST]
         main.sort(key=lambda control: FIRST.index(control.label))
-        rest = [control.widget for control in self.controls.values() if control not in main]
-        more = w.Accordion([w.VBox(rest)], selected_index=None)
+        rest = [control for control in self.controls.values() if control not in main]
+        more = w.Accordion([w.VBox(_grouped(rest))], selected_index=None)
         more.set_title(0, MORE)
         plan, measure = [*self.buttons.values()][:2], [*self.buttons.values()][2:]
         bar = w.Box([*plan, self.code, *measure], layout=w.Layout(flex_flow="row wrap"))
@@ -98,6 +106,19 @@ class Parts:
 def label_px(label: str) -> int:
     """How wide a label is where it stands."""
     return LABEL_PX if label in FIRST else LONG_LABEL_PX
+
+
+def _grouped(controls: Iterable[Control]) -> list[Any]:
+    """Their widgets, by what they do to the numbers, the harmless first."""
+    import ipywidgets as w
+
+    ordered = list(controls)
+    widgets: list[Any] = []
+    for effect, title in GROUPS.items():
+        members = [control.widget for control in ordered if control.effect is effect]
+        if members:
+            widgets += [w.HTML(HEADING.format(title)), *members]
+    return widgets
 
 
 def _button() -> Any:
