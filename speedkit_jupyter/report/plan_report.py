@@ -15,6 +15,8 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, size, word
 
+# So many names in a line.
+MOST_NAMES = 12
 SOURCES = {"auto": "auto", "user": "you", "env": "environment", "measured": "measured"}
 
 
@@ -54,14 +56,13 @@ def context_report(context: SpeedContext, name: str = "model", ctx: str = "ctx")
 def applied_report(context: SpeedContext, words: Words) -> Document:
     """What applying did, and the loop to paste in the user's words."""
     plan = context.plan
-    shown = [d for d in plan if d.active or d.declined]
-    rest = ", ".join(d.name for d in plan if d not in shown)
+    shown = [d for d in plan if not _is_plainly_as_is(d)]
     sections = [Section(decisions(shown))] if shown else []
     if plan.config.why_left:
         again = "`--rules` applies what the rules say, `%%speedbench --tune` searches again."
         sections.append(Section(f"{plan.config.why_left.capitalize()}. {again}"))
     else:
-        sections.append(Section(f"As is: {rest}. `%speedkit report` has every reason."))
+        sections += _as_is(plan)
     sections += worth_measuring(plan)
     sections.append(Section(changed(context.changes()), "Before and after"))
     sections += _notes(context, words.ctx)
@@ -81,13 +82,15 @@ def status_report(
     for name, context in contexts:
         sections.append(Section(_state(context, name) + "."))
         sections += _notes(context, variable_of(context))
-        idle = [d for d in context.plan if not d.active]
+        idle = [d for d in context.plan if d.declined and not d.active]
         if idle:
-            sections.append(Section(_reasons(idle), "Left on the table"))
-        sections += worth_measuring(context.plan)
+            sections.append(Section(_reasons(idle), "Declined"))
+        sections += [*_as_is(context.plan), *worth_measuring(context.plan)]
     for name, plan in planned:
-        sections.append(Section(decisions(plan), f"`%speedkit apply {name}` would do this"))
-        sections += worth_measuring(plan)
+        shown = [d for d in plan if not _is_plainly_as_is(d)]
+        body = decisions(shown) if shown else "Nothing here is known to help."
+        sections.append(Section(body, f"`%speedkit apply {name}` would do this"))
+        sections += [*_as_is(plan), *worth_measuring(plan)]
     if not sections:
         sections.append(
             Section(
@@ -132,6 +135,19 @@ def worth_measuring(plan: Plan) -> list[Section]:
     return [Section(offer)] if words else []
 
 
+def _is_plainly_as_is(decision: Decision) -> bool:
+    """Whether nothing is done, and nobody asked for anything."""
+    return not decision.active and not decision.declined
+
+
+def _as_is(plan: Plan) -> list[Section]:
+    """A line for what nothing is done about; of a large catalog the first of them."""
+    names = [d.name for d in plan if _is_plainly_as_is(d)]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    listed = f"{', '.join(names[:MOST_NAMES])}{more}"
+    return [Section(f"As is: {listed}. `%speedkit report` has every reason.")] if names else []
+
+
 def changed(changes: Sequence[Change]) -> Table | str:
     """Every flag and piece of state that differs."""
     if not changes:
@@ -151,7 +167,7 @@ def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
 
 def _reasons(idle: Sequence[Decision]) -> Table:
     return Table(
-        ("optimization", "why it is not used"), tuple(Row((d.name, d.reason)) for d in idle)
+        ("optimization", "why"), tuple(Row((d.name, d.reason)) for d in idle)
     )
 
 
