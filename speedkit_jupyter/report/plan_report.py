@@ -166,9 +166,7 @@ def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
 
 
 def _reasons(idle: Sequence[Decision]) -> Table:
-    return Table(
-        ("optimization", "why"), tuple(Row((d.name, d.reason)) for d in idle)
-    )
+    return Table(("optimization", "why"), tuple(Row((d.name, d.reason)) for d in idle))
 
 
 def _state(context: SpeedContext, name: str) -> str:
