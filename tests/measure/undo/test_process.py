@@ -256,3 +256,20 @@ def test_what_a_step_sets_for_the_process_is_restored_or_named(name, from_cell):
     finally:
         if not is_same(after, before) and TABLE[name].write is not None:
             TABLE[name].write(before)
+
+
+def test_after_a_dispatch_mode_that_a_step_left_entered_code_is_compiled_as_before():
+    frames = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        frames.append(graph)
+        return graph.forward
+
+    found = torch_switches._dispatch_modes()
+    DispatchMode().__enter__()
+    DispatchMode().__enter__()
+    torch_switches._write_dispatch_modes(found)
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    torch._dynamo.reset()
+    assert frames

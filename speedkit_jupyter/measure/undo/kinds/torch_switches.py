@@ -153,8 +153,12 @@ def _dispatch_modes() -> list[Any]:
 
 
 def _write_dispatch_modes(value: list[Any]) -> None:
-    while len(_dispatch_modes()) > len(value):
-        owner_of("torch.utils._python_dispatch")._pop_mode()
+    """By torch's own exit, not a subclass's: beside the stack it keeps flags, by which
+    torch.compile leaves all code as it is.
+    """
+    leave = owner_of("torch.utils._python_dispatch").TorchDispatchMode.__exit__
+    while len(entered := _dispatch_modes()) > len(value):
+        leave(entered[-1], None, None, None)
 
 
 def _levels() -> int:
