@@ -46,6 +46,20 @@ MOST_OF_WAY = 3.0
 OTHER_GRADIENTS = 0.5
 
 
+def untrained(observation: Observation, baseline: Observation, names: Names) -> str:
+    """Which parameter stays where it is for no reason; empty where none does."""
+    if len(observation.updates) != len(baseline.updates):
+        return "the optimizer made no step" if baseline.updates else ""
+    for index, (update, expected) in enumerate(
+        zip(observation.updates, baseline.updates, strict=True)
+    ):
+        gradient = observation.gradients[index]
+        leads = gradient is None or bool(gradient.any())
+        if bool(expected.any()) and leads and not bool(update.any()):
+            return f"{names.parameter(index)} is not trained"
+    return ""
+
+
 def misstep(
     observation: Observation,
     baseline: Observation,
