@@ -105,13 +105,20 @@ def sequential() -> type:
     return Sequential
 
 
-def is_watched() -> bool:
-    """Whether a trace, hooks on all modules, or modes that see each operation, may keep it."""
+def internals() -> tuple[Callable[[], Any], ...]:
+    """Who says what else sees a result: a trace, hooks on all modules, modes. Raises where torch
+    has moved them.
+    """
     import torch
     from torch.nn.modules import module
 
-    traced = torch._C._get_tracing_state() is not None
-    return bool(traced or module._has_any_global_hook() or torch._C._len_torch_dispatch_stack())
+    hooks = module._has_any_global_hook
+    return torch._C._get_tracing_state, hooks, torch._C._len_torch_dispatch_stack
+
+
+def is_watched() -> bool:
+    """Whether any of these may keep what a layer has made."""
+    return any(asked() for asked in internals())
 
 
 def writing(

@@ -94,6 +94,8 @@ class Rewrites(Optimization):
             chosen = [kind for kind in KINDS if details[kind]]
             missing = NOTHING if len(chosen) == len(KINDS) else f"nothing for {', '.join(chosen)}"
             return request.decline(False, missing if chosen else "no kind is chosen")
+        if any(place.kind == "inplace" for place in places):
+            in_place.internals()
         if options.enabled == "auto":
             return request.leave(False, f"{_counted(places)}: it is there on request only")
         return request.obey(True, _counted(places), details=details)

@@ -411,6 +411,17 @@ def test_tensors_of_other_kinds_views_and_modes_are_left_alone():
         assert names == ["ReLU"]
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(torch._C, "_len_torch_dispatch_stack"), (nn.modules.module, "_has_any_global_hook")],
+)
+def test_where_torch_has_moved_what_it_stands_on_it_is_declined(owner, name, monkeypatch):
+    monkeypatch.delattr(owner, name)
+    decision = plan(chosen(*KINDS), facts=Facts.read(block()))["rewrites"]
+    assert decision.declined
+    assert name in decision.rule
+
+
 @pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")
 @pytest.mark.parametrize("way", ["jit.script", "jit.trace", "fx"])
 def test_torchs_own_tracers_take_it(way):
@@ -476,3 +487,61 @@ def test_a_model_that_the_user_compiled_computes_by_tanh_meanwhile():
         assert torch.equal(compiled(given), nn.functional.gelu(model[0](given), approximate="tanh"))
     assert torch.equal(compiled(given), plain)
     torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [("inplace",), KINDS])
+def test_beside_compile_it_computes_what_it_does_alone(kinds):
+    model = block()
+    with applied(model, *kinds):
+        expected = model(x)
+        gradient = torch.autograd.grad(expected.sum(), model.conv[0].weight)[0]
+    config = SpeedConfig.from_dict(chosen(*kinds).to_dict() | {"compile": True})
+    for _ in range(2):  # compiled anew where the plan comes back
+        with apply_speedups(model, config)[1] as context:
+            result = model(x)
+            assert "compile" not in context.notes
+            assert torch.allclose(result, expected, atol=1e-5)
+            got = torch.autograd.grad(result.sum(), model.conv[0].weight)[0]
+            assert torch.allclose(got, gradient, atol=1e-4)
+    torch._dynamo.reset()
+
+
+def test_a_model_that_was_compiled_in_the_sequence_itself_runs_as_before_and_after():
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
+    compiled = torch.compile(model, backend="eager")
+    given = x[0, 0, :, :3]
+    plain = compiled(given)
+    with applied(model, "inplace"):
+        assert torch.equal(compiled(given), plain)
+    assert torch.equal(compiled(given), plain)
+    torch._dynamo.reset()
+
+
+def test_a_model_lives_no_longer_for_it():
+    import gc
+    import weakref
+
+    model = block()
+    context = applied(model)
+    gone = [weakref.ref(part) for part in model.modules()]
+    del model, context
+    gc.collect()
+    assert not any(reference() for reference in gone)
+
+
+def test_two_threads_that_train_the_model_meanwhile_get_the_same_numbers():
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = block().eval()
+    plain = model(x)
+
+    def run(_: int) -> bool:
+        return all(torch.equal(model(x), plain) for _ in range(20))
+
+    with ThreadPoolExecutor(2) as pool:
+        rest = pool.map(run, range(2))
+        for _ in range(20):
+            with applied(model, "inplace"):
+                assert torch.equal(model(x), plain)
+        assert all(rest)
