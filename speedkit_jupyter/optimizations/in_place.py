@@ -77,6 +77,8 @@ def sequential() -> type:
     import torch
     from torch import nn
 
+    known = by_result().keys() | by_input().keys()
+
     class Sequential(nn.Sequential):
         """Runs its children one after another, some activations in place."""
 
@@ -96,7 +98,7 @@ def sequential() -> type:
                 return super().forward(input)
             before = None
             for module in self:
-                write = writing(before, module, input)
+                write = writing(before, module, input) if type(module) in known else None
                 input = module(input) if write is None else write(module, input)
                 before = module
             return input

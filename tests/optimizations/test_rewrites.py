@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.optimizations import in_place
-from speedkit_jupyter.optimizations.base import Effect
+from speedkit_jupyter.optimizations.base import Effect, Target
 from speedkit_jupyter.optimizations.rewrites import KINDS
 from speedkit_jupyter.report.catalog_report import explain_report
 
@@ -102,6 +102,17 @@ def test_it_changes_the_model_unless_all_is_in_place():
         assert bool(found.changes_model()) is (kinds != ("inplace",)), kinds
     only = nn.Sequential(nn.Linear(2, 2), nn.ReLU())  # nothing else to be found in it
     assert plan(chosen(*KINDS), facts=Facts.read(only)).changes_model() == {}
+
+
+def test_on_a_cpu_it_is_said_that_tanh_has_been_slower():
+    model = nn.Sequential(nn.GELU())
+    facts = Facts.read(model)
+    assert "the faster one" in plan(chosen("gelu"), facts=facts)["rewrites"].reason
+    there = plan(chosen("gelu"), Hardware.from_json("t4"), facts.moved("cuda:0"))["rewrites"]
+    assert there.active
+    assert "the faster one" not in there.reason
+    only = plan(chosen("inplace"), facts=Facts.read(block()))["rewrites"]
+    assert "the faster one" not in only.reason
 
 
 # --- what is applied ---
@@ -434,6 +445,41 @@ def test_torchs_own_tracers_take_it(way):
             "fx": lambda: torch.fx.symbolic_trace(model),
         }[way]()
         assert torch.allclose(made(x[0, 0, :, :3]), expected)
+
+
+# --- what is told ---
+
+
+@pytest.mark.parametrize("kinds", [KINDS, *((kind,) for kind in KINDS)])
+def test_what_is_expected_is_what_is_so_once_it_is_applied(kinds):
+    model = block()
+    entry = next(one for one in optimizations() if one.name == "rewrites")
+    decision = plan(chosen(*kinds), facts=Facts.read(model))["rewrites"]
+    part = applied(model.conv, "instance_norm")  # a part's plan may have come first
+    expected = entry.expected(decision, Target(model), Facts.read(model))
+    with entry.applied(decision, Target(model)):
+        assert entry.observe(Target(model)) == expected
+    assert entry.observe(Target(model))["model.instance_norm"] == "1 of 1 as GroupNorm"
+    part.restore()
+    assert entry.observe(Target(model))["model.instance_norm"] == "0 of 1 as GroupNorm"
+
+
+def test_a_saved_plan_asks_for_the_same_kinds_again(tmp_path):
+    found = plan(chosen("gelu", "inplace"), facts=Facts.read(block()))
+    found.to_yaml(tmp_path / "plan.yaml")
+    again = plan(SpeedConfig.from_yaml(tmp_path / "plan.yaml"), facts=Facts.read(block()))
+    assert again.changes_model() == found.changes_model()
+    assert again["rewrites"].details == {"instance_norm": False, "gelu": True, "inplace": True}
+
+
+def test_weights_saved_meanwhile_are_loaded_afterwards_and_the_other_way_round():
+    model = block()
+    before = copy.deepcopy(model.state_dict())
+    with applied(model):
+        model.load_state_dict(before)
+        meanwhile = copy.deepcopy(model.state_dict())
+    model.load_state_dict(meanwhile)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 # --- as plain code ---

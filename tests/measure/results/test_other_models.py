@@ -10,6 +10,9 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, benchmark, machines, plan, tune, verify
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.labels import Names
+from speedkit_jupyter.measure.checks.observation import Observation
+from speedkit_jupyter.measure.checks.updates import untrained
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.optimizations import CATALOG, rewrites
 from speedkit_jupyter.optimizations.base import Effect, Request
@@ -143,6 +146,15 @@ def test_a_wrong_one_is_wrong_and_a_failed_one_failed():
     assert found.verdict(found.records[1]) == "failed"
 
 
+def test_of_a_step_that_does_not_train_it_is_not_the_loss_that_decides():
+    found = comparison()
+    found.records[1].accuracy = Accuracy("other model", "", 0.012)
+    assert "output off by 0.012; what it is for decides, not its speed" in words(found)
+    found.records[1].accuracy = Accuracy("not checked", "the budget was too short to check")
+    assert found.verdict(found.records[1]) == "other model"
+    assert "too short to check; its loss decides" in words(found)
+
+
 # --- what is measured ---
 
 
@@ -168,6 +180,29 @@ def test_against_a_baseline_of_the_same_other_model_it_is_judged_by_rounding():
     found = benchmark(step, "rewrites:gelu,rewrites:gelu+fused_optimizer,baseline", budget_s=0.2)
     assert found.records[1].accuracy.verdict in ("exact", "rounding")
     assert found.records[2].accuracy.verdict == "other model"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "gradient", "fault"),
+    [
+        (1e-3, 0.0, 1.0, True),  # it got a gradient, and stays
+        (1e-3, 0.0, None, True),  # it got none any more
+        (1e-3, 0.0, 0.0, False),  # what it computes does not depend on it
+        (1e-3, 1e-9, 1.0, False),
+        (0.0, 0.0, 1.0, False),
+        (1e-9, 0.0, 1e-6, False),  # a bias before a norm: what rounding leaves of a zero
+    ],
+)
+def test_a_parameter_that_stays_is_a_fault_unless_only_noise_would_move_it(
+    theirs, mine, gradient, fault
+):
+    def step(way, gradient):
+        made = None if gradient is None else torch.full((4,), gradient)
+        updates = [torch.full((8,), 1e-3), torch.full((4,), way)]
+        return Observation(gradients=[torch.ones(8), made], updates=updates)
+
+    told = untrained(step(mine, gradient), step(theirs, 1.0), Names(("0.weight", "1.bias")))
+    assert told == ("1.bias is not trained" if fault else "")
 
 
 @pytest.mark.parametrize("fault", ["not finite", "shape", "not trained"])
