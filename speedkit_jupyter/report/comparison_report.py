@@ -121,7 +121,8 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     words = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
-    if words and not record.failure and "+".join(words) != record.name:
+    named = [part.partition(":")[0] for part in record.name.split("+")]
+    if words and not record.failure and words != named and "+".join(words) != record.name:
         lines.append(", ".join(words))
     if record.is_other_model(comparison.baseline) and not record.failure:
         lines.append(Urgent(_given_up(record)))

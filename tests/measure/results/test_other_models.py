@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import replace
 
 import pytest
@@ -18,8 +19,10 @@ from speedkit_jupyter.optimizations import CATALOG, rewrites
 from speedkit_jupyter.optimizations.base import Effect, Request
 from speedkit_jupyter.optimizations.deciding import BY_REQUEST, decided
 from speedkit_jupyter.report.comparison_report import narrow_comparison_report
+from speedkit_jupyter.report.history_report import history_list
+from speedkit_jupyter.support.database import Saved
 from speedkit_jupyter.tuning import scoring
-from speedkit_jupyter.tuning.candidates import candidates
+from speedkit_jupyter.tuning.candidates import Candidate, candidates
 
 OTHER = {"rewrites": {"enabled": True}}
 
@@ -153,6 +156,28 @@ def test_of_a_step_that_does_not_train_it_is_not_the_loss_that_decides():
     found.records[1].accuracy = Accuracy("not checked", "the budget was too short to check")
     assert found.verdict(found.records[1]) == "other model"
     assert "too short to check; its loss decides" in words(found)
+
+
+def test_the_list_of_saved_results_says_it_too():
+    then = datetime.datetime(2026, 5, 12, tzinfo=datetime.timezone.utc)
+    saved = Saved(1, "mine", then, comparison().to_dict())
+    assert "[2.00× to 2.00×] (other model), bf16 1.20×" in words(history_list([saved]))
+
+
+def test_a_part_that_no_word_names_is_named_by_its_fields():
+    _, _, step = training()
+    half = SpeedConfig(rewrites={"enabled": True, "gelu": True, "inplace": False}, alone=True)
+    assert verify(step, half, steps=2).name.endswith("(rewrites:without inplace)")
+    for value, name in (
+        (
+            {"enabled": True, "mode": "max-autotune", "dynamic": True},
+            "compile:max-autotune/dynamic",
+        ),
+        ({"enabled": True, "fullgraph": False, "dynamic": False}, "compile:without dynamic"),
+        ({"enabled": True, "mode": "max-autotune"}, "compile:max-autotune"),
+        ({"enabled": True}, "compile"),
+    ):
+        assert Candidate({"compile": value}).name == name
 
 
 # --- what is measured ---
