@@ -46,7 +46,7 @@ def rewritable(model: torch.nn.Module) -> Iterator[tuple[Rewritable, torch.nn.Mo
     """
     from torch import nn
 
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in _places(model):
         if "forward" in module.__dict__:
             continue
         if holder := _exact_gelu(module):
@@ -62,6 +62,16 @@ def rewritable(model: torch.nn.Module) -> Iterator[tuple[Rewritable, torch.nn.Mo
                 name = type(sequential[index]).__name__
                 place = f"{path}.{index}" if path else str(index)
                 yield Rewritable("inplace", place, f"{name} in place"), module
+
+
+def _places(
+    module: torch.nn.Module, path: str = "", above: tuple[torch.nn.Module, ...] = ()
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every place in a model with its module; one that holds what it lies in ends there."""
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None and all(child is not one for one in (*above, module)):
+            yield from _places(child, f"{path}.{name}" if path else name, (*above, module))
 
 
 def is_rewritten(module: torch.nn.Module) -> bool:

@@ -209,6 +209,39 @@ def test_a_module_in_two_places_is_rewritten_once_and_comes_back_in_both():
     assert act.approximate == "none"
 
 
+def test_a_module_that_holds_the_model_it_lies_in_is_no_endless_loop():
+    model = block()
+    model.act.owner = model
+    with applied(model) as context:
+        assert context.notes["rewrites"].count("GELU") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_in_place_is_bit_equal_on_a_gpu_and_kinds_are_what_they_are_by_hand(dtype, layout):
+    model = block().cuda().to(memory_format=layout)
+    given = x.cuda().to(memory_format=layout).requires_grad_()
+
+    def run():
+        with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+            result = model(given)
+        return result.detach(), *torch.autograd.grad(result.float().sum(), model.parameters())
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        plain = run()
+        with applied(model, "inplace"), written() as names:
+            assert all(map(torch.equal, run(), plain))
+            assert "ReLU" in names
+        with applied(model):
+            assert isinstance(model.conv[1], nn.GroupNorm)
+            assert not torch.equal(run()[0], plain[0])
+        assert all(map(torch.equal, run(), plain))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("copied", ["deepcopy", "pickle", "save", "slice", "replica"])
 def test_copies_are_plain_torch(copied):
     model = block()
