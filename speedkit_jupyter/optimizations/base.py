@@ -330,6 +330,10 @@ class Optimization(ABC):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Decide from records alone: reads no state of torch, so it plans for any machine."""
 
+    def effect_of(self, decision: Decision, facts: Facts) -> Effect:
+        """What this decision does to the numbers: where an entry has several parts, they decide."""
+        return self.effect
+
     def as_is(self, facts: Facts) -> Any:
         """The value that stands for leaving everything as it is."""
         return False

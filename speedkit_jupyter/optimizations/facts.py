@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.optimizations.flattening import flattens
+from speedkit_jupyter.optimizations.rewriting import Rewritable, rewritable
 from speedkit_jupyter.optimizations.settings import users_own
 from speedkit_jupyter.support.wrappers import each_once, layers
 
@@ -68,6 +69,7 @@ class Facts:
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `precision` is filled in while planning.
+    `rewritable` are the modules that `rewrites` can make others of.
     """
 
     device: str = "cpu"
@@ -82,6 +84,7 @@ class Facts:
     attentions: int = 0
     lstms: int = 0
     compiled: Compiled = "no"
+    rewritable: tuple[Rewritable, ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
@@ -129,6 +132,7 @@ class Facts:
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
             compiled=_compiled(model),
+            rewritable=tuple(place for place, _ in rewritable(model)),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),

@@ -13,7 +13,7 @@ import yaml
 from speedkit_jupyter import machines
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.optimizations.base import Decision, Effect
 from speedkit_jupyter.optimizations.deciding import decided
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.config import ALONE, SpeedConfig
@@ -77,6 +77,15 @@ class Plan:
     def active_values(self) -> dict[str, Any]:
         """What is applied, in the config's words."""
         return {decision.name: _asked(decision) for decision in self.decisions if decision.active}
+
+    def changes_model(self) -> dict[str, Any]:
+        """What of it makes another model of it, in the config's words: no speed decides that."""
+        return {
+            decision.name: _asked(decision)
+            for decision in self.decisions
+            if decision.active
+            and named(decision.name).effect_of(decision, self.facts) is Effect.CHANGES_MODEL
+        }
 
     def to_config(self) -> SpeedConfig:
         """A config that asks for just this plan, whatever rules would decide about the rest."""

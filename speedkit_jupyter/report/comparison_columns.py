@@ -117,11 +117,15 @@ def _of_limit(comparison: Comparison, record: Record) -> str | None:
 
 
 def _accuracy(comparison: Comparison, record: Record) -> str | None:
-    """In a word, with the larger relative error, of outputs and gradients, where it is rounding."""
+    """In a word, with the larger relative error, of outputs and gradients, where it is rounding;
+    what another model's outputs are off by is what was given up.
+    """
     accuracy = record.accuracy
     if accuracy is None:
         return None
     error = accuracy.output_error
+    if accuracy.verdict == "other model" and error is not None:
+        return f"other model {error:.1g}"
     if accuracy.verdict != "rounding" or error is None:
         return "as exact" if accuracy.verdict == "exact" else accuracy.verdict
     return f"rounding {max(error, accuracy.gradient_error or 0):.1g}"

@@ -21,6 +21,8 @@ LOOSE = 0.5
 # So many lines stand under the table; what matters always does.
 SHOWN = 2
 
+OTHERS = ("is faster, as another model", "are faster, as other models")
+
 
 class Urgent(str):
     """A line that nobody may overlook."""
@@ -77,6 +79,10 @@ def _nothing(comparison: Comparison) -> str:
         record for record in comparison.records if comparison.verdict(record) == "not checked"
     ]
     nothing = f"Nothing is proven faster than {comparison.baseline.name}"
+    others = [r for r in comparison.records if comparison.verdict(r) == "other model"]
+    if others and not unknown:
+        names = " and ".join(record.name for record in others)
+        return f"{nothing} by the same model; {names} {OTHERS[len(others) > 1]}"
     if not unknown:
         return nothing
     names = ", ".join(record.name for record in unknown)
@@ -115,9 +121,12 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     words = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
-    if words and not record.failure and "+".join(words) != record.name:
+    named = [part.partition(":")[0] for part in record.name.split("+")]
+    if words and not record.failure and words != named and "+".join(words) != record.name:
         lines.append(", ".join(words))
-    if record.accuracy is not None:
+    if record.is_other_model(comparison.baseline) and not record.failure:
+        lines.append(Urgent(_given_up(record)))
+    elif record.accuracy is not None:
         lines += _errors(record.accuracy)
     if not record.declined:
         lines += [f"{name}: declined: {reason}" for name, reason in record.declines.items()]
@@ -126,6 +135,22 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     if record.memory is not None and record.memory.reserved_bytes:
         lines.append(f"torch's allocator reserved {size(record.memory.reserved_bytes)}")
     return [type(line)(f"{record.name}: {line}") for line in lines]
+
+
+def _given_up(record: Record) -> str:
+    """What another model computes otherwise, and what decides about it."""
+    accuracy = record.accuracy
+    decides = f"its loss decides, not its speed: `%speedkit verify --plan {record.name}`"
+    if accuracy is None or accuracy.verdict != "other model":
+        told = "other model" if accuracy is None else f"{accuracy.verdict}: {accuracy.reason}"
+        return f"{told}; {decides}"
+    off = {"output off": accuracy.output_error, "loss": accuracy.loss_error}
+    if accuracy.gradient_cosine is not None:
+        off["gradients"] = accuracy.gradient_error
+    else:
+        decides = "what it is for decides, not its speed"
+    known = [f"{name} by {error:.2g}" for name, error in off.items() if error is not None]
+    return f"other model: {', '.join(known)}; {decides}"
 
 
 def _errors(accuracy: Accuracy) -> list[str]:

@@ -13,6 +13,8 @@ from speedkit_jupyter.report.units import count, day, ratio, seconds
 from speedkit_jupyter.support.database import Saved
 
 SAME_WHERE = ("device", "torch")
+# Of these the speed is not all that is to be known.
+NOT_THE_SAME = ("other model", "wrong", "not checked")
 EARLIER = "of an earlier version of SpeedKit"
 
 
@@ -124,7 +126,8 @@ def _speedup(row: Mapping[str, Any]) -> str:
         return ""
     if not low or high is None:
         return "too few rounds"
-    return f"{ratio(speedup)} [{ratio(low)} to {ratio(high)}]"
+    told = f" ({row['verdict']})" if row.get("verdict") in NOT_THE_SAME else ""
+    return f"{ratio(speedup)} [{ratio(low)} to {ratio(high)}]{told}"
 
 
 def _brief(row: Mapping[str, Any]) -> str:

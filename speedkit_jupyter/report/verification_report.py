@@ -33,13 +33,28 @@ def verification_report(result: Verification) -> Document:
     if result.failure:
         return Document(title, (Section(result.failure),), result.to_dict())
     curves = result.curves
-    sections = [
+    sections = [*_given_up(result)] if result.changes_model else []
+    sections += [
         section for curve in curves for section in _sections(result, curve, len(curves) > 1)
     ]
     sections.append(
         Section("All that the runs did to model, optimizer and random state is undone.")
     )
     return Document(title, tuple(sections), result.to_dict())
+
+
+def _given_up(result: Verification) -> Iterator[Section]:
+    """What another model is, and what its losses show of that: at once, and at the end."""
+    words, loss = " and ".join(result.changes_model), result.loss
+    notes = [f"{name}: {note}." for name, note in result.notes.items()]
+    yield Section("\n".join([f"{words} makes another model of it; what that gives up:", *notes]))
+    runs = [run for run in (loss.baseline, loss.planned, loss.other) if run]
+    rows = (
+        Row(("the first loss, from the same weights", *(f"{run[0]:.5g}" for run in runs))),
+        Row((f"the mean of the last {loss.last}", *(f"{loss.end_of(run):.5g}" for run in runs))),
+    )
+    columns = ("", "baseline", result.name, "other baseline")[: len(runs) + 1]
+    yield Section(Table(columns, rows, columns[1:]))
 
 
 def _sections(result: Verification, curve: Curve, is_one_of_several: bool) -> Iterator[Section]:

@@ -148,7 +148,22 @@ def _word(name: str, value: Any) -> str:
     for word, values in words().items():
         if values.keys() == {name} and _spelled_out(name, values[name]) == asked:
             return word
-    return name if value is True else f"{name}:{value}"
+    shown = _fields(name, value) if isinstance(value, Mapping) else value
+    return name if shown is True else f"{name}:{shown}"
+
+
+def _fields(name: str, value: Mapping[str, Any]) -> Any:
+    """What no word names, by the fields that differ from their defaults: `without gelu`."""
+    default = optimizations.named(name).Options().model_dump()
+    first, *rest = default
+    other = {
+        field: value[field] for field in rest if value.get(field, default[field]) != default[field]
+    }
+    words = [
+        field if v is True else f"without {field}" if v is False else str(v)
+        for field, v in other.items()
+    ]
+    return "/".join(words) or value[first]
 
 
 def _spelled_out(name: str, value: Any) -> Any:

@@ -82,9 +82,17 @@ class Curve:
             return "worse"
         if not self.distance > self.allowed:  # also where both are not finite
             return "same"
-        last = max(len(self.baseline) // 5, 1)
-        above = _mean(self.planned[-last:]) - _mean(self.baseline[-last:])
+        above = self.end_of(self.planned) - self.end_of(self.baseline)
         return "worse" if above > self.allowed else "different"
+
+    @property
+    def last(self) -> int:
+        """So many steps are its end: a fifth of them."""
+        return max(len(self.baseline) // 5, 1)
+
+    def end_of(self, losses: Sequence[float]) -> float:
+        """The mean loss there."""
+        return _mean(losses[-self.last :])
 
     @property
     def is_open(self) -> bool:

@@ -22,7 +22,7 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
     verdict = comparison.verdict(record)
     if record.same_as_baseline or verdict in ("failed", "declined", "wrong", "slower"):
         return 0.0
-    if not record.is_checked:
+    if not record.is_checked or record.is_other_model(comparison.baseline):
         return 0.0
     if objective == "memory":
         return _memory_score(comparison, record)
@@ -54,6 +54,7 @@ def value(comparison: Comparison, record: Record, objective: str, steps: int | N
         ratio is None
         or fell_behind
         or record.same_as_baseline
+        or record.is_other_model(comparison.baseline)
         or verdict in ("failed", "declined", "wrong")
     ):
         return 0.0
@@ -67,7 +68,7 @@ def lost_narrowly(comparison: Comparison, record: Record) -> bool:
     ratio = comparison.ratio(record)
     if ratio is None or record.failure or record.same_as_baseline or not record.is_checked:
         return False
-    if comparison.verdict(record) == "wrong":
+    if comparison.verdict(record) == "wrong" or record.is_other_model(comparison.baseline):
         return False
     return ratio.median > NARROW and math.isinf(ratio.high)
 
@@ -95,6 +96,8 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
         return f"wrong: {record.accuracy.reason}"
     if record.same_as_baseline:
         return "changes nothing here"
+    if record.is_other_model(comparison.baseline):
+        return "another model: speed alone does not decide about it"
     if not record.is_checked and record.accuracy is not None:
         return f"not checked: {record.accuracy.reason}"
     ratio = comparison.ratio(record)

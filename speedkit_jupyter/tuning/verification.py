@@ -6,7 +6,7 @@ yardstick.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.replays import Replays
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.tuning.candidates import Candidate
@@ -126,6 +127,8 @@ class Verifier:
         runner = Runner(step, contexts, Record(title))
         if number == 1:
             self._name_plan(together([context.plan for context in contexts]).active_values())
+            for context in contexts:
+                self._result.changes_model |= context.plan.changes_model()
             self._result.runs.unit = max(unit(runner.precision), own_unit(step.models))
         step.rewind()
         with runner.applied():
@@ -135,12 +138,21 @@ class Verifier:
                 if not loss.ran_on:
                     raise StepError(NO_TRAINING if index == 0 else DONE)
                 losses.append(loss)
+                if number == 1:
+                    self._note(contexts)
                 share = min((number + (index + 1) / self.steps) / 3, 1.0)
                 yield Progress(share, f"{title}: step {index + 1} of {self.steps}")
                 same = losses == self._result.runs.baseline[: len(losses)]
                 if title == OTHER_SEED and len(losses) == min(EQUAL_STEPS, self.steps) and same:
                     self._result.by_weights = True
                     return
+
+    def _note(self, contexts: Sequence[SpeedContext]) -> None:
+        """What a plan that makes another model has found to change."""
+        for context in contexts:
+            notes = {name: note for name, note in context.notes.items()
+                     if name in self._result.changes_model}  # fmt: skip
+            self._result.notes |= notes
 
     def _name_plan(self, values: dict[str, Any]) -> None:
         result = self._result

@@ -34,6 +34,7 @@ class Verification(Shown):
     the GradScaler that scaled it. `by_weights` says that the step draws no random numbers, so that
     the other baselines start from weights with one rounding's noise. `failure` is the plan's, in a
     line. `subject` says which model was trained by which step, in the user's words.
+    `changes_model` is what of the plan makes another model, and `notes` what is known of it.
     """
 
     name: str
@@ -43,6 +44,8 @@ class Verification(Shown):
     failure: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     subject: str = ""
+    changes_model: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def curves(self) -> list[Curve]:
@@ -106,6 +109,8 @@ class Verification(Shown):
             "name": self.name,
             "subject": self.subject,
             "plan": self.plan,
+            "changes_model": self.changes_model,
+            "notes": self.notes,
             "verdict": self.verdict,
             "compared": loss.what,
             "distance": loss.distance,

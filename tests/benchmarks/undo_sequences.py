@@ -43,6 +43,7 @@ WISHES: dict[str, tuple[Any, ...]] = {
     "sdpa": ("math",),
     "tf32": ("medium", "highest"),
     "precision": ("bf16", "fp16"),
+    "rewrites": (True, True, False),  # in place, which is exact: there is nothing else for it
 }
 TOLD = 500  # sequences between two lines that say how far it is
 OPTIMIZERS = {
@@ -134,6 +135,7 @@ class World:
             "values": [t.tolist() for t in tensors],
             "settings": [{k: v for k, v in g.items() if k != "params"} for g in groups],
             "module keys": [sorted(part.__dict__) for part in modules],
+            "module classes": [type(part) for part in modules],
             "optimizer keys": [sorted(one.__dict__) for one in self.optimizers],
             "switches for GradScaler": [
                 one.__dict__.get("_step_supports_amp_scaling") for one in self.optimizers

@@ -37,9 +37,10 @@ def network_and_list() -> tuple:
 
 
 def network() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A convolution, batch norm and a linear layer, with a stepped optimizer."""
+    """A convolution, batch norm, GELU and a linear layer, with a stepped optimizer."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 3))
+    layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(36, 3)]
+    model = nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.rand(2, 2, 5, 5)).sum().backward()
     optimizer.step()

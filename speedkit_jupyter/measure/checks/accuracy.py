@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, er
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.tolerance import NARROW, UNDETERMINED, Tolerance
-from speedkit_jupyter.measure.checks.updates import misstep
+from speedkit_jupyter.measure.checks.updates import misstep, untrained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.measure.checks.observation import Observation
 
-Verdict = Literal["exact", "rounding", "wrong", "not checked"]
+Verdict = Literal["exact", "rounding", "other model", "wrong", "not checked"]
 
 # From here on it is said that a net amplifies rounding: so many roundings of the baseline's own.
 AMPLIFIES = 64
@@ -43,7 +43,8 @@ class Accuracy:
     """Relative errors (norms) against the reference, and the baseline's own beside them.
 
     `explained_output` and `explained_gradient` are what rounding to this precision alone does;
-    `doubtful` is what was seen to be off, and may be the net or the plan.
+    `doubtful` is what was seen to be off, and may be the net or the plan. Of another model the
+    errors are what was given up, the loss's among them.
     """
 
     verdict: Verdict
@@ -56,6 +57,7 @@ class Accuracy:
     explained_output: float | None = None
     explained_gradient: float | None = None
     doubtful: bool = False
+    loss_error: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -130,6 +132,28 @@ class Yardstick:
             doubtful,
         )
 
+    def distance(self, observation: Observation) -> Accuracy:
+        """How far off another model is, which may be any distance: wrong is what does not work."""
+        deviations = self._off(observation)
+        if fault := self._broken(observation, deviations) or untrained(
+            observation, self.baseline, self.names
+        ):
+            return Accuracy("wrong", fault)
+        losses = [
+            deviation.distance
+            for name, deviation in zip(deviations.names, deviations.numbers, strict=False)
+            if name.startswith("loss")
+        ]
+        return Accuracy(
+            "other model",
+            output_error=_number(deviations.output.distance),
+            gradient_error=_number(deviations.gradient.distance),
+            gradient_cosine=_number(deviations.cosine),
+            baseline_output_error=_number(self.own.output.distance),
+            baseline_gradient_error=_number(self.own.gradient.distance),
+            loss_error=_number(max(losses, default=None)),
+        )
+
     def _off(self, observation: Observation) -> Errors:
         """From the reference; what are the baseline's own whole numbers is not off."""
         deviations = errors(observation, self.reference, self.dropped)
@@ -148,10 +172,8 @@ class Yardstick:
         tolerance: Tolerance,
         before: Sequence[tuple[Observation, Observation]],
     ) -> tuple[Verdict, str]:
-        if not deviations.fits:
-            return "wrong", "output: others than the baseline's in number or shape"
-        if not deviations.finite or _has_nan(observation) > _has_nan(self.reference):
-            return "wrong", "output or gradients: not finite"
+        if fault := self._broken(observation, deviations):
+            return "wrong", fault
         if fault := tolerance.beyond(deviations, self.names):
             return "wrong", fault + self._amplified(tolerance)
         if observation is not self.baseline and (
@@ -166,6 +188,14 @@ class Yardstick:
         if close and not any(one.count for one in deviations.differing):
             return "exact", ""
         return "rounding", self._amplified(tolerance).removeprefix("; ")
+
+    def _broken(self, observation: Observation, deviations: Errors) -> str:
+        """What is wrong with it whatever it computes; empty where nothing is."""
+        if not deviations.fits:
+            return "output: others than the baseline's in number or shape"
+        if not deviations.finite or _has_nan(observation) > _has_nan(self.reference):
+            return "output or gradients: not finite"
+        return ""
 
     def _surer(
         self,
@@ -247,6 +277,11 @@ class Yardstick:
 def is_right(accuracy: Accuracy | None) -> bool:
     """Whether it was checked, and computes the same."""
     return accuracy is not None and accuracy.verdict in ("exact", "rounding")
+
+
+def stands(accuracy: Accuracy) -> bool:
+    """Whether it was checked, and nothing is wrong with it, be it another model."""
+    return is_right(accuracy) or accuracy.verdict == "other model"
 
 
 def is_finite(accuracy: Accuracy) -> bool:

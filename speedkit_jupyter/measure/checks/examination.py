@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.checks import (
     roofline,
     yardstick,
 )
-from speedkit_jupyter.measure.checks.accuracy import is_finite, is_right
+from speedkit_jupyter.measure.checks.accuracy import is_finite, stands
 from speedkit_jupyter.measure.checks.course import Course
 from speedkit_jupyter.measure.checks.trials import Steps, is_compiled
 from speedkit_jupyter.measure.checks.untouched import otherwise
@@ -75,7 +75,7 @@ class Examination:
         __tracebackhide__ = True
         record = runner.record
         before = record.accuracy
-        if record.failure or not (before is None or is_right(before)):
+        if record.failure or not (before is None or stands(before)):
             return
         yield Progress(1.0, f"checking {record.name}{' again' if before else ''}")
         self._judge(runner, self._known())
@@ -83,13 +83,16 @@ class Examination:
         if before is None or now is None:
             return
         late = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
-        record.accuracy = before if is_right(now) else late
+        record.accuracy = before if stands(now) else late
 
     def _judge(self, runner: Runner, known: Judge) -> None:
         try:
             course = self._settled(runner)
         except Exception as error:
             runner.fail(error)
+            return
+        if runner.record.is_other_model(self._runners[0].record):
+            runner.record.accuracy = known.distance(course, runner.precision)
             return
         more = partial(yardstick.more, known, self._steps, self._runners, runner.precision)
         accuracy = known.judge(course, runner.precision, more)

@@ -42,8 +42,27 @@ SAME_GRADIENTS = 1e-5
 EXACTLY, ROUNDINGS = 1e-4, 16.0
 # A few may be off by so many times what moves most.
 MOST_OF_WAY = 3.0
+# What moves less than this share of the usual way may be the noise of a zero, and round away.
+LEAST_WAY = 1e-3
 # And off by more than this may lead anywhere.
 OTHER_GRADIENTS = 0.5
+
+
+def untrained(observation: Observation, baseline: Observation, names: Names) -> str:
+    """Which parameter stays where it is for no reason; empty where none does."""
+    if len(observation.updates) != len(baseline.updates):
+        return "the optimizer made no step" if baseline.updates else ""
+    way = sum(map(_square, baseline.updates))
+    usual = way / max(sum(update.numel() for update in baseline.updates), 1)
+    for index, (update, expected) in enumerate(
+        zip(observation.updates, baseline.updates, strict=True)
+    ):
+        gradient = observation.gradients[index]
+        leads = gradient is None or bool(gradient.any())
+        moves = _square(expected) > LEAST_WAY**2 * usual * expected.numel()
+        if moves and leads and not bool(update.any()):
+            return f"{names.parameter(index)} is not trained"
+    return ""
 
 
 def misstep(

@@ -65,6 +65,28 @@ class Judge:
             return self._of_another_length(course, precision)
         return self._together(accuracies, course is self.baseline)
 
+    def distance(self, course: Course, precision: str) -> Accuracy:
+        """How far off another model is, in the stretch that differs most; wrong if it is broken."""
+        if self.void or self.stretches[0].void:
+            return Accuracy("not checked", self.void or self.stretches[0].void)
+        distances = {
+            number: yardstick.distance(course.stretches[number])
+            for number, yardstick in self.stretches.items()
+            if number in course.stretches and not yardstick.void and self._is_model(number)
+        }
+        for number, accuracy in distances.items():
+            if accuracy.verdict == "wrong":
+                return replace(accuracy, reason=f"{self._where(number)}{accuracy.reason}")
+        if course.ends != self.baseline.ends:
+            return self._of_another_length(course, self.judged_in(precision))
+        nothing = Accuracy("not checked", NOTHING_TO_COMPARE)
+        return max(distances.values(), key=_weight, default=nothing)
+
+    def _is_model(self, number: int) -> bool:
+        """Whether models or gradients can be compared there, not what lies in objects only."""
+        stretch = self.baseline.stretches[number]
+        return stretch.role != LEFT and stretch.has_numbers()
+
     def _of_stretch(
         self,
         number: int,
@@ -198,8 +220,7 @@ class Judge:
                 or accuracy.verdict == "rounding"
                 or (bool(accuracy.verdict) and accuracy.output_error is not None)
             )
-        stretch = self.baseline.stretches[number]
-        return stretch.role != LEFT and stretch.has_numbers()
+        return self._is_model(number)
 
     def _is_work(self, number: int) -> bool:
         """What the models do in it, not only what is returned at its end."""

@@ -36,8 +36,9 @@ NESTED = ("times_s", "quartiles_s", "accuracy", "memory", "compilations", "quant
 class Record:
     """One variant. Times are seconds of one step, in the order of the rounds.
 
-    `applied` is what its plan changes, `plan` the same in the config's words. `first_call_s` holds
-    compilation; `settling_s` is what all warm-up steps together took beyond ordinary ones.
+    `applied` is what its plan changes, `plan` the same in the config's words, `changes_model` what
+    of it makes another model, which no speed decides about. `first_call_s` holds compilation;
+    `settling_s` is what all warm-up steps together took beyond ordinary ones.
     `limit_s` is the machine's own limit for this step in this precision, `quantities` what else
     the machine counts of a step, by the names in `checks/quantities`. `declines` are the reasons
     of what the plan was refused, by optimization; `declined` says that nothing is left of it, so
@@ -56,6 +57,7 @@ class Record:
     applied: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    changes_model: dict[str, Any] = field(default_factory=dict)
     memory: Memory | None = None
     compilations: Compilations = field(default_factory=Compilations)
     limit_s: float | None = None
@@ -71,6 +73,10 @@ class Record:
     def is_checked(self) -> bool:
         """Whether nothing speaks against that it computes the same as the baseline."""
         return self.accuracy is None or self.accuracy.verdict != "not checked"
+
+    def is_other_model(self, baseline: Record) -> bool:
+        """Whether it computes something else on purpose, so that it can't win by speed alone."""
+        return self.changes_model != baseline.changes_model
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,7 +123,9 @@ class Comparison(Shown):
         rivals = [
             record
             for record in self.records
-            if record is not best and self.verdict(record) in ("faster", "same", "too noisy")
+            if record is not best
+            and self.verdict(record) in ("faster", "same", "too noisy")
+            and not record.is_other_model(self.baseline)
         ]
         if best is None or not rivals:
             return None
@@ -154,6 +162,8 @@ class Comparison(Shown):
             return "baseline"
         ratio = self.ratio(record)
         word = "too noisy" if ratio is None else ratio.verdict
+        if record.is_other_model(self.baseline):
+            return "other model" if word == "faster" else word
         may_win = word in ("faster", "too noisy")
         return "not checked" if may_win and not record.is_checked else word
 

@@ -14,6 +14,7 @@ Word = Literal[
     "slower",
     "same",
     "too noisy",
+    "other model",
     "not checked",
     "wrong",
     "failed",

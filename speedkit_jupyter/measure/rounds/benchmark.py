@@ -165,6 +165,8 @@ class Benchmark:
         plan = together([context.plan for context in contexts])
         record.plan = plan.active_values()
         record.applied = {d.name: d.value for d in plan if d.active}
+        for context in contexts:
+            record.changes_model |= context.plan.changes_model()
         record.declines = {d.name: d.reason for d in plan if d.declined}
         is_planned = any(config is not None for config in configs)
         if is_planned and not record.applied and index > 0:

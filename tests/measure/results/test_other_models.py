@@ -1,0 +1,291 @@
+"""What makes another model of it: by request only, measured, and never the winner by its speed."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, benchmark, machines, plan, tune, verify
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.labels import Names
+from speedkit_jupyter.measure.checks.observation import Observation
+from speedkit_jupyter.measure.checks.updates import untrained
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.optimizations import CATALOG, rewrites
+from speedkit_jupyter.optimizations.base import Effect, Request
+from speedkit_jupyter.optimizations.deciding import BY_REQUEST, decided
+from speedkit_jupyter.report.comparison_report import narrow_comparison_report
+from speedkit_jupyter.report.history_report import history_list
+from speedkit_jupyter.support.database import Saved
+from speedkit_jupyter.tuning import scoring
+from speedkit_jupyter.tuning.candidates import Candidate, candidates
+
+OTHER = {"rewrites": {"enabled": True}}
+
+
+def words(text: object) -> str:
+    return " ".join(repr(text).split())
+
+
+def training() -> tuple[nn.Module, torch.optim.Optimizer, object]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x, y = torch.rand(32, 6), torch.randint(3, (32,))
+
+    def step() -> torch.Tensor:
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return model, optimizer, step
+
+
+# --- no rule, and no search, takes it ---
+
+
+def test_no_rule_turns_on_or_offers_what_changes_the_model():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.InstanceNorm2d(8, affine=True), nn.GELU())
+    facts = replace(Facts.read(model, [torch.optim.AdamW(model.parameters())]), linears=4)
+    changing = [entry for entry in CATALOG if entry.effect is Effect.CHANGES_MODEL]
+    assert changing
+    for machine in machines.names():
+        hardware = Hardware.from_json(machine)
+        for one in (facts, facts.moved("cuda:0"), facts.moved("xpu:0")):
+            found = plan(hardware=hardware, facts=one)
+            assert found.changes_model() == {}
+            for entry in changing:
+                assert not found[entry.name].active
+                assert found[entry.name].worth_measuring is None
+            tried = [name for single in candidates(hardware, one) for name in single.values]
+            assert not {entry.name for entry in changing}.intersection(tried)
+
+
+@pytest.mark.parametrize("way", ["apply", "offer"])
+def test_an_entry_whose_rule_would_do_it_all_the_same_is_not_obeyed(way, monkeypatch):
+    def eager(self, request, hardware, facts):
+        return request.apply(True, "why not") if way == "apply" else request.offer(0, 1, "well")
+
+    monkeypatch.setattr(rewrites.Rewrites, "decide", eager)
+    (entry,) = [entry for entry in CATALOG if entry.name == "rewrites"]
+    hardware, default = Hardware.from_json("t4"), SpeedConfig().request("rewrites")
+    decision = decided(entry, default, hardware, Facts())
+    assert (decision.active, decision.worth_measuring, decision.why) == (False, None, BY_REQUEST)
+    asked = decided(entry, Request("rewrites", True, "user"), hardware, Facts())
+    assert asked.active or asked.worth_measuring is not None
+
+
+def test_a_search_leaves_it_alone():
+    _, _, step = training()
+    found = tune(step, budget_s=0.3)
+    named = {word for stage in found.stages for r in stage.comparison.records for word in r.plan}
+    assert "rewrites" not in named | found.winner.values.keys()
+
+
+# --- what a comparison says ---
+
+
+def comparison(speed: float = 2.0, baseline_is_other: bool = False) -> Comparison:
+    times = [1.0 + i % 7 / 1000 for i in range(200)]
+    records = [
+        Record("baseline", times_s=times),
+        Record("rewrites", times_s=[one / speed for one in times], changes_model=OTHER),
+        Record("bf16", times_s=[one / 1.2 for one in times]),
+    ]
+    records[1].accuracy = Accuracy("other model", "", 0.012, 0.03, 0.999, 0.0, 0.0, loss_error=2e-4)
+    if baseline_is_other:
+        records[0].changes_model = records[2].changes_model = OTHER
+    return Comparison(tuple(records), {"device": "a CPU", "torch": "2"}, 10.0, 0.01, 0.1)
+
+
+def test_the_fastest_is_not_the_best_where_it_is_another_model():
+    found = comparison()
+    assert [found.verdict(r) for r in found.records] == ["baseline", "other model", "faster"]
+    assert found.best is found.records[2]
+    assert found.runner_up() is None
+    shown = words(found)
+    assert "other model 0.01" in shown
+    assert "output off by 0.012, loss by 0.0002, gradients by 0.03" in shown
+    assert "`%speedkit verify --plan rewrites`" in shown
+    assert "rewrites: other model" in repr(narrow_comparison_report(found))
+    record = found.records[1]
+    assert scoring.score(found, record, "time", None) == 0
+    assert scoring.score(found, record, "memory", None) == 0
+    assert scoring.value(found, record, "time", None) == 0
+    assert not scoring.lost_narrowly(found, record)
+    assert "another model" in scoring.why_not(found, record, "bf16")
+
+
+def test_alone_it_is_said_that_it_is_faster_and_that_nothing_is_by_the_same_model():
+    found = replace(comparison(), records=comparison().records[:2])
+    assert found.best is None
+    assert "by the same model; rewrites is faster, as another model" in words(found)
+
+
+@pytest.mark.parametrize(("speed", "word"), [(0.5, "slower"), (1.0, "same")])
+def test_what_is_not_faster_is_no_more_than_that(speed, word):
+    found = comparison(speed)
+    assert found.verdict(found.records[1]) == word
+    assert found.runner_up() is None
+
+
+def test_beside_a_baseline_that_is_the_same_other_model_it_is_a_variant_like_all():
+    found = comparison(baseline_is_other=True)
+    assert [found.verdict(r) for r in found.records] == ["baseline", "faster", "faster"]
+    assert Comparison.from_dict(found.to_dict()).to_dict() == found.to_dict()
+
+
+def test_a_wrong_one_is_wrong_and_a_failed_one_failed():
+    found = comparison()
+    found.records[1].accuracy = Accuracy("wrong", "output or gradients: not finite")
+    assert found.verdict(found.records[1]) == "wrong"
+    found.records[1].failure = "RuntimeError: no"
+    assert found.verdict(found.records[1]) == "failed"
+
+
+def test_of_a_step_that_does_not_train_it_is_not_the_loss_that_decides():
+    found = comparison()
+    found.records[1].accuracy = Accuracy("other model", "", 0.012)
+    assert "output off by 0.012; what it is for decides, not its speed" in words(found)
+    found.records[1].accuracy = Accuracy("not checked", "the budget was too short to check")
+    assert found.verdict(found.records[1]) == "other model"
+    assert "too short to check; its loss decides" in words(found)
+
+
+def test_the_list_of_saved_results_says_it_too():
+    then = datetime.datetime(2026, 5, 12, tzinfo=datetime.timezone.utc)
+    saved = Saved(1, "mine", then, comparison().to_dict())
+    assert "[2.00× to 2.00×] (other model), bf16 1.20×" in words(history_list([saved]))
+
+
+def test_a_part_that_no_word_names_is_named_by_its_fields():
+    _, _, step = training()
+    half = SpeedConfig(rewrites={"enabled": True, "gelu": True, "inplace": False}, alone=True)
+    assert verify(step, half, steps=2).name.endswith("(rewrites:without inplace)")
+    for value, name in (
+        (
+            {"enabled": True, "mode": "max-autotune", "dynamic": True},
+            "compile:max-autotune/dynamic",
+        ),
+        ({"enabled": True, "fullgraph": False, "dynamic": False}, "compile:without dynamic"),
+        ({"enabled": True, "mode": "max-autotune"}, "compile:max-autotune"),
+        ({"enabled": True}, "compile"),
+    ):
+        assert Candidate({"compile": value}).name == name
+
+
+# --- what is measured ---
+
+
+def test_a_benchmark_says_what_is_given_up_and_compares_its_own_precision_as_ever():
+    model, _, step = training()
+    found = benchmark(step, "baseline,rewrites:gelu,rewrites:inplace,fused_optimizer", budget_s=0.2)
+    gelu, fused = found.records[1], found.records[3]
+    assert gelu.accuracy.verdict == "other model"
+    assert 1e-6 < gelu.accuracy.output_error < 1e-2
+    assert gelu.accuracy.loss_error is not None
+    assert gelu.accuracy.gradient_error is not None
+    assert gelu.changes_model
+    assert not fused.changes_model
+    assert found.records[2].declined  # no activation that can be in place
+    assert "1.act" not in gelu.notes.get("rewrites", "1: GELU -> tanh")
+    assert model[1].approximate == "none"
+    again = Comparison.from_dict(found.to_dict())
+    assert again.verdict(again.records[1]) == found.verdict(gelu)
+
+
+def test_against_a_baseline_of_the_same_other_model_it_is_judged_by_rounding():
+    _, _, step = training()
+    found = benchmark(step, "rewrites:gelu,rewrites:gelu+fused_optimizer,baseline", budget_s=0.2)
+    assert found.records[1].accuracy.verdict in ("exact", "rounding")
+    assert found.records[2].accuracy.verdict == "other model"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "gradient", "fault"),
+    [
+        (1e-3, 0.0, 1.0, True),  # it got a gradient, and stays
+        (1e-3, 0.0, None, True),  # it got none any more
+        (1e-3, 0.0, 0.0, False),  # what it computes does not depend on it
+        (1e-3, 1e-9, 1.0, False),
+        (0.0, 0.0, 1.0, False),
+        (1e-9, 0.0, 1e-6, False),  # a bias before a norm: what rounding leaves of a zero
+    ],
+)
+def test_a_parameter_that_stays_is_a_fault_unless_only_noise_would_move_it(
+    theirs, mine, gradient, fault
+):
+    def step(way, gradient):
+        made = None if gradient is None else torch.full((4,), gradient)
+        updates = [torch.full((8,), 1e-3), torch.full((4,), way)]
+        return Observation(gradients=[torch.ones(8), made], updates=updates)
+
+    told = untrained(step(mine, gradient), step(theirs, 1.0), Names(("0.weight", "1.bias")))
+    assert told == ("1.bias is not trained" if fault else "")
+
+
+@pytest.mark.parametrize("fault", ["not finite", "shape", "not trained"])
+def test_another_model_that_does_not_work_is_wrong(fault, monkeypatch):
+    _, _, step = training()
+    real = rewrites.Rewrites.applied
+
+    def spoiled(self, decision, target):
+        inner = real(self, decision, target)
+
+        class Spoiled:
+            def __enter__(self):
+                inner.__enter__()
+                last = target.model[2]
+                if fault == "shape":
+                    last.forward = lambda given: nn.functional.linear(given, last.weight)[:, :2]
+                elif fault == "not finite":
+                    last.forward = lambda given: nn.functional.linear(given, last.weight) / 0
+                else:
+                    last.forward = lambda given: nn.functional.linear(
+                        given, last.weight.detach().clone(), last.bias
+                    )
+
+            def __exit__(self, *error):
+                del target.model[2].forward
+                inner.__exit__(*error)
+
+        return Spoiled()
+
+    monkeypatch.setattr(rewrites.Rewrites, "applied", spoiled)
+    if fault == "shape":
+        monkeypatch.setattr(nn.functional, "cross_entropy", lambda out, y: out.square().mean())
+    found = benchmark(step, "baseline,rewrites:gelu", budget_s=0.2)
+    accuracy = found.records[1].accuracy
+    assert accuracy.verdict == "wrong"
+    told = {"shape": "number or shape", "not finite": "not finite", "not trained": "2.weight"}
+    assert told[fault] in accuracy.reason
+
+
+# --- what decides ---
+
+
+def test_verify_compares_loss_curves_and_says_what_was_given_up():
+    model, _, step = training()
+    found = verify(step, "rewrites", steps=6)
+    assert found.changes_model
+    assert found.notes == {"rewrites": "1: GELU -> tanh"}
+    shown = words(found)
+    assert "rewrites makes another model of it" in shown
+    assert "1: GELU -> tanh" in shown
+    assert "the first loss" in shown
+    assert "the mean of the last 1" in shown
+    assert found.to_dict()["changes_model"] == found.changes_model
+    assert model[1].approximate == "none"
+
+
+def test_verify_of_a_plan_that_only_rounds_says_nothing_of_that():
+    _, _, step = training()
+    found = verify(step, "fused_optimizer", steps=3)
+    assert found.changes_model == {}
+    assert "another model" not in words(found)
