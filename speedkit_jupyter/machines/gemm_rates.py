@@ -19,15 +19,20 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # Importing torch takes most of it; a machine that is busy takes longer.
 PATIENCE_S = 60.0
-# Sides of square matrices; what all of them take is some 40 ms.
+# Sides of square matrices, and of those in a batch; what all of them take is some 150 ms.
 SIZES = (64, 96, 128, 160, 192, 256, 512)
+BATCHED = (96, 128, 160, 192, 256)
 # oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
 AHEAD = 1.1
 SCRIPT = """
 import json, sys, time, torch
-threads, *sizes = map(int, sys.argv[1:])
+threads, sizes, batched = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
 linear = torch.ops.mkldnn._linear_pointwise
+def by_onednn(a, b):
+    out = a.new_empty(a.shape)
+    for one, other, place in zip(a.unbind(), b.unbind(), out.unbind()):
+        place.copy_(linear(one, other.t(), None, "none", [], ""))
 def best(call):
     call()
     shortest, end = 1e9, time.perf_counter() + 0.003
@@ -42,12 +47,19 @@ with torch.inference_mode():
         blas = min(best(lambda: torch.mm(a, a)) for _ in range(2))
         other = min(best(lambda: linear(a, a.t(), None, "none", [], "")) for _ in range(2))
         print(json.dumps([size, blas, other]), flush=True)
+    for size in batched:
+        a = torch.ones(8, size, size)
+        pairs = (a, a), (a, a.mT), (a.mT, a)  # as a training step has them
+        blas = min(best(lambda: [torch.bmm(*pair) for pair in pairs]) for _ in range(2))
+        other = min(best(lambda: [by_onednn(*pair) for pair in pairs]) for _ in range(2))
+        print(json.dumps([size, blas, other]), flush=True)
 """
 
 
 class GemmRates(BaseModel):
     """Operations per second of a large float32 product by each engine; from `least` multiply-adds
-    on oneDNN was faster. `failure` says why there is nothing to go by.
+    on oneDNN was faster, and from `least_batched` in each product of a batch on (0: at no size that
+    was tried). `failure` says why there is nothing to go by.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,6 +67,7 @@ class GemmRates(BaseModel):
     blas: NonNegativeFloat = 0.0
     onednn: NonNegativeFloat = 0.0
     least: NonNegativeInt = 0
+    least_batched: NonNegativeInt = 0
     failure: str = ""
 
     @property
@@ -67,9 +80,12 @@ def known(machine: str) -> GemmRates | None:
     """What was measured on this machine before; None where nothing was, or can be read."""
     try:
         text = database.rates(machine)
-        return None if text is None else GemmRates.model_validate_json(text)
+        found = None if text is None else GemmRates.model_validate_json(text)
     except (SpeedKitError, ValidationError):  # whoever writes there next says what is wrong
         return None
+    # What an earlier version has kept says less.
+    is_whole = found is not None and found.model_fields_set == GemmRates.model_fields.keys()
+    return found if is_whole else None
 
 
 def measured(machine: str, threads: int) -> GemmRates:
@@ -86,7 +102,7 @@ def measured(machine: str, threads: int) -> GemmRates:
 
 
 def _measure(threads: int) -> GemmRates:
-    command = [sys.executable, "-c", SCRIPT, str(threads), *map(str, SIZES)]
+    command = [sys.executable, "-c", SCRIPT, json.dumps([threads, SIZES, BATCHED])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:
@@ -95,18 +111,31 @@ def _measure(threads: int) -> GemmRates:
         return GemmRates(failure=f"oneDNN ended its process with signal {-done.returncode}")
     if done.returncode:
         return GemmRates(failure=_last(done.stderr))
-    return _rates([json.loads(line) for line in done.stdout.splitlines()])
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return _rates(rows[: len(SIZES)], rows[len(SIZES) :])
 
 
-def _rates(rows: list[tuple[int, float, float]]) -> GemmRates:
-    """`rows` are sizes with the seconds of BLAS and oneDNN, the smallest first."""
+Row = tuple[int, float, float]  # size, seconds of BLAS and of oneDNN; the smallest size first
+
+
+def _rates(rows: list[Row], batched: list[Row]) -> GemmRates:
     size, blas_s, onednn_s = rows[-1]
+    return GemmRates(
+        blas=2 * size**3 / blas_s,
+        onednn=2 * size**3 / onednn_s,
+        least=_least(rows),
+        least_batched=_least(batched),
+    )
+
+
+def _least(rows: list[Row]) -> int:
+    """The multiply-adds of the smallest size at which oneDNN is ahead, as at all larger ones."""
     least = 0
-    for side, one_s, other_s in reversed(rows):  # ahead at this size and at all larger ones
-        if one_s < AHEAD * other_s:
+    for side, blas_s, onednn_s in reversed(rows):
+        if blas_s < AHEAD * onednn_s:
             break
         least = side**3
-    return GemmRates(blas=2 * size**3 / blas_s, onednn=2 * size**3 / onednn_s, least=least)
+    return least
 
 
 def _last(text: str) -> str:

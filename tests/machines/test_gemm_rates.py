@@ -23,14 +23,15 @@ MEASURE = gemm_rates._measure  # other tests get one that takes no time
     ],
 )
 def test_from_the_smallest_size_on_that_is_faster_like_all_larger_ones(rows, least):
-    found = gemm_rates._rates(rows)
+    found = gemm_rates._rates(rows, rows[1:])
     assert found.least == least
+    assert found.least_batched == least
     assert found.blas == 2 * 256**3 / 4.0
 
 
 def test_it_is_measured_once_and_kept(monkeypatch):
     calls = []
-    rates = GemmRates(blas=1.0, onednn=2.0, least=5)
+    rates = GemmRates(blas=1.0, onednn=2.0, least=5, least_batched=7)
     monkeypatch.setattr(gemm_rates, "_measure", lambda threads: calls.append(threads) or rates)
     assert gemm_rates.known("here") is None
     assert gemm_rates.measured("here", 2) == gemm_rates.measured("here", 2) == rates
@@ -39,7 +40,7 @@ def test_it_is_measured_once_and_kept(monkeypatch):
     assert gemm_rates.known("there") is None
 
 
-@pytest.mark.parametrize("text", [b"{", b'{"blas": -1}', b"\xff", 5, b'{"x": 1}'])
+@pytest.mark.parametrize("text", [b"{", b'{"blas": -1}', b"\xff", 5, b'{"x": 1}', b'{"least": 1}'])
 def test_a_row_that_is_none_of_ours_is_measured_anew(text, monkeypatch):
     database.keep_rates("here", "{}")
     connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
@@ -72,4 +73,5 @@ def test_this_machine_is_measured(here):
     assert not found.failure
     assert found.blas > 1e8
     assert found.onednn > 1e8
+    assert 0 <= found.least_batched <= max(gemm_rates.BATCHED) ** 3
     assert Hardware.detect().cpu.gemm == found
