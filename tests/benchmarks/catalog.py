@@ -184,8 +184,8 @@ def _kept(found: Comparison) -> list[Row]:
     """What is kept of each variant."""
     rows = [{key: row[key] for key in KEPT if row[key] is not None} for row in found.rows()]
     for row, record in zip(rows, found.records, strict=True):
-        if why := record.failure or record.why_not_measured:
-            row["why"] = why
+        if not found.times_s(record):
+            row["why"] = record.failure or record.why_not_measured or "no time was left for it"
     return rows
 
 
@@ -216,7 +216,7 @@ def broken(row: Row) -> list[str]:
     name = f"{row['model']}: auto takes {row['auto']}, which"
     if found["verdict"] in ("wrong", "failed"):
         return [f"{name} is {found['verdict']}"]
-    if "high" in found and found["speedup"] < AT_LEAST:
+    if found["verdict"] == "slower" and found["speedup"] < AT_LEAST:
         return [f"{name} makes it {found['speedup']:.2f} times as fast"]
     return []
 
@@ -272,7 +272,9 @@ def _by_reason(row: Row) -> Iterator[tuple[str, str]]:
 def _cells(row: Row, found: Row) -> list[str]:
     """Speed-up with its interval, the peak over baseline's, accuracy, verdict."""
     peak, baseline = found.get("peak_bytes"), row.get("baseline_bytes")
-    verdict = f"{found['verdict']}: {found['why']}" if "why" in found else found["verdict"]
+    verdict, why = found["verdict"], found.get("why")
+    if why:
+        verdict = f"{verdict}: {why}" if verdict in ("failed", "declined") else why
     return [
         _interval(_speed(found)),
         share(peak / baseline) if peak and baseline else "",

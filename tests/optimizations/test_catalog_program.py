@@ -39,6 +39,7 @@ def test_every_value_of_an_entry_is_a_word_once(entry, name, hardware):
     [
         ({}, ["0.90 times"]),
         ({"speedup": 0.985}, []),
+        ({"verdict": "too noisy"}, []),
         ({"speedup": 1.5, "verdict": "wrong"}, ["wrong"]),
         ({"verdict": "failed"}, ["failed"]),
     ],
@@ -66,13 +67,16 @@ def test_the_table_has_speed_memory_accuracy_verdict_and_what_the_winner_loses_w
         "machine": "here", "plan": "fused_optimizer", "over_baseline": FOUND,
         "without": {"fused_optimizer": [1.2, 1.1, 1.3]},
     }  # fmt: skip
+    noted = {"verdict": "too noisy", "why": "left out: too short"}
+    bf16 = ROW | {"entry": "precision", "auto": None, "measured": {"bf16": noted}}
     refused = ROW | {"entry": "sdpa", "measured": {}, "declined": {"a": "no GPU", "b": "no GPU"}}
     failed = {key: ROW[key] for key in ("model", "entry", "state", "device")}
-    rows = json.loads(json.dumps([ROW, best, refused, failed | {"failed": "KeyError: x"}]))
+    rows = json.loads(json.dumps([ROW, best, refused, bf16, failed | {"failed": "KeyError: x"}]))
     table = catalog.tables(rows)
-    line = "| `fused_optimizer` | yes | 0.90× [0.88, 0.92] | 50 % | exact | slower | 1.20× [1.10, 1.30]"
+    line = "`fused_optimizer` | yes | 0.90× [0.88, 0.92] | 50 % | exact | slower | 1.20× [1.10, "
     assert line in table
     assert "| `a`, `b` |  | – |  |  | no GPU |  |" in table
+    assert "| `bf16` |  | – |  |  | left out: too short |  |" in table
     assert "failed: KeyError: x" in table
     assert "**fused_optimizer**" in table
     assert "auto takes fused_optimizer" in table
