@@ -24,6 +24,8 @@ SIZES = (64, 96, 128, 160, 192, 256, 512)
 BATCHED = (96, 128, 160, 192, 256)
 # oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
 AHEAD = 1.1
+# All is timed twice: where both differ by more than this, others have kept the processor busy.
+STEADY = 1.5
 SCRIPT = """
 import json, sys, time, torch
 threads, sizes, batched = json.loads(sys.argv[1])
@@ -41,18 +43,19 @@ def best(call):
         call()
         shortest = min(shortest, time.perf_counter() - start)
     return shortest
+rows = []
 with torch.inference_mode():
-    for size in sizes:
-        a = torch.ones(size, size)
-        blas = min(best(lambda: torch.mm(a, a)) for _ in range(2))
-        other = min(best(lambda: linear(a, a.t(), None, "none", [], "")) for _ in range(2))
-        print(json.dumps([size, blas, other]), flush=True)
-    for size in batched:
-        a = torch.ones(8, size, size)
-        pairs = (a, a), (a, a.mT), (a.mT, a)  # as a training step has them
-        blas = min(best(lambda: [torch.bmm(*pair) for pair in pairs]) for _ in range(2))
-        other = min(best(lambda: [by_onednn(*pair) for pair in pairs]) for _ in range(2))
-        print(json.dumps([size, blas, other]), flush=True)
+    for _ in range(2):
+        for size in sizes:
+            a = torch.ones(size, size)
+            blas = best(lambda: torch.mm(a, a))
+            rows.append([size, blas, best(lambda: linear(a, a.t(), None, "none", [], ""))])
+        for size in batched:
+            a = torch.ones(8, size, size)
+            pairs = (a, a), (a, a.mT), (a.mT, a)  # as a training step has them
+            blas = best(lambda: [torch.bmm(*pair) for pair in pairs])
+            rows.append([size, blas, best(lambda: [by_onednn(*pair) for pair in pairs])])
+print(json.dumps(rows))
 """
 
 
@@ -69,6 +72,7 @@ class GemmRates(BaseModel):
     least: NonNegativeInt = 0
     least_batched: NonNegativeInt = 0
     failure: str = ""
+    steady: bool = True
 
     @property
     def gain(self) -> float:
@@ -97,7 +101,8 @@ def measured(machine: str, threads: int) -> GemmRates:
     if found is None:
         found = _measure(threads)
         with suppress(SpeedKitError):  # measured anew the next time
-            database.keep_rates(machine, found.model_dump_json())
+            if found.steady:
+                database.keep_rates(machine, found.model_dump_json())
     return found
 
 
@@ -106,25 +111,30 @@ def _measure(threads: int) -> GemmRates:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:
-        return GemmRates(failure=f"the engines could not be measured: {type(error).__name__}")
+        why = f"the engines could not be measured: {type(error).__name__}"
+        return GemmRates(failure=why, steady=False)
     if done.returncode < 0:
         return GemmRates(failure=f"oneDNN ended its process with signal {-done.returncode}")
     if done.returncode:
         return GemmRates(failure=_last(done.stderr))
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    return _rates(rows[: len(SIZES)], rows[len(SIZES) :])
+    return _rates(json.loads(done.stdout))
 
 
-Row = tuple[int, float, float]  # size, seconds of BLAS and of oneDNN; the smallest size first
+Row = tuple[int, float, float]  # size, seconds of BLAS and of oneDNN
 
 
-def _rates(rows: list[Row], batched: list[Row]) -> GemmRates:
-    size, blas_s, onednn_s = rows[-1]
+def _rates(rows: list[Row]) -> GemmRates:
+    """From all rows twice: products by size, the smallest first, then batches."""
+    both = list(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
+    best = [(size, min(a, c), min(b, d)) for (size, a, b), (_, c, d) in both]
+    single, batched = best[: len(SIZES)], best[len(SIZES) :]
+    size, blas_s, onednn_s = single[-1]
     return GemmRates(
         blas=2 * size**3 / blas_s,
         onednn=2 * size**3 / onednn_s,
-        least=_least(rows),
+        least=_least(single),
         least_batched=_least(batched),
+        steady=all(max(a, b) <= STEADY * min(a, b) for r in both for a, b in zip(*r, strict=True)),
     )
 
 
