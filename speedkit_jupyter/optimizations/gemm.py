@@ -44,6 +44,7 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of
         return fits and is_float32 and rows * inner * columns >= least
 
     def product(a, b, row=None):
+        b = b if b.t().is_contiguous() else b.contiguous()  # else 200 times as slow
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), row, "none", [], "")
 
     def mm(keys, a, b):

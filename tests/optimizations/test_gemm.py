@@ -199,6 +199,40 @@ def test_products_of_every_shape_and_layout_are_torchs_within_rounding(onednn, s
         torch.testing.assert_close(out, (wide + row).float(), **close)
 
 
+SPREAD = {
+    "plain": lambda rows, columns: torch.randn(rows, columns),
+    "transposed": lambda rows, columns: torch.randn(columns, rows).t(),
+    "one row": lambda rows, columns: torch.randn(1, columns).expand(rows, columns),
+    "one column": lambda rows, columns: torch.randn(rows, 1).expand(rows, columns),
+    "one number": lambda rows, columns: torch.randn(1, 1).expand(rows, columns),
+    "every second row": lambda rows, columns: torch.randn(2 * rows, columns)[::2],
+    "every second column": lambda rows, columns: torch.randn(rows, 2 * columns)[:, ::2],
+    "part of a row": lambda rows, columns: torch.randn(rows, columns + 5)[:, 3:-2],
+    "part of a column": lambda rows, columns: torch.randn(columns, rows + 5)[:, 3:-2].t(),
+    "a head": lambda rows, columns: torch.randn(rows, 4, columns)[:, 1],
+}
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_onednn_is_given_its_second_operand_in_one_piece(layout, monkeypatch):
+    """Else it takes a reference kernel, which was over 200 times as slow."""
+    linear, *others = gemm_kernels.internals()
+    pieces: list[bool] = []
+
+    def watched(x, weight, *more):
+        pieces.append(weight.is_contiguous() or weight.t().is_contiguous())
+        return linear(x, weight, *more)
+
+    monkeypatch.setattr(gemm_kernels, "internals", lambda: (watched, *others))
+    kernels = gemm_kernels.kernels(Crossover(1, 1))
+    a, b, row = SPREAD[layout](16, 24), SPREAD[layout](24, 8), torch.randn(8)
+    wide, close = (a.double() @ b.double()).float(), {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(kernels["mm"](None, a, b), wide, **close)
+    torch.testing.assert_close(kernels["addmm"](None, row, a, b), wide + row, **close)
+    torch.testing.assert_close(kernels["bmm"](None, a[None], b[None])[0], wide, **close)
+    assert pieces == [True] * 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int64])
 def test_other_dtypes_are_torchs_own(onednn, dtype):
     a = torch.ones(40, 40, dtype=dtype)
@@ -361,11 +395,16 @@ def test_inference_mode_vmap_fake_tensors_and_subclasses_go_through(onednn):
 
 
 def test_a_thread_of_the_users_own_multiplies_meanwhile(onednn):
-    a, seen = torch.randn(64, 64), []
-    thread = threading.Thread(target=lambda: seen.append(a @ a))
-    thread.start()
-    thread.join()
-    torch.testing.assert_close(seen[0], (a.double() @ a.double()).float(), rtol=1e-5, atol=1e-5)
+    a, b, seen = torch.randn(64, 64), torch.randn(3, 16, 16), []
+    threads = [threading.Thread(target=lambda: seen.append((a @ a, b @ b))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wide = ((a.double() @ a.double()).float(), (b.double() @ b.double()).float())
+    for found in seen:
+        torch.testing.assert_close(found, wide, rtol=1e-5, atol=1e-5)
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(("batched", "taken"), [(0, ("mm",)), (128**3, ("mm", "bmm"))])
@@ -416,11 +455,18 @@ def test_a_plan_inside_another_leaves_its_sizes_and_all_ends_as_it_began(monkeyp
 
 @pytest.mark.compile
 @pytest.mark.slow
-def test_compiled_code_goes_through_it_too():
-    model, x = nn.Linear(256, 256), torch.randn(256, 256)
-    compiled = torch.compile(model)
-    plain = compiled(x)
-    with apply_speedups(model, SpeedConfig(gemm="onednn").alone())[1]:
+@pytest.mark.parametrize("scores", [False, True], ids=["linear", "batched"])
+def test_compiled_code_goes_through_it_too(onednn, scores):
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = linear(x)
+        return (y @ y.mT / 16).softmax(-1) @ y if scores else y
+
+    torch.manual_seed(0)
+    linear, x = nn.Linear(256, 256), torch.randn(3, 256, 256, requires_grad=True)
+    compiled, calls = torch.compile(forward), []
+    for engine in (gemm.BLAS, gemm.ONEDNN):
+        gemm.use(engine)
         found = compiled(x)
-    assert not torch.equal(found, plain), "was it used?"
-    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+        calls.append((found, *torch.autograd.grad(found.square().sum(), x)))
+    assert not any(torch.equal(a, b) for a, b in zip(*calls, strict=True)), "was it used?"
+    torch.testing.assert_close(*calls, rtol=1e-4, atol=1e-3)
