@@ -26,7 +26,7 @@ Kernel = Callable[..., Any]
 @dataclass(frozen=True)
 class Crossover:
     """The multiply-adds from which on oneDNN is ahead: of a product, and of each of a batch (None:
-    of none).
+    of none), whose sums have at least so many terms: each result is written twice.
 
     Where nothing was measured: above this it was ahead wherever it was tried, below it the call
     itself is what takes time.
@@ -34,6 +34,7 @@ class Crossover:
 
     single: int = 128**3
     batched: int | None = None
+    terms: int = 32
 
 
 def internals() -> tuple[Callable[..., Any], Callable[[], bool], set[str]]:
@@ -50,7 +51,9 @@ def internals() -> tuple[Callable[..., Any], Callable[[], bool], set[str]]:
 def kernels(crossover: Crossover) -> dict[str, Kernel]:
     """oneDNN's by operator, from the crossover on; torch's own go on for what is smaller."""
     found = _single(crossover.single)
-    return found if crossover.batched is None else found | _batched(crossover.batched)
+    if crossover.batched is None:
+        return found
+    return found | _batched(crossover.batched, crossover.terms)
 
 
 def _single(least: int) -> dict[str, Kernel]:
@@ -87,10 +90,10 @@ def _single(least: int) -> dict[str, Kernel]:
     return dict(zip(SINGLE, (mm, mm_out, addmm, addmm_out), strict=True))
 
 
-def _batched(least: int) -> dict[str, Kernel]:
+def _batched(least: int, terms: int) -> dict[str, Kernel]:
     """The same for batches; `least` multiply-adds of each product."""
     plain_bmm, plain_bmm_out, plain_baddbmm, plain_baddbmm_out = _plain(BATCHED)
-    product, suits = _product(), _suits(3, least)
+    product, suits = _product(), _suits(3, least, terms)
 
     def multiplied(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         for one, other, place in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
@@ -142,14 +145,17 @@ def _product() -> Callable[..., torch.Tensor]:
     def product(a: torch.Tensor, b: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
         weight = b.t()
         if not (weight.is_contiguous() or b.is_contiguous()):
-            weight = b.contiguous().t()  # by its reference kernel it would take 200 times as long
+            # Copied as it lies: by oneDNN's reference kernel it would take 200 times as long.
+            weight = weight.contiguous() if b.stride(0) == 1 else b.contiguous().t()
         result: torch.Tensor = linear(a, weight, row, "none", [], "")
         return result
 
     return product
 
 
-def _suits(dimensions: int, least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
+def _suits(
+    dimensions: int, least: int, terms: int = 0
+) -> Callable[[torch.Tensor, torch.Tensor], bool]:
     """Whether oneDNN is given a product: what is wrong with one torch says itself."""
     import torch
 
@@ -162,7 +168,7 @@ def _suits(dimensions: int, least: int) -> Callable[[torch.Tensor, torch.Tensor]
         *same, others, columns = b.shape
         if rows * inner * columns < least or inner != others or batch != same:
             return False
-        if min(rows, inner, columns) < SHORTEST:
+        if min(rows, inner, columns) < SHORTEST or inner < terms:
             return False
         return a.dtype is float32 and b.dtype is float32 and is_allowed()
 

@@ -63,7 +63,7 @@ BATCHED_CODE = """\
     plain_bmm = torch.library.get_kernel("aten::bmm", "CPU")
 
     def bmm(keys, a, b):
-        if suits(a, b, 3, {least}) and len(a):
+        if suits(a, b, 3, {least}) and len(a) and a.shape[2] >= {terms}:
             return torch.stack([product(one, other) for one, other in zip(a, b)])
         return plain_bmm.call_boxed(keys, a, b)
 
@@ -144,7 +144,7 @@ class Gemm(Optimization):
         crossover = _crossover(Hardware.detect().cpu.gemm)
         lines = CODE.format(least=crossover.single, shortest=gemm_kernels.SHORTEST)
         if crossover.batched is not None:
-            lines += BATCHED_CODE.format(least=crossover.batched)
+            lines += BATCHED_CODE.format(least=crossover.batched, terms=crossover.terms)
         return Snippet(setup=tuple(lines.splitlines()))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:

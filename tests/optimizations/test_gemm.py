@@ -36,7 +36,7 @@ def with_rates(rates: GemmRates | None) -> Hardware:
 def onednn(monkeypatch):
     """In force for every size, so that small tests test it."""
     monkeypatch.setattr(gemm, "_now", gemm._Engine())
-    gemm.use(gemm.ONEDNN, Crossover(1, 1))
+    gemm.use(gemm.ONEDNN, Crossover(1, 1, 1))
     yield
     gemm.use(gemm.BLAS)
 
@@ -224,7 +224,7 @@ def test_onednn_is_given_its_second_operand_in_one_piece(layout, monkeypatch):
         return linear(x, weight, *more)
 
     monkeypatch.setattr(gemm_kernels, "internals", lambda: (watched, *others))
-    kernels = gemm_kernels.kernels(Crossover(1, 1))
+    kernels = gemm_kernels.kernels(Crossover(1, 1, 1))
     a, b, row = SPREAD[layout](16, 24), SPREAD[layout](24, 8), torch.randn(8)
     wide, close = (a.double() @ b.double()).float(), {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(kernels["mm"](None, a, b), wide, **close)
@@ -353,6 +353,15 @@ def test_products_of_vectors_stay_torchs_own(onednn, shape):
     gemm.use(gemm.BLAS)
     assert torch.equal(found[0], a @ b)
     assert torch.equal(found[1], torch.bmm(a[None], b[None]))
+
+
+def test_a_batch_of_short_sums_stays_torchs_own(monkeypatch):
+    monkeypatch.setattr(gemm, "_now", gemm._Engine())
+    a, b = torch.randn(2, 300, 31), torch.randn(2, 31, 300)
+    gemm.use(gemm.ONEDNN, Crossover(1, 1))
+    found = a @ b
+    gemm.use(gemm.BLAS)
+    assert torch.equal(found, a @ b)
 
 
 def test_where_no_batch_is_faster_torchs_own_stay_on_the_dispatcher():

@@ -431,7 +431,7 @@ class Multiplying(Network):
 def test_products_are_onednns_inside_its_variants_and_torchs_own_in_every_other(
     seen, monkeypatch, shape
 ):
-    monkeypatch.setattr(gemm, "_crossover_here", lambda: Crossover(1, 1))
+    monkeypatch.setattr(gemm, "_crossover_here", lambda: Crossover(1, 1, 1))
     network, every = Multiplying(seen.file), ["mm", "addmm", "bmm", "baddbmm"]
     with apply_speedups(network, SpeedConfig(gemm="onednn").alone())[1]:
         if network.engines() != every:
