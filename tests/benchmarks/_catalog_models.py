@@ -104,7 +104,8 @@ def _gpt2() -> Workload:
     """The logits of a batch of texts."""
     import transformers
 
-    config = transformers.GPT2Config(vocab_size=WORDS, n_embd=256, n_layer=4, n_head=4)
+    sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.GPT2Config(vocab_size=WORDS, **sizes)
     model, tokens = transformers.GPT2LMHeadModel(config).eval(), _words(4, 128)
 
     def step(
