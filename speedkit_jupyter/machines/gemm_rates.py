@@ -19,15 +19,22 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # Importing torch takes most of it; a machine that is busy takes longer.
 PATIENCE_S = 60.0
-# Sides of square matrices; what all of them take is some 40 ms.
+# Sides of square matrices, and of those in a batch; what all of them take is some 150 ms.
 SIZES = (64, 96, 128, 160, 192, 256, 512)
+BATCHED = (96, 128, 160, 192, 256)
 # oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
 AHEAD = 1.1
+# All is timed twice: where both differ by more than this, others have kept the processor busy.
+STEADY = 1.5
 SCRIPT = """
 import json, sys, time, torch
-threads, *sizes = map(int, sys.argv[1:])
+threads, sizes, batched = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
 linear = torch.ops.mkldnn._linear_pointwise
+def by_onednn(a, b):
+    out = a.new_empty(a.shape)
+    for one, other, place in zip(a.unbind(), b.unbind(), out.unbind()):
+        place.copy_(linear(one, other.t(), None, "none", [], ""))
 def best(call):
     call()
     shortest, end = 1e9, time.perf_counter() + 0.003
@@ -36,18 +43,26 @@ def best(call):
         call()
         shortest = min(shortest, time.perf_counter() - start)
     return shortest
+rows = []
 with torch.inference_mode():
-    for size in sizes:
-        a = torch.ones(size, size)
-        blas = min(best(lambda: torch.mm(a, a)) for _ in range(2))
-        other = min(best(lambda: linear(a, a.t(), None, "none", [], "")) for _ in range(2))
-        print(json.dumps([size, blas, other]), flush=True)
+    for _ in range(2):
+        for size in sizes:
+            a = torch.ones(size, size)
+            blas = best(lambda: torch.mm(a, a))
+            rows.append([size, blas, best(lambda: linear(a, a.t(), None, "none", [], ""))])
+        for size in batched:
+            a = torch.ones(8, size, size)
+            pairs = (a, a), (a, a.mT), (a.mT, a)  # as a training step has them
+            blas = best(lambda: [torch.bmm(*pair) for pair in pairs])
+            rows.append([size, blas, best(lambda: [by_onednn(*pair) for pair in pairs])])
+print(json.dumps(rows))
 """
 
 
 class GemmRates(BaseModel):
     """Operations per second of a large float32 product by each engine; from `least` multiply-adds
-    on oneDNN was faster. `failure` says why there is nothing to go by.
+    on oneDNN was faster, and from `least_batched` in each product of a batch on (0: at no size that
+    was tried). `failure` says why there is nothing to go by.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,7 +70,9 @@ class GemmRates(BaseModel):
     blas: NonNegativeFloat = 0.0
     onednn: NonNegativeFloat = 0.0
     least: NonNegativeInt = 0
+    least_batched: NonNegativeInt = 0
     failure: str = ""
+    steady: bool = True
 
     @property
     def gain(self) -> float:
@@ -67,9 +84,12 @@ def known(machine: str) -> GemmRates | None:
     """What was measured on this machine before; None where nothing was, or can be read."""
     try:
         text = database.rates(machine)
-        return None if text is None else GemmRates.model_validate_json(text)
+        found = None if text is None else GemmRates.model_validate_json(text)
     except (SpeedKitError, ValidationError):  # whoever writes there next says what is wrong
         return None
+    # What an earlier version has kept says less.
+    is_whole = found is not None and found.model_fields_set == GemmRates.model_fields.keys()
+    return found if is_whole else None
 
 
 def measured(machine: str, threads: int) -> GemmRates:
@@ -81,32 +101,51 @@ def measured(machine: str, threads: int) -> GemmRates:
     if found is None:
         found = _measure(threads)
         with suppress(SpeedKitError):  # measured anew the next time
-            database.keep_rates(machine, found.model_dump_json())
+            if found.steady:
+                database.keep_rates(machine, found.model_dump_json())
     return found
 
 
 def _measure(threads: int) -> GemmRates:
-    command = [sys.executable, "-c", SCRIPT, str(threads), *map(str, SIZES)]
+    command = [sys.executable, "-c", SCRIPT, json.dumps([threads, SIZES, BATCHED])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:
-        return GemmRates(failure=f"the engines could not be measured: {type(error).__name__}")
+        why = f"the engines could not be measured: {type(error).__name__}"
+        return GemmRates(failure=why, steady=False)
     if done.returncode < 0:
         return GemmRates(failure=f"oneDNN ended its process with signal {-done.returncode}")
     if done.returncode:
         return GemmRates(failure=_last(done.stderr))
-    return _rates([json.loads(line) for line in done.stdout.splitlines()])
+    return _rates(json.loads(done.stdout))
 
 
-def _rates(rows: list[tuple[int, float, float]]) -> GemmRates:
-    """`rows` are sizes with the seconds of BLAS and oneDNN, the smallest first."""
-    size, blas_s, onednn_s = rows[-1]
+Row = tuple[int, float, float]  # size, seconds of BLAS and of oneDNN
+
+
+def _rates(rows: list[Row]) -> GemmRates:
+    """From all rows twice: products by size, the smallest first, then batches."""
+    both = list(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
+    best = [(size, min(a, c), min(b, d)) for (size, a, b), (_, c, d) in both]
+    single, batched = best[: len(SIZES)], best[len(SIZES) :]
+    size, blas_s, onednn_s = single[-1]
+    return GemmRates(
+        blas=2 * size**3 / blas_s,
+        onednn=2 * size**3 / onednn_s,
+        least=_least(single),
+        least_batched=_least(batched),
+        steady=all(max(a, b) <= STEADY * min(a, b) for r in both for a, b in zip(*r, strict=True)),
+    )
+
+
+def _least(rows: list[Row]) -> int:
+    """The multiply-adds of the smallest size at which oneDNN is ahead, as at all larger ones."""
     least = 0
-    for side, one_s, other_s in reversed(rows):  # ahead at this size and at all larger ones
-        if one_s < AHEAD * other_s:
+    for side, blas_s, onednn_s in reversed(rows):
+        if blas_s < AHEAD * onednn_s:
             break
         least = side**3
-    return GemmRates(blas=2 * size**3 / blas_s, onednn=2 * size**3 / onednn_s, least=least)
+    return least
 
 
 def _last(text: str) -> str:

@@ -108,7 +108,8 @@ def _backward(loss: torch.Tensor) -> None:
     loss.backward()
 
 
-def _training(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
+def training(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
+    """Cross entropy against classes of each row of the last dimension, and AdamW."""
     loss_fn = nn.CrossEntropyLoss()
 
     def step(
@@ -122,7 +123,9 @@ def _training(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
     return Workload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), step)
 
 
-def _inference(model: nn.Module, x: torch.Tensor) -> Workload:
+def inference(model: nn.Module, x: torch.Tensor) -> Workload:
+    """The forward pass alone."""
+
     def step(
         model: nn.Module, optimizer: None = None, backward: Backward = _backward
     ) -> torch.Tensor:
@@ -141,7 +144,7 @@ def _rollout() -> Workload:
     def step(
         model: nn.Module, optimizer: torch.optim.Optimizer, backward: Backward = _backward
     ) -> None:
-        state, total, said = start, torch.zeros(16), torch.zeros(16)
+        state, total, said = start, start.new_zeros(16), start.new_zeros(16)
         for _ in range(24):
             logits = model(state).float()
             action = logits.detach().argmax(-1)
@@ -165,19 +168,19 @@ def _classes(batch: int) -> torch.Tensor:
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "transformer, training": lambda: _training(Transformer(), *_tokens()),
-    "transformer, inference": lambda: _inference(Transformer(), _tokens()[0]),
-    "CNN, inference": lambda: _inference(Cnn(), torch.rand(16, 3, 32, 32)),
-    "tiny MLP, training": lambda: _training(mlp(64, 4), torch.rand(32, 64), _classes(32)),
-    "large MLP, training": lambda: _training(mlp(1024, 5), torch.rand(64, 64), _classes(64)),
-    "large MLP, inference": lambda: _inference(mlp(1024, 5), torch.rand(64, 64)),
-    "LSTM, training": lambda: _training(Lstm(), torch.rand(16, 50, 32), _classes(16)),
+    "transformer, training": lambda: training(Transformer(), *_tokens()),
+    "transformer, inference": lambda: inference(Transformer(), _tokens()[0]),
+    "CNN, inference": lambda: inference(Cnn(), torch.rand(16, 3, 32, 32)),
+    "tiny MLP, training": lambda: training(mlp(64, 4), torch.rand(32, 64), _classes(32)),
+    "large MLP, training": lambda: training(mlp(1024, 5), torch.rand(64, 64), _classes(64)),
+    "large MLP, inference": lambda: inference(mlp(1024, 5), torch.rand(64, 64)),
+    "LSTM, training": lambda: training(Lstm(), torch.rand(16, 50, 32), _classes(16)),
     "rollout, training": _rollout,
-    "CNN, training": lambda: _training(Cnn(), torch.rand(16, 3, 32, 32), _classes(16)),
+    "CNN, training": lambda: training(Cnn(), torch.rand(16, 3, 32, 32), _classes(16)),
     # Steps of 0.2 to 0.5 s on two cores.
-    "long transformer, training": lambda: _training(Transformer(256, 4), *_tokens(16, 128)),
-    "long CNN, training": lambda: _training(Resnet(), torch.rand(48, 3, 32, 32), _classes(48)),
-    "long encoder, inference": lambda: _inference(Transformer(384, 6), _tokens(32, 128)[0]),
+    "long transformer, training": lambda: training(Transformer(256, 4), *_tokens(16, 128)),
+    "long CNN, training": lambda: training(Resnet(), torch.rand(48, 3, 32, 32), _classes(48)),
+    "long encoder, inference": lambda: inference(Transformer(384, 6), _tokens(32, 128)[0]),
 }
 
 

@@ -25,12 +25,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _kept import append, line_of, nothing_kept, read, state_of_code
 from _ratios import machine
 from _workloads import WORKLOADS, Workload, made
 
@@ -81,15 +78,14 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="print what the file holds")
     options = parser.parse_args()
     state = state_of_code()
-    done = {row["workload"]: row for row in _read(options.file) if row.get("state") == state}
+    done = {row["workload"]: row for row in read(options.file) if row.get("state") == state}
     for name in WORKLOADS if not options.table else ():
         if name in done or (options.only and options.only not in name):
             continue
         done[name] = {"state": state, **measured(name)}
-        with options.file.open("a") as file:
-            file.write(json.dumps(done[name]) + "\n")
+        append(options.file, done[name])
         print(_line(done[name]), flush=True)
-    every = _read(options.file)
+    every = read(options.file)
     state = every[-1].get("state") if every else None
     rows = {row["workload"]: row for row in every if row.get("state") == state}
     print(table(list(rows.values())))
@@ -97,38 +93,16 @@ def main() -> int:
     return 0 if all(not broken(row) for row in rows.values()) else 1
 
 
-def state_of_code() -> str:
-    """The commit, with a plus where files differ from it."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        found = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
-        return found.stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../../speedkit_jupyter")
-    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-
-
 def measured(name: str) -> dict[str, Any]:
     """One workload, whole. Starting the compiler at all is counted for neither."""
     torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
     work = made(name)
-    with _nothing_kept():
+    with nothing_kept():
         start = time.perf_counter()
         tuning = tune(_step(work), model=work.model, optimizer=work.optimizer or ())
         tuned_s = time.perf_counter() - start
-    with _nothing_kept():
+    with nothing_kept():
         return _against_all(name, work, tuning, tuned_s)
-
-
-@contextmanager
-def _nothing_kept() -> Iterator[None]:
-    """Nothing is learned, nor compiled."""
-    torch._dynamo.reset()
-    with tempfile.TemporaryDirectory() as empty:
-        os.environ["SPEEDKIT_DATA"] = str(Path(empty) / "learned")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(empty) / "compiled")
-        yield
 
 
 def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> dict[str, Any]:
@@ -342,8 +316,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         return "nothing measured yet"
     hands = list(dict.fromkeys(label for row in rows for label in row["by_hand"]))
     head = ["workload", "tuned plan", "over baseline", "of the grid's best", "time, of the grid's"]
-    lines = [rows[0]["machine"], "", _row([*head, *(h for h in hands if h != "tuned")])]
-    lines.append(_row(["---"] * (len(head) + len(hands) - 1)))
+    lines = [rows[0]["machine"], "", line_of([*head, *(h for h in hands if h != "tuned")])]
+    lines.append(line_of(["---"] * (len(head) + len(hands) - 1)))
     for row in rows:
         share = row["tuned_s"] / row["grid_s"]
         cells = [
@@ -354,13 +328,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['tuned_s']:.0f} of {row['grid_s']:.0f} s, {share:.0%}",
         ]
         cells += [_shown(row["by_hand"].get(h, "–")) for h in hands if h != "tuned"]
-        lines.append(_row(cells))
+        lines.append(line_of(cells))
     problems = [f"{row['workload']}: {one}" for row in rows for one in broken(row)]
     return "\n".join([*lines, "", *(problems or ["every promise holds"])])
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _shown(found: list[float] | str) -> str:
@@ -380,12 +350,6 @@ def _ratio(baseline: list[float], times: list[float]) -> Ratio:
 
 def _listed(found: Ratio) -> list[float]:
     return [found.median, found.low, found.high]
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    return [json.loads(line) for line in file.read_text().splitlines() if line]
 
 
 if __name__ == "__main__":

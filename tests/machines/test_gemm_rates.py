@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 
 import pytest
 
@@ -14,6 +15,13 @@ from speedkit_jupyter.support import database
 MEASURE = gemm_rates._measure  # other tests get one that takes no time
 
 
+@pytest.fixture
+def sizes(monkeypatch):
+    """Three of each, so that rows can be written down."""
+    monkeypatch.setattr(gemm_rates, "SIZES", (64, 128, 256))
+    monkeypatch.setattr(gemm_rates, "BATCHED", (64, 128, 256))
+
+
 @pytest.mark.parametrize(
     ("rows", "least"),
     [
@@ -22,15 +30,38 @@ MEASURE = gemm_rates._measure  # other tests get one that takes no time
         ([(64, 2.0, 1.0), (128, 2.0, 1.0), (256, 4.0, 4.0)], 0),
     ],
 )
-def test_from_the_smallest_size_on_that_is_faster_like_all_larger_ones(rows, least):
-    found = gemm_rates._rates(rows)
-    assert found.least == least
+def test_from_the_smallest_size_on_that_is_faster_like_all_larger_ones(sizes, rows, least):
+    found = gemm_rates._rates([*rows, *rows] * 2)
+    assert (found.least, found.least_batched, found.steady) == (least, least, True)
     assert found.blas == 2 * 256**3 / 4.0
+
+
+def test_the_faster_of_two_times_counts_and_a_busy_machine_is_noticed(sizes):
+    rows = [(64, 1.0, 2.0), (128, 2.0, 1.0), (256, 4.0, 2.0)] * 2
+    slower = [(size, 3 * blas, onednn) for size, blas, onednn in rows]
+    found = gemm_rates._rates([*slower, *rows])
+    assert found.blas == 2 * 256**3 / 4.0
+    assert not found.steady
+    assert gemm_rates._rates([*rows, *rows]).steady
+
+
+@pytest.mark.parametrize("busy", [GemmRates(blas=1.0, onednn=2.0, steady=False), None])
+def test_what_a_busy_machine_gave_serves_once_and_is_not_kept(busy, monkeypatch):
+    def late(*args, **kwargs):
+        raise subprocess.TimeoutExpired("python", 60)
+
+    monkeypatch.setattr(gemm_rates.subprocess, "run", late)
+    measure = MEASURE if busy is None else lambda threads: busy
+    monkeypatch.setattr(gemm_rates, "_measure", measure)
+    found = gemm_rates.measured("here", 1)
+    assert found == (busy or found)
+    assert ("TimeoutExpired" in found.failure) == (busy is None)
+    assert gemm_rates.known("here") is None
 
 
 def test_it_is_measured_once_and_kept(monkeypatch):
     calls = []
-    rates = GemmRates(blas=1.0, onednn=2.0, least=5)
+    rates = GemmRates(blas=1.0, onednn=2.0, least=5, least_batched=7)
     monkeypatch.setattr(gemm_rates, "_measure", lambda threads: calls.append(threads) or rates)
     assert gemm_rates.known("here") is None
     assert gemm_rates.measured("here", 2) == gemm_rates.measured("here", 2) == rates
@@ -39,7 +70,7 @@ def test_it_is_measured_once_and_kept(monkeypatch):
     assert gemm_rates.known("there") is None
 
 
-@pytest.mark.parametrize("text", [b"{", b'{"blas": -1}', b"\xff", 5, b'{"x": 1}'])
+@pytest.mark.parametrize("text", [b"{", b'{"blas": -1}', b"\xff", 5, b'{"x": 1}', b'{"least": 1}'])
 def test_a_row_that_is_none_of_ours_is_measured_anew(text, monkeypatch):
     database.keep_rates("here", "{}")
     connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
@@ -72,4 +103,5 @@ def test_this_machine_is_measured(here):
     assert not found.failure
     assert found.blas > 1e8
     assert found.onednn > 1e8
-    assert Hardware.detect().cpu.gemm == found
+    assert 0 <= found.least_batched <= max(gemm_rates.BATCHED) ** 3
+    assert Hardware.detect().cpu.gemm == (found if found.steady else None)

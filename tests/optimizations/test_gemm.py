@@ -18,9 +18,10 @@ from speedkit_jupyter import (
     code,
     plan,
 )
-from speedkit_jupyter.machines import flags, gemm, gemm_rates
+from speedkit_jupyter.machines import flags, gemm, gemm_kernels, gemm_rates
+from speedkit_jupyter.machines.gemm_kernels import Crossover
 from speedkit_jupyter.machines.gemm_rates import GemmRates
-from speedkit_jupyter.optimizations.gemm import _least_here
+from speedkit_jupyter.optimizations.gemm import _crossover_here
 
 SLOW_BLAS = GemmRates(blas=2e11, onednn=4.3e11, least=128**3)
 EQUAL = GemmRates(blas=4.2e11, onednn=4.3e11, least=0)
@@ -32,9 +33,10 @@ def with_rates(rates: GemmRates | None) -> Hardware:
 
 
 @pytest.fixture
-def onednn():
+def onednn(monkeypatch):
     """In force for every size, so that small tests test it."""
-    gemm.use(gemm.ONEDNN, least=1)
+    monkeypatch.setattr(gemm, "_now", gemm._Engine())
+    gemm.use(gemm.ONEDNN, Crossover(1, 1, 1))
     yield
     gemm.use(gemm.BLAS)
 
@@ -77,7 +79,7 @@ def test_it_is_declined_where_it_means_nothing(facts, wish, why):
 def test_by_request_on_a_machine_that_was_never_measured_it_is_measured_first(monkeypatch):
     dies = GemmRates(failure="oneDNN ended its process with signal 8")
     monkeypatch.setattr(gemm_rates, "_measure", lambda threads: dies)
-    _least_here.cache_clear()
+    _crossover_here.cache_clear()
     kernels = set(torch.library._impls)
     with pytest.raises(SpeedKitError, match="signal 8"):
         apply_speedups(nn.Linear(2, 2), SpeedConfig(gemm="onednn").alone())
@@ -197,11 +199,46 @@ def test_products_of_every_shape_and_layout_are_torchs_within_rounding(onednn, s
         torch.testing.assert_close(out, (wide + row).float(), **close)
 
 
+SPREAD = {
+    "plain": lambda rows, columns: torch.randn(rows, columns),
+    "transposed": lambda rows, columns: torch.randn(columns, rows).t(),
+    "one row": lambda rows, columns: torch.randn(1, columns).expand(rows, columns),
+    "one column": lambda rows, columns: torch.randn(rows, 1).expand(rows, columns),
+    "one number": lambda rows, columns: torch.randn(1, 1).expand(rows, columns),
+    "every second row": lambda rows, columns: torch.randn(2 * rows, columns)[::2],
+    "every second column": lambda rows, columns: torch.randn(rows, 2 * columns)[:, ::2],
+    "part of a row": lambda rows, columns: torch.randn(rows, columns + 5)[:, 3:-2],
+    "part of a column": lambda rows, columns: torch.randn(columns, rows + 5)[:, 3:-2].t(),
+    "a head": lambda rows, columns: torch.randn(rows, 4, columns)[:, 1],
+}
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_onednn_is_given_its_second_operand_in_one_piece(layout, monkeypatch):
+    """Else it takes a reference kernel, which was over 200 times as slow."""
+    linear, *others = gemm_kernels.internals()
+    pieces: list[bool] = []
+
+    def watched(x, weight, *more):
+        pieces.append(weight.is_contiguous() or weight.t().is_contiguous())
+        return linear(x, weight, *more)
+
+    monkeypatch.setattr(gemm_kernels, "internals", lambda: (watched, *others))
+    kernels = gemm_kernels.kernels(Crossover(1, 1, 1))
+    a, b, row = SPREAD[layout](16, 24), SPREAD[layout](24, 8), torch.randn(8)
+    wide, close = (a.double() @ b.double()).float(), {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(kernels["mm"](None, a, b), wide, **close)
+    torch.testing.assert_close(kernels["addmm"](None, row, a, b), wide + row, **close)
+    torch.testing.assert_close(kernels["bmm"](None, a[None], b[None])[0], wide, **close)
+    assert pieces == [True] * 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int64])
 def test_other_dtypes_are_torchs_own(onednn, dtype):
     a = torch.ones(40, 40, dtype=dtype)
     assert (a @ a).dtype is dtype
     assert torch.equal(a @ a, torch.full((40, 40), 40, dtype=dtype))
+    assert torch.equal(torch.bmm(a[None], a[None])[0], a @ a)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +250,15 @@ def test_other_dtypes_are_torchs_own(onednn, dtype):
         lambda a: torch.addmm(torch.ones(7), a, a),
         lambda a: torch.addmm(torch.ones(3).expand(5, 3), a, a),
         lambda a: torch.mm(a, a, out=torch.empty(3, 3, dtype=torch.float64)),
+        lambda a: torch.bmm(a, a),
+        lambda a: torch.bmm(a[None], a),
+        lambda a: torch.bmm(a[None], torch.ones(1, 4, 5)),
+        lambda a: torch.bmm(a[None], torch.ones(2, 3, 3)),
+        lambda a: torch.bmm(a[None], a[None].double()),
+        lambda a: torch.bmm(a[None], a[None], out=torch.empty(1, 3, 3, dtype=torch.float64)),
+        lambda a: torch.baddbmm(torch.ones(1, 1, 1, 1), a[None], a[None]),
+        lambda a: torch.baddbmm(torch.ones(7), a[None], a[None]),
+        lambda a: torch.baddbmm(a.double(), a[None], a[None]),
     ],
 )
 def test_what_is_wrong_is_said_as_torch_says_it(onednn, wrong):
@@ -222,6 +268,108 @@ def test_what_is_wrong_is_said_as_torch_says_it(onednn, wrong):
     with pytest.raises(RuntimeError) as plain:
         wrong(torch.ones(3, 3))
     assert str(found.value) == str(plain.value)
+
+
+BATCHES = [(1, 5, 7, 6), (3, 33, 17, 65), (0, 4, 5, 6), (3, 0, 4, 5), (3, 4, 0, 5), (2, 1, 9, 1)]
+
+
+@pytest.mark.parametrize("shape", BATCHES, ids=str)
+@pytest.mark.parametrize("layout", ["plain", "transposed", "sliced", "one for all", "heads"])
+def test_batches_of_every_shape_and_layout_are_torchs_within_rounding(onednn, shape, layout):
+    count, m, k, n = shape
+    torch.manual_seed(0)
+
+    def matrices(rows: int, columns: int) -> torch.Tensor:
+        if layout == "transposed":
+            return torch.randn(count, columns, rows).mT
+        if layout == "sliced":
+            return torch.randn(2 * count, 2 * rows, 3 * columns)[::2, ::2, ::3]
+        if layout == "one for all":
+            return torch.randn(rows, columns).expand(count, rows, columns)
+        if layout == "heads":
+            return torch.randn(rows, count, columns).transpose(0, 1)
+        return torch.randn(count, rows, columns)
+
+    a, b, full = matrices(m, k), matrices(k, n), torch.randn(count, m, n)
+    wide = a.double() @ b.double()
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(torch.bmm(a, b), wide.float(), **close)
+    assert torch.bmm(a, b).is_contiguous()
+    for added in (
+        full,
+        full[:1],
+        full[:, :, :1],
+        torch.randn(n),
+        torch.randn(m, 1),
+        torch.ones(()),
+    ):
+        torch.testing.assert_close(torch.baddbmm(added, a, b), (wide + added).float(), **close)
+    scaled = torch.baddbmm(full, a, b, beta=0.5, alpha=2)
+    torch.testing.assert_close(scaled, (0.5 * full + 2 * wide).float(), **close)
+    nothing = torch.baddbmm(torch.full((count, m, n), float("nan")), a, b, beta=0)
+    torch.testing.assert_close(nothing, wide.float(), **close)
+    outs = (torch.empty(count, m, n), torch.empty(count, n, m).mT, torch.empty(0))
+    for out in outs:
+        assert torch.bmm(a, b, out=out) is out
+        torch.testing.assert_close(out, wide.float(), **close)
+        assert torch.baddbmm(full, a, b, out=out) is out
+        torch.testing.assert_close(out, (wide + full).float(), **close)
+
+
+def test_a_result_may_be_written_over_what_it_is_made_of(onednn):
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 8, 8), torch.randn(3, 8, 8)
+    wide = (a.double() @ b.double()).float()
+    for over in (0, 1):
+        operands = [a.clone(), b.clone()]
+        torch.bmm(*operands, out=operands[over])
+        torch.testing.assert_close(operands[over], wide, rtol=1e-5, atol=1e-5)
+    added = a.clone()
+    torch.baddbmm(added, a, b, out=added)
+    torch.testing.assert_close(added, wide + a, rtol=1e-5, atol=1e-5)
+
+
+def test_batches_are_used_by_attention_einsum_and_4d_products_and_their_gradients(onednn):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
+
+    def attended() -> list[torch.Tensor]:
+        weights = (q @ k.mT / 8**0.5).softmax(-1)
+        out = torch.einsum("bhqk,bhkd->bhqd", weights, v)
+        return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+    found = attended()
+    gemm.use(gemm.BLAS)
+    plain = attended()
+    assert any(not torch.equal(a, b) for a, b in zip(found, plain, strict=True)), "was it used?"
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 300, 300), (300, 300, 1), (300, 1, 300), (2, 300, 300)])
+def test_products_of_vectors_stay_torchs_own(onednn, shape):
+    m, k, n = shape
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    found = a @ b, torch.bmm(a[None], b[None])
+    gemm.use(gemm.BLAS)
+    assert torch.equal(found[0], a @ b)
+    assert torch.equal(found[1], torch.bmm(a[None], b[None]))
+
+
+def test_a_batch_of_short_sums_stays_torchs_own(monkeypatch):
+    monkeypatch.setattr(gemm, "_now", gemm._Engine())
+    a, b = torch.randn(2, 300, 31), torch.randn(2, 31, 300)
+    gemm.use(gemm.ONEDNN, Crossover(1, 1))
+    found = a @ b
+    gemm.use(gemm.BLAS)
+    assert torch.equal(found, a @ b)
+
+
+def test_where_no_batch_is_faster_torchs_own_stay_on_the_dispatcher():
+    kernels = set(torch.library._impls)
+    gemm.use(gemm.ONEDNN, Crossover(1))
+    found = set(torch.library._impls) - kernels
+    gemm.use(gemm.BLAS)
+    assert found == {f"aten/{name}/CPU" for name in gemm_kernels.SINGLE}
 
 
 def test_gradients_of_gradients_are_right(onednn):
@@ -256,35 +404,78 @@ def test_inference_mode_vmap_fake_tensors_and_subclasses_go_through(onednn):
 
 
 def test_a_thread_of_the_users_own_multiplies_meanwhile(onednn):
-    a, seen = torch.randn(64, 64), []
-    thread = threading.Thread(target=lambda: seen.append(a @ a))
-    thread.start()
-    thread.join()
-    torch.testing.assert_close(seen[0], (a.double() @ a.double()).float(), rtol=1e-5, atol=1e-5)
+    a, b, seen = torch.randn(64, 64), torch.randn(3, 16, 16), []
+    threads = [threading.Thread(target=lambda: seen.append((a @ a, b @ b))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wide = ((a.double() @ a.double()).float(), (b.double() @ b.double()).float())
+    for found in seen:
+        torch.testing.assert_close(found, wide, rtol=1e-5, atol=1e-5)
+    assert len(seen) == 4
 
 
-def test_the_code_to_take_along_does_the_same():
-    found = plan(SpeedConfig(gemm="onednn").alone(), with_rates(SLOW_BLAS), Facts())
-    source = code(found)
+@pytest.mark.parametrize(("batched", "taken"), [(0, ("mm",)), (128**3, ("mm", "bmm"))])
+def test_the_code_to_take_along_does_the_same(batched, taken, monkeypatch):
+    rates = SLOW_BLAS.model_copy(update={"least_batched": batched})
+    monkeypatch.setattr(gemm_rates, "known", lambda machine: rates)
+    source = code(plan(SpeedConfig(gemm="onednn").alone(), with_rates(rates), Facts()))
     names: dict[str, object] = {"torch": torch}
     setup = source[source.index("if torch.backends.mkldnn") :]
     exec(setup[: setup.index("\n\n\n")], names)
     try:
         a = torch.randn(256, 256)
-        torch.testing.assert_close(a @ a, (a.double() @ a.double()).float(), rtol=1e-4, atol=1e-4)
-        assert "aten/mm/CPU" in torch.library._impls
+        wide = (a.double() @ a.double()).float()
+        close = {"rtol": 1e-4, "atol": 1e-4}
+        torch.testing.assert_close(a @ a, wide, **close)
+        torch.testing.assert_close(torch.addmm(a[0], a, a), wide + a[0], **close)
+        torch.testing.assert_close(torch.bmm(a[None], a[None])[0], wide, **close)
+        assert torch.bmm(torch.ones(0, 256, 256), torch.ones(0, 256, 256)).shape == (0, 256, 256)
+        for name in ("mm", "bmm"):
+            assert (f"aten/{name}/CPU" in torch.library._impls) == (name in taken)
+        with pytest.raises(RuntimeError, match="size"):
+            a @ torch.ones(3)
     finally:
         names["gemm"]._destroy()
     assert flags.snapshot()["gemm"] == "blas"
 
 
+def test_a_plan_inside_another_leaves_its_sizes_and_all_ends_as_it_began(monkeypatch):
+    """In any order: the inner first, and the outer first."""
+    rates = GemmRates(blas=1.0, onednn=2.0, least=10, least_batched=20)
+    monkeypatch.setattr(gemm_rates, "known", lambda machine: rates)
+    _crossover_here.cache_clear()
+    kernels, wanted = set(torch.library._impls), Crossover(10, 20)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for order in ((0, 1), (1, 0)):
+        outer = apply_speedups(model, SpeedConfig(gemm="onednn").alone())[1]
+        inner = apply_speedups(model[0], SpeedConfig(gemm="blas").alone())[1]
+        assert gemm.engine() == "blas"
+        contexts = outer, inner
+        contexts[order[1]].restore()
+        if order[1]:
+            assert (gemm.engine(), gemm._now.installed.crossover) == ("onednn", wanted)
+        contexts[order[0]].restore()
+        assert gemm.engine() == "blas"
+        assert set(torch.library._impls) == kernels
+    _crossover_here.cache_clear()
+
+
 @pytest.mark.compile
 @pytest.mark.slow
-def test_compiled_code_goes_through_it_too():
-    model, x = nn.Linear(256, 256), torch.randn(256, 256)
-    compiled = torch.compile(model)
-    plain = compiled(x)
-    with apply_speedups(model, SpeedConfig(gemm="onednn").alone())[1]:
+@pytest.mark.parametrize("scores", [False, True], ids=["linear", "batched"])
+def test_compiled_code_goes_through_it_too(onednn, scores):
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = linear(x)
+        return (y @ y.mT / 16).softmax(-1) @ y if scores else y
+
+    torch.manual_seed(0)
+    linear, x = nn.Linear(256, 256), torch.randn(3, 256, 256, requires_grad=True)
+    compiled, calls = torch.compile(forward), []
+    for engine in (gemm.BLAS, gemm.ONEDNN):
+        gemm.use(engine)
         found = compiled(x)
-    assert not torch.equal(found, plain), "was it used?"
-    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+        calls.append((found, *torch.autograd.grad(found.square().sum(), x)))
+    assert not any(torch.equal(a, b) for a, b in zip(*calls, strict=True)), "was it used?"
+    torch.testing.assert_close(*calls, rtol=1e-4, atol=1e-3)
