@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.optimizations import backends
+from speedkit_jupyter.optimizations.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.compiled_calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.flattening import flattens
 from speedkit_jupyter.optimizations.settings import users_own
 from speedkit_jupyter.support.wrappers import each_once, layers
@@ -68,6 +71,8 @@ class Facts:
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `precision` is filled in while planning.
+    `blocks` are the names of the repeated blocks that are not compiled yet, `blocks_of_torch` says
+    that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     """
 
     device: str = "cpu"
@@ -82,6 +87,9 @@ class Facts:
     attentions: int = 0
     lstms: int = 0
     compiled: Compiled = "no"
+    blocks: tuple[str, ...] = ()
+    blocks_of_torch: bool = False
+    backends: tuple[str, ...] = backends.OWN
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
@@ -116,6 +124,7 @@ class Facts:
         modules = list(model.modules())
         convolutions = [module for module in modules if is_convolution(module)]
         weights = {id(weight): weight for weight in map(_weight, convolutions)}
+        blocks = _blocks(model)
         return cls(
             device=_most_common(str(tensor.device) for tensor in tensors) or "cpu",
             devices=_distinct(str(tensor.device) for tensor in tensors) or ("cpu",),
@@ -129,6 +138,11 @@ class Facts:
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
             compiled=_compiled(model),
+            blocks=tuple(blocks),
+            blocks_of_torch=any(
+                type(b).forward.__module__[:6] == "torch." for b in blocks.values()
+            ),
+            backends=backends.loaded(),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),
@@ -210,8 +224,18 @@ def _compiled(model: torch.nn.Module) -> Compiled:
         return "script"
     if any("_orig_mod" in layer._modules for layer in layered):
         return "wrapper"
-    in_place = any(getattr(layer, "_compiled_call_impl", None) is not None for layer in layered)
-    return "in place" if in_place else "no"
+    return "in place" if any(map(compiled_by_the_user, layered)) else "no"
+
+
+def _blocks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """By name, as in the model behind its wrappers."""
+    inner = layers(model)[-1]
+    ids = {id(b) for b in repeated_blocks(inner) if not compiled_by_the_user(b)}
+    return {name: module for name, module in inner.named_modules() if id(module) in ids}
+
+
+def _has_forward_of_torch(module: torch.nn.Module) -> bool:
+    return str(getattr(type(module).forward, "__module__", "")).startswith("torch.")
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -10,7 +10,9 @@ from pydantic.fields import FieldInfo
 
 
 class Fields(BaseModel):
-    """Options of more than one field. A bare word (`compile: false`) means the first one."""
+    """Options of more than one field. A bare word (`compile: false`) means the first one, or that
+    which knows it; then the first one is on (`compile: blocks`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -19,7 +21,10 @@ class Fields(BaseModel):
     def _bare_word(cls, value: Any) -> Any:
         if isinstance(value, Mapping | BaseModel):
             return value
-        return {next(iter(cls.model_fields)): value}
+        first, *others = cls.model_fields
+        takers = [name for name in others if value in choices(cls.model_fields[name].annotation)]
+        is_firsts = value in choices(cls.model_fields[first].annotation)
+        return {first: value} if is_firsts or not takers else {first: True, takers[0]: value}
 
 
 def fields_of(options: Any) -> dict[str, FieldInfo]:

@@ -294,6 +294,8 @@ def _problems(
 
 
 def _mistake(detail: ErrorDetails, path: Path_, allowed: str) -> str:
+    if detail["type"] == "value_error":  # said by whoever knows what there is
+        return str(detail["ctx"]["error"])
     unknown = detail["type"] == "extra_forbidden"
     if unknown and (twin := _other_spelling(path)):
         return f"the same as {twin!r}, which stands there too"

@@ -39,7 +39,7 @@ def test_unknown_key_inside_an_option_names_its_path(path: Path) -> None:
     (problem,) = problems(path, "compile:\n  mode: default\n  enabel: true\n")
     assert problem == (
         "speed.yaml, line 3: compile.enabel: unknown key; "
-        "allowed: enabled, mode, fullgraph, dynamic. Did you mean 'enabled'?"
+        "allowed: enabled, scope, mode, fullgraph, dynamic, backend. Did you mean 'enabled'?"
     )
 
 
