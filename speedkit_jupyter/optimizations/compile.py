@@ -105,7 +105,7 @@ class Compile(Optimization):
         obstacle = _obstacle(hardware, facts, options)
         if obstacle:
             return request.decline(False, obstacle)
-        details = options.model_dump(exclude={"enabled"})
+        details = _details(options)
         if options.enabled is True:
             return _obeyed(request, facts, details)
         if facts.device_type == "cpu":
@@ -167,16 +167,25 @@ class Compile(Optimization):
         return (True,)
 
 
-def _obeyed(request: Request, facts: Facts, details: dict[str, Any]) -> Decision:
-    """Done as it was asked for; a mode goes where the backend has none."""
-    number, backend = len(facts.blocks), details["backend"]
+def _details(options: Compile.Options) -> dict[str, Any]:
+    """What is done of what is asked: a mode is Inductor's, and falls away beside another."""
+    details = options.model_dump(exclude={"enabled"})
+    if options.backend != backends.INDUCTOR:
+        details["mode"] = Compile.default.mode
+    return details
+
+
+def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decision:
+    """Done as it was asked for, or without what can't be."""
+    backend, mode = details["backend"], request.value.mode
     hint = "compiles at the first step"
     if details["scope"] == "blocks":
-        hint = f"compiles its {number} repeated blocks at the first step, alike ones once"
+        hint = (
+            f"compiles its {len(facts.blocks)} repeated blocks at the first step, alike ones once"
+        )
     hint = "; ".join(filter(None, (hint, backends.remark(backend))))
-    if backend != backends.INDUCTOR and details["mode"] != "default":
-        rule = f"{backend} has no mode {details['mode']}, which is Inductor's; it works without"
-        details["mode"] = "default"
+    if mode != details["mode"]:
+        rule = f"{backend} has no mode {mode}, which is Inductor's; it works without"
         return request.apply(True, rule, hint=hint, details=details, declined=True)
     return request.obey(True, hint=hint, details=details)
 

@@ -139,9 +139,7 @@ class Facts:
             lstms=_count(modules, "LSTM"),
             compiled=_compiled(model),
             blocks=tuple(blocks),
-            blocks_of_torch=any(
-                type(b).forward.__module__[:6] == "torch." for b in blocks.values()
-            ),
+            blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
             backends=backends.loaded(),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)

@@ -19,12 +19,19 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bare_word(cls, value: Any) -> Any:
-        if isinstance(value, Mapping | BaseModel):
+        if isinstance(value, BaseModel):
             return value
         first, *others = cls.model_fields
-        takers = [name for name in others if value in choices(cls.model_fields[name].annotation)]
-        is_firsts = value in choices(cls.model_fields[first].annotation)
-        return {first: value} if is_firsts or not takers else {first: True, takers[0]: value}
+        given = dict(value) if isinstance(value, Mapping) else {first: value}
+        word = given.get(first)
+        takers = [name for name in others if word in _choices_of(cls, name)]
+        if takers and takers[0] not in given and word not in _choices_of(cls, first):
+            given |= {first: True, takers[0]: word}
+        return given
+
+
+def _choices_of(options: type[BaseModel], name: str) -> tuple[str, ...]:
+    return choices(options.model_fields[name].annotation)
 
 
 def fields_of(options: Any) -> dict[str, FieldInfo]:

@@ -212,6 +212,12 @@ def test_aliases_that_multiply_are_refused_in_a_short_line(path: Path) -> None:
             "compile: {mode: max-autotune}",
             {"compile": {"mode": "max-autotune"}},
         ),
+        ("compile: blocks", {"compile": {"enabled": True, "scope": "blocks"}}),
+        (
+            "compile: {enabled: blocks, dynamic: false}",
+            {"compile": {"enabled": True, "scope": "blocks", "dynamic": False}},
+        ),
+        ("compile: max-autotune", {"compile": {"enabled": True, "mode": "max-autotune"}}),
         ("", {}),
         ("# nothing\n", {}),
         ("{}", {}),
