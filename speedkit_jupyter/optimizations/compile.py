@@ -178,12 +178,13 @@ def _details(options: Compile.Options) -> dict[str, Any]:
 def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decision:
     """Done as it was asked for, or without what can't be."""
     backend, mode = details["backend"], request.value.mode
-    hint = "compiles at the first step"
+    what = "compiles at the first step"
     if details["scope"] == "blocks":
-        hint = (
-            f"compiles its {len(facts.blocks)} repeated blocks at the first step, alike ones once"
-        )
-    hint = "; ".join(filter(None, (hint, backends.remark(backend))))
+        number = len(facts.block_names)
+        what = f"compiles its {number} repeated blocks at the first step, alike ones once"
+    if backend != backends.INDUCTOR:
+        what += f", by {backend}"
+    hint = "; ".join(filter(None, (what, backends.remark(backend))))
     if mode != details["mode"]:
         rule = f"{backend} has no mode {mode}, which is Inductor's; it works without"
         return request.apply(True, rule, hint=hint, details=details, declined=True)
@@ -223,7 +224,7 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
-    if options.scope == "blocks" and not facts.blocks:
+    if options.scope == "blocks" and not facts.block_names:
         return NO_BLOCKS
     if options.backend != backends.INDUCTOR:
         return backends.obstacle(options.backend, facts.backends, facts.device_type)

@@ -47,7 +47,7 @@ def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
         reason = f"{reason}; {COPIES}"
     lines = [
         line
-        for block, loop in _loops(facts.blocks)
+        for block, loop in _loops(facts.block_names)
         for line in (loop, f"    block = model.get_submodule({block})", f"    {compiling}")
     ]
     return Snippet(reason, model=tuple(lines))

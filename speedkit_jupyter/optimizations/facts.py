@@ -71,7 +71,7 @@ class Facts:
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `precision` is filled in while planning.
-    `blocks` are the names of the repeated blocks that are not compiled yet, `blocks_of_torch` says
+    `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     """
 
@@ -87,7 +87,7 @@ class Facts:
     attentions: int = 0
     lstms: int = 0
     compiled: Compiled = "no"
-    blocks: tuple[str, ...] = ()
+    block_names: tuple[str, ...] = ()
     blocks_of_torch: bool = False
     backends: tuple[str, ...] = backends.OWN
     optimizers: tuple[OptimizerFacts, ...] = ()
@@ -138,7 +138,7 @@ class Facts:
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
             compiled=_compiled(model),
-            blocks=tuple(blocks),
+            block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
             backends=backends.loaded(),
             optimizers=tuple(

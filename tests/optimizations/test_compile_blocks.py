@@ -349,7 +349,7 @@ def test_classes_of_no_module_are_read_too():
     names: dict = {"nn": nn}
     exec("class Made(nn.Sequential):\n    def forward(self, x):\n        return self[0](x)", names)
     facts = Facts.read(Model(lambda: names["Made"](nn.Linear(4, 4))))
-    assert len(facts.blocks) == 4
+    assert len(facts.block_names) == 4
     assert not facts.blocks_of_torch
 
 
