@@ -26,9 +26,9 @@ INDENT = "    "
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
 # Names that generated code gives to something else.
 TAKEN = {
-    "accelerator", "arguments", "attention", "batch", "closure", "compiled_model", "fabric",
-    "inputs", "loss", "loss_fn", "module", "more", "name", "one", "outputs", "scaler", "targets",
-    "torch", "train_dataset", "trainer",
+    "accelerator", "arguments", "attention", "batch", "block", "closure", "compiled_model",
+    "fabric", "inputs", "loss", "loss_fn", "module", "more", "name", "number", "one", "outputs",
+    "scaler", "targets", "torch", "train_dataset", "trainer",
 }  # fmt: skip
 Block = list[str]
 WRAPPED = "As they were before a framework wrapped them."

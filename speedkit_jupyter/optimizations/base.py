@@ -267,8 +267,8 @@ class Optimization(ABC):
     None where it has none. `follows` marks what
     another optimization needs: a plan that names only that one has it too. `costly` marks what
     takes seconds at the first step: a search tries it last. `excludes` are others beside which it
-    does nothing. `free` stands for values that no word
-    names (`threads:NUMBER`). `frameworks_choose` marks what
+    does nothing. `free` stands for values that no word names (`threads:NUMBER`); where there are
+    fields, for those of the field of that name (`compile:BACKEND`). `frameworks_choose` marks what
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it.
@@ -323,8 +323,14 @@ class Optimization(ABC):
         for name in names:  # with words of their own, as compile's mode
             words = choices(self.fields[name].annotation)
             if "true" not in words:
-                changes |= {f"{self.name}:{word}": {first: True, name: word} for word in words}
+                every = (word for word in words if word != "auto")
+                changes |= {f"{self.name}:{word}": {first: True, name: word} for word in every}
         return changes
+
+    def freely(self, value: Any) -> Any:
+        """The config's value for one that no word names."""
+        field = self.free.lower()
+        return {next(iter(self.fields)): True, field: value} if field in self.fields else value
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

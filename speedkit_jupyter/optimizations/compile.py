@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-import time
-import types
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations import backends
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -24,16 +21,19 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
-from speedkit_jupyter.optimizations.builds import (
-    forget_broken_builds,
-    is_compiler_error,
-    removed_half_written_build,
-    was_interrupted,
+from speedkit_jupyter.optimizations.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.compile_source import compiled_source, options_of
+from speedkit_jupyter.optimizations.compiled_calls import (
+    CALLS,
+    CompiledCall,
+    CompiledCode,
+    is_compiled,
+    users_own,
 )
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.properties import MISSING, put_back_entries
-from speedkit_jupyter.optimizations.snippet import Form, Snippet, call, source
+from speedkit_jupyter.optimizations.properties import Layer
+from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,14 @@ SWITCHES = (
     ),
     ("compiler.cache_key_tag", "torch.compiler.config", "cache_key_tag", "another"),
 )
+Scope = Literal["auto", "model", "blocks"]
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+NO_BLOCKS = (
+    "it has no repeated blocks, or you have compiled them: modules in one list that are of one "
+    "class, with parameters of the same shapes"
+)
 
 
 class Compile(Optimization):
@@ -56,6 +63,7 @@ class Compile(Optimization):
     name = "compile"
     effect = Effect.ROUNDING
     costly = True
+    free = "BACKEND"
     summary = "torch.compile in place"
     helps = "steps with many small operations, the same shapes, and many calls"
     risk = (
@@ -66,15 +74,24 @@ class Compile(Optimization):
     page = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 
     class Options(Fields):
-        """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself."""
+        """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself.
+
+        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: those
+        that are alike share what is compiled.
+        """
 
         enabled: Switch = Field("auto", description="auto, true, false")
+        scope: Scope = Field("auto", description="auto, model, blocks")
         mode: Mode = Field(
             "default",
             description="default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs",
         )
         fullgraph: bool = Field(False, strict=True, description="true, false")
         dynamic: Switch = Field("auto", description="auto, true, false")
+        backend: Annotated[str, AfterValidator(backends.known)] = Field(
+            backends.INDUCTOR,
+            description="inductor, eager, aot_eager, cudagraphs, or another that is registered",
+        )
 
     default = Options()
 
@@ -85,12 +102,12 @@ class Compile(Optimization):
             return request.leave(True, "you have compiled this model already; it stays so")
         if options.enabled is False:
             return request.leave(False, asked=True)
-        obstacle = _obstacle(hardware, facts)
+        obstacle = _obstacle(hardware, facts, options)
         if obstacle:
             return request.decline(False, obstacle)
-        details = options.model_dump(exclude={"enabled"})
+        details = _details(options)
         if options.enabled is True:
-            return request.obey(True, hint="compiles at the first step", details=details)
+            return _obeyed(request, facts, details)
         if facts.device_type == "cpu":
             return request.leave(
                 False,
@@ -115,65 +132,106 @@ class Compile(Optimization):
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """A call will go through compiled code; hooks that come later will fire."""
-        return {"model.compiled": True, "dynamo.skip_nnmodule_hook_guards": False}
+        compiled = _observed(target.model, _modules(decision.details, target.model))
+        return {"model.compiled": compiled, "dynamo.skip_nnmodule_hook_guards": False}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put a compiled call on the model; the compiled code is kept for the context's life."""
+        """Put compiled calls on the modules; the compiled code is kept for the context's life."""
         import torch._dynamo.config as config
 
         def change() -> None:  # else hooks that are registered after compiling never fire
             config.skip_nnmodule_hook_guards = False
 
-        call = target.memo.compiled_call
-        if call is None:
-            call = target.memo.compiled_call = CompiledCall(target, decision.details)
-        attributes = target.model.__dict__
-        original = attributes.get("_compiled_call_impl", MISSING)
-        with overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change):
-            attributes["_compiled_call_impl"] = call
-            try:
-                yield
-            finally:
-                if attributes.get("_compiled_call_impl") is call:  # else the user's own by now
-                    put_back_entries(attributes, {"_compiled_call_impl": original})
+        with (
+            overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change),
+            CALLS.wished(()) as layer,
+        ):
+            _put_calls(layer, decision, target)
+            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`torch.compile(model)`: unlike `model.compile()` it takes torch.nn's own classes too."""
-        options = _options(decision.details)
-        if form == "transformers":
-            return _for_trainer(options)
-        if form in ("torch", "fabric"):
-            save = "; save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
-            comment = decision.reason + save if form == "torch" else ""
-            return Snippet(comment, compiled=call("torch.compile", "model", **options))
-        if not options:
-            return Snippet(arguments={"dynamo_backend": '"inductor"'})
-        return Snippet(
-            imports=("from accelerate.utils import TorchDynamoPlugin",),
-            arguments={"dynamo_plugin": call("TorchDynamoPlugin", backend="inductor", **options)},
-        )
+        return compiled_source(decision.details, decision.reason, facts, form)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Whether a call of the model goes through compiled code."""
-        on = getattr(target.model, "_compiled_call_impl", None) is not None
-        return {"model.compiled": on}
+        """Whether a call of the model goes through compiled code, or those of modules inside."""
+        return {"model.compiled": _observed(target.model, ())}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Last to be tried, since each costs seconds; CUDA graphs only where there is CUDA."""
-        if facts.compiled != "no" or _obstacle(hardware, facts):
+        if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
             return ()
         if facts.device_type == "cuda":
             return (True, {"enabled": True, "mode": "reduce-overhead"})
         return (True,)
 
 
-def _obstacle(hardware: Hardware, facts: Facts) -> str | None:
-    """Why this model can't be compiled here, or None."""
+def _details(options: Compile.Options) -> dict[str, Any]:
+    """What is done of what is asked: a mode is Inductor's, and falls away beside another."""
+    details = options.model_dump(exclude={"enabled"})
+    if options.backend != backends.INDUCTOR:
+        details["mode"] = Compile.default.mode
+    return details
+
+
+def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decision:
+    """Done as it was asked for, or without what can't be."""
+    backend, mode = details["backend"], request.value.mode
+    what = "compiles at the first step"
+    if details["scope"] == "blocks":
+        number = len(facts.block_names)
+        what = f"compiles its {number} repeated blocks at the first step, alike ones once"
+    if backend != backends.INDUCTOR:
+        what += f", by {backend}"
+    hint = "; ".join(filter(None, (what, backends.remark(backend))))
+    if mode != details["mode"]:
+        rule = f"{backend} has no mode {mode}, which is Inductor's; it works without"
+        return request.apply(True, rule, hint=hint, details=details, declined=True)
+    return request.obey(True, hint=hint, details=details)
+
+
+def _put_calls(layer: Layer, decision: Decision, target: Target) -> None:
+    """On each module; what is in force holds none of them."""
+    modules = _modules(decision.details, target.model)
+    code = target.memo.compiled_call
+    if code is None:
+        options = options_of(decision.details)
+        code = target.memo.compiled_call = CompiledCode(options, len(modules), target.notes)
+    for module in modules:
+        layer.add(module, CompiledCall(module, code))
+
+
+def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What is compiled: the model, or those of its blocks that the user has not compiled."""
+    if details.get("scope") != "blocks":
+        return [model]
+    return [block for block in repeated_blocks(model) if not users_own(block)]
+
+
+def _observed(model: torch.nn.Module, later: Sequence[torch.nn.Module]) -> Any:
+    """In words; with what will be compiled `later`."""
+    ids = {id(module) for module in later}
+    if is_compiled(model) or id(model) in ids:
+        return True
+    number = sum(is_compiled(module) or id(module) in ids for module in model.modules())
+    return f"{number} of its modules" if number else False
+
+
+def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str | None:
+    """Why this can't be compiled here, or None."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
+    if options.scope == "blocks" and not facts.block_names:
+        return NO_BLOCKS
+    if options.backend != backends.INDUCTOR:
+        return backends.obstacle(options.backend, facts.backends, facts.device_type)
+    return _obstacle_of_inductor(hardware, facts)
+
+
+def _obstacle_of_inductor(hardware: Hardware, facts: Facts) -> str | None:
     gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
     if kind is not None and kind.has_triton and not hardware.triton:
         triton = "triton-windows" if hardware.system == "Windows" else "triton"
@@ -188,104 +246,3 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str | None:
         }
         return f"no C++ compiler found: install {tool.get(hardware.system, 'g++')}"
     return None
-
-
-class CompiledCall:
-    """What `model(...)` calls: the compiled forward, or the plain one once compiling failed."""
-
-    def __init__(self, target: Target, details: Mapping[str, Any]) -> None:
-        self._target, self._notes = target, target.notes  # which doesn't keep the model alive
-        self._compiled: Callable[..., Any] | None = _compile(details)
-        self._checked = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One forward pass. A failing compiler never stops it; the user's own errors do."""
-        if self._compiled is None:
-            return self._target.model._call_impl(*args, **kwargs)
-        start = time.time()
-        try:
-            if self._checked:
-                return self._compiled(self._target.model, args, kwargs)
-            return self._first_call(*args, **kwargs)
-        except KeyboardInterrupt:
-            forget_broken_builds(start)
-            raise
-        except Exception as error:
-            if not is_compiler_error(error):
-                raise
-            if was_interrupted(error):
-                forget_broken_builds(start)
-                raise KeyboardInterrupt from error
-            if removed_half_written_build(error):
-                return self(*args, **kwargs)
-            return self._run_plainly(error, args, kwargs)
-
-    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
-        from torch._dynamo.utils import counters
-
-        before = counters["frames"]["ok"]
-        result = self._compiled(self._target.model, args, kwargs)  # type: ignore[misc]
-        self._checked = True
-        if counters["frames"]["ok"] == before:
-            self._notes["compile"] = "torch.compile found nothing to compile in this model"
-        return result
-
-    def _run_plainly(self, error: Exception, args: Any, kwargs: Any) -> Any:
-        # Where the plain model fails too, the mistake is the user's: the plain error goes up.
-        result = self._target.model._call_impl(*args, **kwargs)
-        self._compiled = None
-        note = f"torch.compile failed, so the model runs as before: {_first_line(error)}"
-        self._notes["compile"] = note
-        warnings.warn(f"{note} (%speedkit report)", stacklevel=3)
-        return result
-
-
-def _options(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not torch.compile's defaults."""
-    options: dict[str, Any] = {}
-    if details.get("mode", "default") != "default":
-        options["mode"] = details["mode"]
-    if details.get("fullgraph", False):
-        options["fullgraph"] = True
-    if details.get("dynamic", "auto") != "auto":
-        options["dynamic"] = details["dynamic"]
-    return options
-
-
-def _for_trainer(options: Mapping[str, Any]) -> Snippet:
-    """Trainer takes the mode; what else there is reaches Accelerate through the environment."""
-    arguments = {"torch_compile": "True"}
-    if "mode" in options:
-        arguments["torch_compile_mode"] = source(options["mode"])
-    lines = tuple(
-        f'os.environ["ACCELERATE_DYNAMO_USE_{key.upper()}"] = "{options[key]}"'
-        for key in ("fullgraph", "dynamic")
-        if key in options
-    )
-    imports = ("import os",) if lines else ()
-    return Snippet(imports=imports, setup=lines, arguments=arguments)
-
-
-def _compile(details: Mapping[str, Any]) -> Callable[..., Any]:
-    """Through a function of ours: `nn.Module.compile()` skips torch.nn's own classes.
-
-    The model is an argument: what is kept of the compiled code must not keep the model.
-    """
-    import torch
-
-    def forward(model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)
-
-    options = _options(details)
-    if "isolate_recompiles" in signature(torch.compile).parameters:
-        options["isolate_recompiles"] = True
-    else:  # several plans on one model: each needs a code object, and so a cache, of its own
-        forward = types.FunctionType(
-            forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
-        )
-    return torch.compile(forward, **options)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

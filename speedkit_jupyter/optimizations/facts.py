@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.optimizations import backends
+from speedkit_jupyter.optimizations.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.compiled_calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.flattening import flattens
 from speedkit_jupyter.optimizations.rewriting import Rewritable, rewritable
 from speedkit_jupyter.optimizations.settings import users_own
@@ -70,6 +73,8 @@ class Facts:
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `precision` is filled in while planning.
     `rewritable` are the modules that `rewrites` can make others of.
+    `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
+    that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     """
 
     device: str = "cpu"
@@ -85,6 +90,9 @@ class Facts:
     lstms: int = 0
     compiled: Compiled = "no"
     rewritable: tuple[Rewritable, ...] = ()
+    block_names: tuple[str, ...] = ()
+    blocks_of_torch: bool = False
+    backends: tuple[str, ...] = backends.OWN
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
@@ -119,6 +127,7 @@ class Facts:
         modules = list(model.modules())
         convolutions = [module for module in modules if is_convolution(module)]
         weights = {id(weight): weight for weight in map(_weight, convolutions)}
+        blocks = _blocks(model)
         return cls(
             device=_most_common(str(tensor.device) for tensor in tensors) or "cpu",
             devices=_distinct(str(tensor.device) for tensor in tensors) or ("cpu",),
@@ -133,6 +142,9 @@ class Facts:
             lstms=_count(modules, "LSTM"),
             compiled=_compiled(model),
             rewritable=tuple(place for place, _ in rewritable(model)),
+            block_names=tuple(blocks),
+            blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
+            backends=backends.loaded(),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),
@@ -214,8 +226,18 @@ def _compiled(model: torch.nn.Module) -> Compiled:
         return "script"
     if any("_orig_mod" in layer._modules for layer in layered):
         return "wrapper"
-    in_place = any(getattr(layer, "_compiled_call_impl", None) is not None for layer in layered)
-    return "in place" if in_place else "no"
+    return "in place" if any(map(compiled_by_the_user, layered)) else "no"
+
+
+def _blocks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """By name, as in the model behind its wrappers."""
+    inner = layers(model)[-1]
+    ids = {id(b) for b in repeated_blocks(inner) if not compiled_by_the_user(b)}
+    return {name: module for name, module in inner.named_modules() if id(module) in ids}
+
+
+def _has_forward_of_torch(module: torch.nn.Module) -> bool:
+    return str(getattr(type(module).forward, "__module__", "")).startswith("torch.")
 
 
 def _dtype(tensor: torch.Tensor) -> str:

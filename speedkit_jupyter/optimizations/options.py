@@ -10,16 +10,28 @@ from pydantic.fields import FieldInfo
 
 
 class Fields(BaseModel):
-    """Options of more than one field. A bare word (`compile: false`) means the first one."""
+    """Options of more than one field. A bare word (`compile: false`) means the first one, or that
+    which knows it; then the first one is on (`compile: blocks`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _bare_word(cls, value: Any) -> Any:
-        if isinstance(value, Mapping | BaseModel):
+        if isinstance(value, BaseModel):
             return value
-        return {next(iter(cls.model_fields)): value}
+        first, *others = cls.model_fields
+        given = dict(value) if isinstance(value, Mapping) else {first: value}
+        word = given.get(first)
+        takers = [name for name in others if word in _choices_of(cls, name)]
+        if takers and takers[0] not in given and word not in _choices_of(cls, first):
+            given |= {first: True, takers[0]: word}
+        return given
+
+
+def _choices_of(options: type[BaseModel], name: str) -> tuple[str, ...]:
+    return choices(options.model_fields[name].annotation)
 
 
 def fields_of(options: Any) -> dict[str, FieldInfo]:

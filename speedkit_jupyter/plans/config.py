@@ -294,13 +294,24 @@ def _problems(
 
 
 def _mistake(detail: ErrorDetails, path: Path_, allowed: str) -> str:
+    if detail["type"] == "value_error":  # said by whoever knows what there is
+        return str(detail["ctx"]["error"])
     unknown = detail["type"] == "extra_forbidden"
     if unknown and (twin := _other_spelling(path)):
         return f"the same as {twin!r}, which stands there too"
     word = path[-1] if unknown else detail["input"]
-    hint = did_you_mean(word, allowed.split(", ")) if isinstance(word, str) else ""
+    known = [*allowed.split(", "), *([] if unknown else _bare_words(path))]
+    hint = did_you_mean(word, known) if isinstance(word, str) else ""
     mistake = "unknown key" if unknown else f"{yaml_lines.shown(word)} is not allowed"
     return f"{mistake}; allowed: {allowed}.{hint}"
+
+
+def _bare_words(path: Path_) -> list[str]:
+    """The words of other fields, which stand for the first one too: `compile: blocks`."""
+    optimization = find(path[0])
+    if optimization is None or list(path[1:]) != [*optimization.fields][:1]:
+        return []
+    return [word.partition(":")[2] for word in optimization.changes() if ":" in word]
 
 
 def _where(origin: _Origin, path: Path_) -> str:

@@ -45,7 +45,7 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
         "risk": optimization.risk,
         "numbers": optimization.effect.value,
         "undone": optimization.undone,
-        "values": ", ".join(optimization.words) or optimization.free,
+        "values": _values(optimization),
         "here": f"{name} {state.partition(' ')[2]}: {word(decision.value)}; {decision.reason}",
         "more": optimization.page,
     }
@@ -55,3 +55,11 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
         (Section(table),),
         about | {"name": optimization.name, "effect": optimization.effect.value},
     )
+
+
+def _values(optimization: Optimization) -> str:
+    """What its option takes; of several fields the first one's values, then the others by name."""
+    first, *others = [(name, info.description) for name, info in optimization.fields.items()] or [
+        ("", ", ".join(optimization.words) or optimization.free)
+    ]
+    return "; ".join([str(first[1]), *(f"{name}: {values}" for name, values in others)])

@@ -36,3 +36,9 @@ def test_explain_takes_other_spellings_and_names_the_nearest_of_what_it_does_not
     error = str(shell.fails("%speedkit explain gem"))
     assert "no 'gem' in the catalog" in error
     assert "gemm" in error
+
+
+def test_explain_says_what_each_field_takes(shell):
+    shown = " ".join(shell.run("%speedkit explain compile").split())
+    assert "auto, true, false; scope: auto, model, blocks; mode: default" in shown
+    assert "backend: inductor, eager" in shown

@@ -39,7 +39,7 @@ def test_unknown_key_inside_an_option_names_its_path(path: Path) -> None:
     (problem,) = problems(path, "compile:\n  mode: default\n  enabel: true\n")
     assert problem == (
         "speed.yaml, line 3: compile.enabel: unknown key; "
-        "allowed: enabled, mode, fullgraph, dynamic. Did you mean 'enabled'?"
+        "allowed: enabled, scope, mode, fullgraph, dynamic, backend. Did you mean 'enabled'?"
     )
 
 
@@ -212,6 +212,12 @@ def test_aliases_that_multiply_are_refused_in_a_short_line(path: Path) -> None:
             "compile: {mode: max-autotune}",
             {"compile": {"mode": "max-autotune"}},
         ),
+        ("compile: blocks", {"compile": {"enabled": True, "scope": "blocks"}}),
+        (
+            "compile: {enabled: blocks, dynamic: false}",
+            {"compile": {"enabled": True, "scope": "blocks", "dynamic": False}},
+        ),
+        ("compile: max-autotune", {"compile": {"enabled": True, "mode": "max-autotune"}}),
         ("", {}),
         ("# nothing\n", {}),
         ("{}", {}),

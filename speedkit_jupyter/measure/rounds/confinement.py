@@ -28,6 +28,8 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
     Raises StepError where torch has moved it.
     """
+    import torch
+
     here, original = threading.get_ident(), getattr(owner, name, None)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which this stands on")
@@ -35,6 +37,8 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # what is compiled now would break in two here
+            return original(*args, **kwargs)
         chosen = ours if threading.get_ident() == here else original
         return chosen(*args, **kwargs)
 

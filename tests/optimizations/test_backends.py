@@ -1,0 +1,284 @@
+"""compile with `backend`: whatever is registered with torch.compile, by request only."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import fresh
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, benchmark, code, plan
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.measure.subject.variants import variant
+from speedkit_jupyter.optimizations import backends, named
+from speedkit_jupyter.support.exceptions import StepError
+
+pytestmark = pytest.mark.compile
+X = torch.ones(2, 4)
+FORMS = ["torch", "accelerate", "fabric", "transformers"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No compiled code of another test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def register():
+    """Registers backends for one test."""
+    from torch._dynamo.backends import registry
+
+    names = []
+
+    def add(name, function):
+        registry.register_backend(function, name=name)
+        names.append(name)
+
+    yield add
+    for name in names:
+        registry._COMPILER_FNS.pop(name)
+        registry._BACKENDS.pop(name)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def wish(backend, **more) -> SpeedConfig:
+    return SpeedConfig(compile={"enabled": True, "backend": backend, **more}).alone()
+
+
+def decided(backend, hardware, facts=None, **more):
+    return plan(wish(backend, **more), hardware, facts or Facts(parameters=1))["compile"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torchs_own_backends_compute_the_same_and_are_taken_back(backend):
+    model = network()
+    plain, before = model(X), dict(flags.snapshot())
+    with apply_speedups(model, wish(backend))[1] as context:
+        assert torch.allclose(model(X), plain, atol=1e-6)
+        model(X).sum().backward()
+        assert not context.notes
+        assert context.plan.to_config().compile.backend == backend
+    assert "_compiled_call_impl" not in model.__dict__
+    assert torch.equal(model(X), plain)
+    after = dict(flags.snapshot())
+    assert {name: after[name] for name in before} == before
+
+
+def test_one_that_the_user_registered_is_used_and_no_compiler_is_needed(register, hardware):
+    graphs = []
+
+    def mine(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    register("MyOwn", mine)
+    assert wish("myown").compile.backend == "MyOwn"  # a command's words are in small letters
+    model = network()
+    with apply_speedups(model, wish("MyOwn"))[1]:
+        model(X)
+    assert graphs
+    bare = hardware("cpu").model_copy(update={"cxx": None})
+    facts = Facts(parameters=1, backends=(*backends.OWN, "MyOwn"))
+    assert decided("MyOwn", bare, facts).active
+    assert decided("inductor", bare).declined
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("inducter", "inductor"), ("aot-eager", "aot_eager"), ("zen_torch", "zentorch"),
+     ("cudagraph", "cudagraphs"), ("open_vino", "openvino"), ("tensor-rt", "tensorrt")],
+)  # fmt: skip
+def test_an_unknown_name_is_one_clear_line_with_the_nearest(word, near):
+    with pytest.raises(ConfigError) as caught:
+        wish(word)
+    (problem,) = caught.value.problems
+    assert problem.startswith("SpeedConfig: compile.backend: ")
+    assert repr(word) in problem
+    assert problem.endswith(f"Did you mean {near!r}?")
+    with pytest.raises((ConfigError, StepError), match="Did you mean"):
+        variant(f"compile:{word}")
+
+
+@pytest.mark.parametrize("value", [3, None, ["eager"], print, {"name": "eager"}])
+def test_what_is_no_name_is_one_clear_line(value):
+    with pytest.raises(ConfigError, match=r"compile.backend: .* is not allowed; allowed: inductor"):
+        wish(value)
+
+
+def test_a_backend_is_a_word_of_comparisons():
+    assert variant("compile:aot_eager").config.compile == wish("aot_eager").compile
+    words = variant("bf16+compile:eager").config
+    assert (words.precision, words.compile.backend) == ("bf16", "eager")
+
+
+def test_no_backend_is_ever_tried_unasked(hardware):
+    for machine in ("cpu", "a100", "h200"):
+        for device in ("cpu", "cuda:0"):
+            facts = Facts(device=device, parameters=1)
+            for value in named("compile").candidates(hardware(machine), facts):
+                assert SpeedConfig(compile=value).compile.backend == "inductor"
+            found = plan(SpeedConfig(), hardware(machine), facts)["compile"]
+            assert found.details.get("backend", "inductor") == "inductor"
+
+
+def test_cuda_graphs_are_declined_without_cuda(hardware):
+    decision = decided("cudagraphs", hardware("cpu"))
+    assert decision.declined
+    assert "CUDA graphs need CUDA" in decision.reason
+    assert decided("cudagraphs", hardware("t4"), Facts(device="cuda:0", parameters=1)).active
+
+
+def test_a_mode_is_inductors_and_falls_away_with_a_word(hardware):
+    decision = decided("aot_eager", hardware("cpu"), mode="max-autotune")
+    assert decision.active
+    assert decision.declined  # replaced, by the nearest that works
+    assert decision.details["mode"] == "default"
+    assert "aot_eager has no mode max-autotune" in decision.reason
+
+
+# --- guests ---
+
+
+@pytest.mark.parametrize("name", backends.GUESTS)
+def test_a_guest_that_is_not_loaded_is_declined_with_what_installs_it(hardware, name):
+    if backends.GUESTS[name].module in sys.modules:
+        pytest.skip("it is loaded here")
+    for facts in (Facts(parameters=1), Facts.read(network())):
+        decision = decided(name, hardware("cpu"), facts)
+        assert decision.declined
+        assert f"pip install {backends.GUESTS[name].package}" in decision.reason
+        assert "can't be undone" in decision.reason
+
+
+def test_a_guest_is_never_imported_by_a_plan(monkeypatch):
+    model = network()
+    loaded = set(sys.modules)
+    with apply_speedups(model, wish("openvino"))[1] as context:
+        assert context.plan["compile"].declined
+        model(X)
+    assert not any(name.partition(".")[0] == "openvino" for name in set(sys.modules) - loaded)
+
+
+def test_a_guest_that_the_user_imported_is_used_and_its_reach_is_said(register, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zentorch", types.ModuleType("zentorch"))
+    register("zentorch", lambda graph, inputs: graph.forward)
+    model = network()
+    plain = model(X)
+    with apply_speedups(model, wish("zentorch"))[1] as context:
+        assert torch.allclose(model(X), plain, atol=1e-6)
+        assert "has changed torch for this whole process" in context.plan["compile"].reason
+
+
+GUEST = """
+import torch
+torch._dynamo.config.cache_size_limit = 99  # what it changes for everyone
+def compiler(graph, inputs):
+    return graph.forward
+"""
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from speedkit_jupyter import SpeedConfig, apply_speedups
+model = torch.nn.Linear(2, 2)
+config = SpeedConfig(compile={"enabled": True, "backend": "visitor"})
+with apply_speedups(model, config)[1] as context:
+    decision = context.plan["compile"]
+    assert decision.declined and "visitor is not loaded" in decision.reason, decision.reason
+    model(torch.ones(1, 2))
+assert "visiting_package" not in sys.modules
+import visiting_package
+with apply_speedups(model, config)[1] as context:
+    assert context.plan["compile"].active, context.plan["compile"].reason
+    model(torch.ones(1, 2))
+    assert not context.notes, context.notes
+print("fine")
+"""
+
+
+def test_a_guest_that_an_entry_point_names_waits_until_the_user_imports_it(tmp_path):
+    (tmp_path / "visiting_package.py").write_text(GUEST)
+    folder = tmp_path / "visiting_package-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: visiting-package\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text(
+        "[torch_dynamo_backends]\nvisitor = visiting_package:compiler\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    exit_code, printed = fresh.run(program, str(tmp_path))
+    assert exit_code == 0, printed[-3000:]
+    assert "fine" in printed
+
+
+# --- measured and vetoed like all ---
+
+
+def measured(model, words):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        optimizer.zero_grad()
+        model(X).pow(2).sum().backward()
+        optimizer.step()
+
+    return benchmark(step, words, budget_s=0.3)
+
+
+def test_a_wrong_one_is_vetoed_however_fast(register):
+    def wrong(graph, inputs):
+        return lambda *values: tuple(one * 1.3 for one in graph.forward(*values))
+
+    register("wrong_one", wrong)
+    found = measured(network(), "baseline,compile:eager,compile:wrong_one")
+    by_name = {record.name: record for record in found.records}
+    assert by_name["compile:wrong_one"].accuracy.verdict == "wrong"
+    assert by_name["compile:eager"].accuracy.verdict != "wrong"
+    assert found.best is None or found.best.name != "compile:wrong_one"
+
+
+def test_one_that_fails_leaves_the_model_running_and_is_named(register):
+    def failing(graph, inputs):
+        raise RuntimeError("no such chip")
+
+    register("failing_one", failing)
+    model = network()
+    with apply_speedups(model, wish("failing_one"))[1] as context:
+        with pytest.warns(UserWarning, match="the model runs as before"):
+            model(X)
+        assert "failing_one" in context.notes["compile"]
+
+
+def test_what_one_changes_while_it_compiles_is_put_back_after_a_measurement(register):
+    import torch._inductor.config as inductor
+
+    def rude(graph, inputs):
+        inductor.epilogue_fusion = not inductor.epilogue_fusion
+        torch.backends.mkldnn.allow_tf32 = not torch.backends.mkldnn.allow_tf32
+        return graph.forward
+
+    register("rude_one", rude)
+    before = (inductor.epilogue_fusion, dict(flags.snapshot()))
+    measured(network(), "baseline,compile:rude_one")
+    assert (inductor.epilogue_fusion, dict(flags.snapshot())) == before
+
+
+# --- as code ---
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_its_code_names_the_backend(form, hardware):
+    found = plan(wish("aot_eager"), hardware("cpu"), Facts(parameters=1))
+    text = code(found, form)
+    compile(text, form, "exec")
+    assert 'backend="aot_eager"' in text

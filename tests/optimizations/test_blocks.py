@@ -1,0 +1,175 @@
+"""The blocks that a model repeats, found by themselves."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter.optimizations.blocks import repeated_blocks
+
+
+class Block(nn.Module):
+    """A residual layer, as people write them."""
+
+    def __init__(self, width=4, inner=8):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x):
+        """(N, width) to the same."""
+        return x + self.second(torch.relu(self.first(x)))
+
+
+class Decoding(nn.Module):
+    """Two attentions of one class inside, which are none of its model's blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.cross = nn.MultiheadAttention(4, 2), nn.MultiheadAttention(4, 2)
+
+
+class Attributes(nn.Module):
+    """Blocks that stand in no list."""
+
+    def __init__(self):
+        super().__init__()
+        self.block1, self.block2, self.head = Block(), Block(), nn.Linear(4, 2)
+
+
+class Tower(nn.Module):
+    """An encoder with layers and a projection."""
+
+    def __init__(self, layers=3, width=4):
+        super().__init__()
+        self.layers = nn.ModuleList([Block(width) for _ in range(layers)])
+        self.projection = nn.Linear(width, width)
+
+
+class Siamese(nn.Module):
+    """Two towers: what is repeated are their layers, not they."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = Tower(), Tower()
+
+
+class Mixture(nn.Module):
+    """A layer with experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([Block(4, 32) for _ in range(4)])
+        self.router = nn.Linear(4, 4)
+
+
+class Convolving(nn.Module):
+    """The unit of a residual network."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(inputs, outputs, 3), nn.Conv2d(outputs, outputs, 3)
+
+
+def stages():
+    """A residual network: stages that are sequences, of units that widen."""
+    widths = [(4, 8, 3), (8, 16, 2), (16, 32, 3)]
+    return nn.Sequential(
+        *[
+            nn.Sequential(Convolving(a, b), *[Convolving(b, b) for _ in range(number - 1)])
+            for a, b, number in widths
+        ]
+    )
+
+
+class Heads(nn.Module):
+    """A body of large blocks, and many small heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.ModuleList([Block(16, 64) for _ in range(3)])
+        self.heads = nn.ModuleList([nn.Sequential(nn.Linear(16, 1), nn.Sigmoid())] * 1)
+        self.heads += [nn.Sequential(nn.Linear(16, 1), nn.Sigmoid()) for _ in range(3)]
+
+
+class Nested(nn.Module):
+    """Blocks of the same class inside each block."""
+
+    def __init__(self, depth=2):
+        super().__init__()
+        self.inner = nn.ModuleList([Nested(depth - 1) for _ in range(2)] if depth else [])
+        self.layer = nn.Linear(4, 4)
+
+
+def lazily():
+    return nn.Sequential(*[nn.Sequential(nn.LazyLinear(4), nn.ReLU()) for _ in range(3)])
+
+
+def names(model):
+    ids = {id(block) for block in repeated_blocks(model)}
+    return [name for name, module in model.named_modules() if id(module) in ids]
+
+
+def numbered(begin, number):
+    return [f"{begin}{index}" for index in range(number)]
+
+
+SHAPES = {
+    "a list": (lambda: Tower(5), numbered("layers.", 5)),
+    "torch's encoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 3),
+        numbered("layers.", 3),
+    ),
+    "encoder and decoder": (
+        lambda: nn.Transformer(4, 2, 2, 2, 8),
+        numbered("encoder.layers.", 2) + numbered("decoder.layers.", 2),
+    ),
+    "a sequence of sequences": (
+        lambda: nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(4)]),
+        numbered("", 4),
+    ),
+    "stages": (stages, numbered("0.", 3) + numbered("1.", 2) + numbered("2.", 3)),
+    "two attentions in each": (
+        lambda: nn.ModuleDict({"layers": nn.ModuleList([Decoding(), Decoding()])}),
+        numbered("layers.", 2),
+    ),
+    "attributes": (Attributes, ["block1", "block2"]),
+    "towers": (Siamese, numbered("left.layers.", 3) + numbered("right.layers.", 3)),
+    "experts": (lambda: nn.ModuleList([Mixture() for _ in range(3)]), numbered("", 3)),
+    "small heads": (Heads, numbered("body.", 3)),
+    "nested": (Nested, numbered("inner.", 2)),
+    "lazy": (lazily, numbered("", 3)),
+    "layers alone": (lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)]), []),
+    "one layer": (lambda: nn.Linear(4, 4), []),
+    "unlike": (lambda: nn.ModuleList([Block(4), Block(5), Block(6)]), []),
+    "one block, twice": (lambda: nn.Sequential(*[Block()] * 2), []),
+    "without parameters": (
+        lambda: nn.Sequential(*[nn.Sequential(nn.ReLU(), nn.Dropout()) for _ in range(3)]),
+        [],
+    ),
+    "recurrent": (lambda: nn.LSTM(4, 4, 3), []),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_are_found_in_models_of_all_shapes(shape):
+    make, expected = SHAPES[shape]
+    model = make()
+    assert names(model) == expected
+    assert names(copy.deepcopy(model)) == expected
+
+
+def test_blocks_stand_inside_no_other_block():
+    for make, _ in SHAPES.values():
+        blocks = repeated_blocks(make())
+        inside = {id(part) for block in blocks for part in [*block.modules()][1:]}
+        assert not inside & {id(block) for block in blocks}
+
+
+def test_looking_changes_nothing_and_runs_nothing():
+    model = Tower()
+    before = {name: sorted(part.__dict__) for name, part in model.named_modules()}
+    repeated_blocks(model)
+    assert {name: sorted(part.__dict__) for name, part in model.named_modules()} == before

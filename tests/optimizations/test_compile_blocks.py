@@ -1,0 +1,368 @@
+"""compile with `scope: blocks`: each repeated block in place, alike ones once.
+
+Dynamo's own backend `eager` shares and guards code as Inductor's does, and takes no seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import itertools
+import pickle  # noqa: TID251  (that users' models pickle is what is tested)
+import warnings
+import weakref
+from inspect import signature
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
+from speedkit_jupyter.measure.subject.variants import variant
+from speedkit_jupyter.optimizations.compiled_calls import NAME, CompiledCall
+
+pytestmark = pytest.mark.compile
+BLOCKS = {"enabled": True, "scope": "blocks", "backend": "eager"}
+
+
+class Block(nn.Module):
+    """A residual layer with a number of its own, and a way to fail."""
+
+    def __init__(self, number=0.0):
+        super().__init__()
+        self.number, self.breaks = number, False
+        self.norm, self.layer = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        """(N, 4) to the same."""
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x + torch.relu(self.layer(self.norm(x)))
+
+
+class Numbered(Block):
+    """Each computes with its own number, so none is like another."""
+
+    def forward(self, x):
+        """(N, 4) to the same."""
+        return super().forward(x) * (1 + self.number)
+
+
+class Model(nn.Module):
+    """An embedding, blocks, a head."""
+
+    def __init__(self, make=Block, number=4):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.layers = nn.ModuleList([make() for _ in range(number)])
+
+    def forward(self, x):
+        """(N, 3) to (N, 2)."""
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+MAKES = {
+    "the user's": Block,
+    "torch's": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+    "sequences": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+}
+X = torch.ones(2, 3)
+# In a newer torch a call of torch.compile has a limit of its own, and bound methods share code.
+HAS_LIMITS = "recompile_limit" in signature(torch.compile).parameters
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No compiled code of another test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def applied(model, **values):
+    values = {"compile": BLOCKS, **values}
+    return apply_speedups(model, SpeedConfig(**values).alone())[1]
+
+
+def graphs(call) -> int:
+    """How many graphs Dynamo makes while this runs."""
+    from torch._dynamo.utils import counters
+
+    before = counters["stats"]["unique_graphs"]
+    call()
+    return counters["stats"]["unique_graphs"] - before
+
+
+def entries(model) -> dict:
+    """Where modules have anything of what compiles, and what else lies on them."""
+    return {name: dict.fromkeys(part.__dict__) for name, part in model.named_modules()}
+
+
+def calls(model) -> list[str]:
+    return [name for name, part in model.named_modules() if part.__dict__.get(NAME) is not None]
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_alike_blocks_are_compiled_once_in_place_and_compute_the_same(kind):
+    model = Model(MAKES[kind])
+    keys, before, plain = list(model.state_dict()), entries(model), model(X)
+    with applied(model) as context:
+        assert calls(model) == [f"layers.{i}" for i in range(4)]
+        assert graphs(lambda: model(X)) == 1
+        assert torch.allclose(model(X), plain, atol=1e-6)
+        model(X).sum().backward()
+        assert graphs(lambda: model(X)) == 0
+        assert list(model.state_dict()) == keys
+        assert not context.notes
+    assert entries(model) == before
+    assert torch.equal(model(X), plain)
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this torch has one limit for all, which stays")
+def test_blocks_that_differ_get_a_graph_each_beyond_torchs_limit():
+    numbers = itertools.count()
+    model = Model(lambda: Numbered(next(numbers)), 12)
+    plain = model(X)
+    with applied(model) as context:
+        assert graphs(lambda: model(X)) == 12
+        assert torch.allclose(model(X), plain, rtol=1e-5)
+        assert graphs(lambda: model(X)) == 0
+        assert not context.notes
+
+
+def test_a_model_without_repeated_blocks_is_declined_with_the_reason():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
+    with applied(model) as context:
+        decision = context.plan["compile"]
+        assert decision.declined
+        assert "no repeated blocks" in decision.reason
+        assert calls(model) == []
+
+
+def test_the_reason_and_the_report_say_how_many():
+    model = Model()
+    with applied(model) as context:
+        assert "its 4 repeated blocks" in context.plan["compile"].reason
+        assert {c.name: c.after for c in context.changes()}["model.compiled"] == "4 of its modules"
+        asked = context.plan.to_config().to_dict()["compile"]
+        assert (asked["scope"], asked["backend"]) == ("blocks", "eager")
+    assert context.changes() == ()
+
+
+def test_blocks_that_the_user_has_compiled_stay_so():
+    model = Model()
+    model.layers[1].compile(backend="eager")
+    own = model.layers[1].__dict__[NAME]
+    with applied(model) as context:
+        assert calls(model) == [f"layers.{i}" for i in range(4)]
+        assert model.layers[1].__dict__[NAME] is own
+        assert "its 3 repeated blocks" in context.plan["compile"].reason
+    assert calls(model) == ["layers.1"]
+    assert model.layers[1].__dict__[NAME] is own
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    with applied(model) as context:
+        assert context.plan["compile"].declined
+    assert len(calls(model)) == 4
+
+
+def test_what_the_user_compiles_meanwhile_stays():
+    model = Model()
+    with applied(model):
+        model.layers[0].compile(backend="eager")
+        own = model.layers[0].__dict__[NAME]
+    assert calls(model) == ["layers.0"]
+    assert model.layers[0].__dict__[NAME] is own
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
+def test_plans_on_overlapping_models_are_taken_back_in_any_order(order):
+    first, second = Model(), Model()
+    second.layers[0] = first.layers[0]  # one layer of both
+    plain = [first(X), second(X)]
+    before = [entries(first), entries(second)]
+    whole = {"enabled": True, "backend": "eager"}
+    contexts = [
+        applied(first),
+        applied(second),
+        applied(first.layers[0], compile=whole),
+        applied(first.layers, compile=BLOCKS),
+    ]
+    assert all(context.plan["compile"].active for context in contexts)
+    for number in order:
+        contexts[number].restore()
+        assert torch.allclose(first(X), plain[0], atol=1e-6)
+        assert torch.allclose(second(X), plain[1], atol=1e-6)
+        left = [context for context in contexts if context.active]
+        shared = first.layers[0].__dict__.get(NAME)
+        assert isinstance(shared, CompiledCall) == bool(left)
+    assert [entries(first), entries(second)] == before
+
+
+def test_a_plan_for_the_whole_model_compiles_through_the_plan_of_a_part():
+    model = Model()
+    with (
+        applied(model.layers[0], compile={"enabled": True, "backend": "eager"}),
+        applied(model, compile={"enabled": True, "backend": "eager", "fullgraph": True}) as context,
+    ):
+        assert graphs(lambda: model(X)) == 1
+        assert not context.notes
+    assert calls(model) == []
+
+
+@pytest.mark.parametrize("ending", [ValueError, KeyboardInterrupt])
+def test_an_error_inside_the_block_leaves_nothing(ending):
+    model = Model()
+    before = entries(model)
+    with contextlib.suppress(ending), applied(model):
+        assert model(X).shape == (2, 2)
+        raise ending
+    assert entries(model) == before
+
+
+def test_copies_pickles_and_saved_models_carry_neither_code_nor_plan():
+    model = Model()
+    with applied(model):
+        model(X)
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        for twin in (
+            copy.deepcopy(model),
+            pickle.loads(pickle.dumps(model)),
+            torch.load(buffer, weights_only=False),
+        ):
+            assert calls(twin) == []
+            assert torch.allclose(twin(X), model(X), atol=1e-6)
+
+
+def test_hooks_that_come_later_fire():
+    model, seen = Model(), []
+    with applied(model):
+        model(X)
+        handle = model.layers[2].register_forward_hook(lambda *_: seen.append(1))
+        model.layers[2].layer.register_forward_hook(lambda *_: seen.append(2))
+        model(X)
+        handle.remove()
+    assert sorted(set(seen)) == [1, 2]
+
+
+def test_a_block_that_fails_to_compile_warns_once_and_all_run_on():
+    model = Model()
+    model.layers[2].breaks = True
+    plain = model(X)
+    with applied(model, compile={**BLOCKS, "fullgraph": True}) as context:
+        with pytest.warns(UserWarning, match="the model runs as before"):
+            assert torch.allclose(model(X), plain, atol=1e-6)
+        assert "torch.compile by eager failed" in context.notes["compile"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(model(X), plain)
+    assert calls(model) == []
+
+
+def test_the_model_is_collected_with_its_plan():
+    model = Model()
+    context = applied(model)
+    model(X)
+    gone = weakref.ref(model)
+    del model, context
+    gc.collect()
+    assert gone() is None
+
+
+def test_training_and_evaluation_with_precision_and_later_optimizers():
+    model, other = Model(), Model()
+    with applied(model, precision="bf16") as context:
+        for one in (model, other):
+            optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+            for _ in range(2):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = one(X).float().pow(2).sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad(), context.autocast():
+            model(X)
+    for mine, plain in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(mine, plain, atol=1e-2)
+
+
+def test_blocks_is_a_word_of_comparisons_and_a_value_by_itself(monkeypatch):
+    assert variant("compile:blocks").config.compile.scope == "blocks"
+    for config in (
+        SpeedConfig(compile="blocks"),
+        SpeedConfig.from_dict({"compile": {"enabled": True, "scope": "blocks"}}),
+    ):
+        assert (config.compile.enabled, config.compile.scope) == (True, "blocks")
+        assert SpeedConfig.from_dict(config.to_dict()) == config
+    monkeypatch.setenv("SPEEDKIT_COMPILE", "blocks")
+    assert SpeedConfig().compile.scope == "blocks"
+
+
+def test_it_is_measured_like_every_other_and_leaves_nothing(tmp_path):
+    model = Model(number=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    file = tmp_path / "blocks.yaml"
+    SpeedConfig(compile=BLOCKS).alone().to_yaml(file)
+
+    def step():
+        optimizer.zero_grad()
+        model(X).pow(2).sum().backward()
+        optimizer.step()
+
+    before = entries(model)
+    found = benchmark(step, f"baseline,{file}", budget_s=0.2)
+    record = found.records[1]
+    assert record.plan["compile"]["scope"] == "blocks"
+    assert record.failure is None
+    assert record.accuracy.verdict != "wrong"
+    assert record.compilations.graphs >= 1
+    assert entries(model) == before
+
+
+@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@pytest.mark.parametrize("kind", MAKES)
+def test_its_code_compiles_the_same_blocks_in_place(form, kind):
+    model = Model(MAKES[kind])
+    found = plan(SpeedConfig(compile=BLOCKS).alone(), facts=Facts.read(model))
+    text = code(found, form, model=model)
+    begin = text.index("for number in range(4):")
+    lines = text[begin:].split("\n\n")[0]
+    keys, plain = list(model.state_dict()), model(X)
+    exec(lines, {"model": model, "torch": torch})
+    assert graphs(lambda: model(X)) == (1 if HAS_LIMITS or kind == "the user's" else 4)
+    assert torch.allclose(model(X), plain, atol=1e-6)
+    assert list(model.state_dict()) == keys
+    assert 'backend="eager"' in lines
+    assert ("copied after this" in text.replace("\n# ", " ")) == (kind != "the user's")
+
+
+def test_classes_of_no_module_are_read_too():
+    names: dict = {"nn": nn}
+    exec("class Made(nn.Sequential):\n    def forward(self, x):\n        return self[0](x)", names)
+    facts = Facts.read(Model(lambda: names["Made"](nn.Linear(4, 4))))
+    assert len(facts.block_names) == 4
+    assert not facts.blocks_of_torch
+
+
+def test_its_code_names_blocks_of_any_place():
+    class Attributes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.entry, self.exit, self.head = Block(), Block(), nn.Linear(4, 4)
+
+    config = SpeedConfig(compile={"enabled": True, "scope": "blocks", "mode": "max-autotune"})
+    text = code(plan(config.alone(), facts=Facts.read(Attributes())))
+    assert 'for name in ["entry", "exit"]:' in text
+    assert 'block.compile(mode="max-autotune")' in text
+    text = code(plan(config.alone(), facts=Facts.read(nn.Transformer(4, 2, 2, 3, 8))))
+    assert 'f"encoder.layers.{number}"' in text
+    assert 'f"decoder.layers.{number}"' in text
