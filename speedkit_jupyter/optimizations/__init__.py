@@ -8,6 +8,7 @@ from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
+from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
@@ -19,6 +20,7 @@ from speedkit_jupyter.optimizations.threads import Threads
 CATALOG: tuple[Optimization, ...] = (
     Device(),
     Threads(),
+    FlushDenormals(),
     Precision(),
     GradScaler(),
     Tf32(),

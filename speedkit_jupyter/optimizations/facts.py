@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.optimizations import denormal_numbers
 from speedkit_jupyter.optimizations.flattening import flattens
 from speedkit_jupyter.optimizations.settings import users_own
 from speedkit_jupyter.support.wrappers import each_once, layers
@@ -66,6 +67,7 @@ class Facts:
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
     `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
+    `denormals` is the share of numbers, in a sample, that are denormal;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `precision` is filled in while planning.
     """
@@ -81,6 +83,7 @@ class Facts:
     linears: int = 0
     attentions: int = 0
     lstms: int = 0
+    denormals: float = 0.0
     compiled: Compiled = "no"
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
@@ -128,6 +131,7 @@ class Facts:
             linears=_count(modules, "Linear"),
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
+            denormals=denormal_numbers.share(tensors, each_once(optimizers)),
             compiled=_compiled(model),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
