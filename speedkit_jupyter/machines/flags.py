@@ -218,20 +218,4 @@ def _nobodys() -> dict[str, Switch]:
     return {
         "default_dtype": Switch(torch.get_default_dtype, torch.set_default_dtype, dtypes),
         "cudnn.deterministic": attribute(torch.backends.cudnn, "deterministic", True),
-        **_reductions(),
     }
-
-
-def _reductions() -> dict[str, Switch]:
-    """Read below torch.backends, whose getters hide the second half of the setting (split-K)."""
-    import torch
-
-    table = {}
-    for dtype in ("fp16", "bf16"):
-        name = f"allow_{dtype}_reduced_precision_reduction"
-        read = getattr(torch._C, f"_get_cublas_{name}")
-        # Since torch 2.11 they have a second half: whether sums may be split.
-        values = ((False, False), (False, True)) if isinstance(read(), tuple) else (False,)
-        write = partial(setattr, torch.backends.cuda.matmul, name)
-        table[f"cuda.matmul.{name}"] = Switch(read, write, values)
-    return table

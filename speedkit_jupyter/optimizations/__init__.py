@@ -13,6 +13,7 @@ from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.precision import Precision
+from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.optimizations.tf32 import Tf32
 from speedkit_jupyter.optimizations.threads import Threads
@@ -24,6 +25,7 @@ CATALOG: tuple[Optimization, ...] = (
     Precision(),
     GradScaler(),
     Tf32(),
+    ReducedReduction(),
     Gemm(),
     Sdpa(),
     ChannelsLast(),

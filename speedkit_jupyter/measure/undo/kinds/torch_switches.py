@@ -42,7 +42,6 @@ COMPUTING_ATTRIBUTES = {
     "torch.backends.opt_einsum": "enabled strategy",
     "torch.backends.quantized": "engine",
     "torch.backends.miopen": "immediate",
-    "torch.backends.cuda:matmul": "allow_fp16_accumulation",
     "torch.utils.deterministic": "fill_uninitialized_memory",
     "torch.utils.checkpoint": "_enable_checkpoint_early_stop _checkpoint_debug_enabled",
     "torch.utils.checkpoint:DefaultDeviceType": "_default_device_type",
