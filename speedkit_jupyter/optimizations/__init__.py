@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations.allocator import Allocator
 from speedkit_jupyter.optimizations.base import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
@@ -22,6 +23,7 @@ CATALOG: tuple[Optimization, ...] = (
     Device(),
     Threads(),
     FlushDenormals(),
+    Allocator(),
     Precision(),
     GradScaler(),
     Tf32(),
