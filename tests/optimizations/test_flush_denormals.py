@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan, restore_all
+from speedkit_jupyter import (
+    Facts,
+    SpeedConfig,
+    apply_speedups,
+    benchmark,
+    code,
+    plan,
+    restore_all,
+)
 from speedkit_jupyter.machines import denormals, flags
 from speedkit_jupyter.optimizations.denormal_numbers import share
 
@@ -58,7 +67,7 @@ def in_a_thread(action: Callable[[], Any]) -> Any:
 def test_auto_offers_it_where_the_model_holds_such_numbers_and_says_how_many(hardware):
     decision = plan(SpeedConfig(), hardware("cpu"), Facts(denormals=0.25))["flush_denormals"]
     assert (decision.active, decision.worth_measuring) == (False, True)
-    assert "0.25 of the model's numbers are denormal" in decision.reason
+    assert "25 % of the model's numbers are denormal" in decision.reason
 
 
 def test_auto_leaves_models_without_them_alone_and_a_search_tries_nothing(hardware):
@@ -328,8 +337,38 @@ def test_a_snapshot_of_all_flags_puts_it_back():
     assert not denormals.is_flushed()
 
 
+def noted(file: Path) -> None:
+    """Into a file: what a measured step kept itself would be put back."""
+    with file.open("a") as opened:
+        opened.write(f"{denormals.is_flushed()} ")
+
+
+def test_a_measured_step_that_sets_it_itself_is_put_back(tmp_path):
+    model, file = nn.Linear(4, 4), tmp_path / "states"
+
+    def step() -> torch.Tensor:
+        torch.set_flush_denormal(True)
+        noted(file)
+        return model(torch.ones(2, 4)).square().sum()
+
+    benchmark(step, "baseline,threads:1", budget_s=0.1)
+    assert set(file.read_text().split()) == {"True"}
+    assert not denormals.is_flushed()
+
+
+def test_measured_it_is_in_force_in_its_own_steps_only(tmp_path):
+    model, file = nn.Linear(4, 4), tmp_path / "states"
+
+    def step() -> torch.Tensor:
+        noted(file)
+        return model(torch.ones(2, 4)).square().sum()
+
+    benchmark(step, "baseline,flush_denormals", budget_s=0.1)
+    assert set(file.read_text().split()) == {"True", "False"}
+    assert shares_of_zeros() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
 def test_the_code_is_torchs_line_and_comes_first(form):
-    pytest.importorskip({"fabric": "lightning", "torch": "torch"}.get(form, form))
     text = code(plan(ON), form)
     assert "torch.set_flush_denormal(True)" in text
