@@ -52,7 +52,7 @@ class _Thread:
 
     @property
     def is_this(self) -> bool:
-        """Whether it runs this; a process that was forked off has none of its helpers."""
+        """Whether it runs this, in the process that it began in."""
         return (self.number, self.process) == (threading.get_ident(), os.getpid())
 
     @property
@@ -64,6 +64,14 @@ class _Thread:
 
 # State at module level, on purpose: the setting belongs to the whole thread.
 _HERE = threading.local()
+_PROCESS = os.getpid()
+
+
+def _this_thread() -> _Thread:
+    found: _Thread | None = getattr(_HERE, "thread", None)
+    if found is None or not found.is_this:  # a process that was forked off begins anew
+        found = _HERE.thread = _Thread()
+    return found
 
 
 @contextmanager
@@ -74,7 +82,7 @@ def flushed(on: bool, kept: list[str]) -> Iterator[None]:
     """
     import torch
 
-    thread: _Thread = _HERE.__dict__.setdefault("thread", _Thread())
+    thread = _this_thread()
     if not thread.plans:
         thread.found = _of_helpers(thread)
     layer = thread.stack.push((NAME,), lambda: torch.set_flush_denormal(on))
@@ -99,7 +107,7 @@ def _leave(thread: _Thread, layer: Layer, kept: list[str]) -> None:
         kept += thread.stack.pop(layer)
         return _tell_helpers(thread, {} if thread.plans else thread.found)
     thread.stack.forget(layer)
-    if layer.values[NAME] and thread.process == os.getpid():
+    if layer.values.get(NAME) and thread.process == os.getpid():
         warnings.warn(ELSEWHERE, stacklevel=2)
     return None
 
@@ -149,13 +157,14 @@ def _tell_helpers(thread: _Thread, wishes: Mapping[int, bool]) -> None:
 def _in_each(thread: _Thread, act: Callable[[], None]) -> None:
     """Run it in each thread that shares the work of this one's operators, and in this one.
 
-    Also in those that have no work any more, since torch was told to use fewer.
+    Also in those that have no work any more, since torch was told to use fewer. Not in a process
+    that was forked off: there are none there, and libgomp would wait for them for ever.
     """
     import torch
 
     thread.helpers = max(thread.helpers, torch.get_num_threads())
     region = _parallel_region()
-    if thread.helpers > 1 and region is not None:
+    if thread.helpers > 1 and region is not None and os.getpid() == _PROCESS:
         region(_Body(lambda _: act()), None, thread.helpers, 0)
 
 

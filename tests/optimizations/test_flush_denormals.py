@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -311,15 +313,21 @@ def test_where_the_helpers_can_not_be_reached_this_thread_is_set_all_the_same(mo
     assert not denormals.is_flushed()
 
 
-def test_a_process_that_is_forked_off_asks_no_helper(monkeypatch):
-    context = applied()
-    monkeypatch.setattr(denormals.os, "getpid", lambda: -1)
-    monkeypatch.setattr(denormals, "_in_each", lambda *_: pytest.fail("it would wait for ever"))
-    context.restore()
-    monkeypatch.undo()
-    denormals._HERE.__dict__.clear()
-    torch.set_flush_denormal(False)
-    denormals._tell_helpers(denormals._Thread(), {})
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_that_is_forked_off_waits_for_no_helper_and_has_its_own():
+    with applied() as context:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # where it waits for ever
+            context.restore()
+            inherited = denormals.is_flushed()
+            with applied(OFF):
+                inside = denormals.is_flushed()
+            os._exit(0 if (inherited, inside, denormals.is_flushed()) == (True, False, True) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert shares_of_zeros() == [1.0, 1.0]
+    assert shares_of_zeros() == [0.0, 0.0]
 
 
 def test_a_model_under_it_carries_nothing():
