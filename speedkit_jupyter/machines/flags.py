@@ -92,7 +92,7 @@ class OverrideStack:
         self._layers: list[Layer] = []
         self._originals: dict[str, Any] = {}
 
-    def push(self, names: Iterable[str], change: Callable[[], None]) -> Layer:
+    def push(self, names: Iterable[str], change: Callable[[], object]) -> Layer:
         """Run `change`, which sets the switches in `names`, and remember how to take it back.
 
         If `change` raises, the switches are put back and the exception goes on.
@@ -107,7 +107,7 @@ class OverrideStack:
             raise
         return layer
 
-    def _push(self, layer: Layer, names: tuple[str, ...], change: Callable[[], None]) -> None:
+    def _push(self, layer: Layer, names: tuple[str, ...], change: Callable[[], object]) -> None:
         before = _read(names)
         try:
             change()
@@ -133,6 +133,13 @@ class OverrideStack:
                     self._originals.pop(name, None)
             _write(targets)
         return (*layer.taken_over, *kept)
+
+    def forget(self, layer: Layer) -> None:
+        """Drop one layer and write nothing: what it set is out of reach."""
+        self._layers.remove(layer)
+        for name in layer.values:
+            if self._top(name) is None:
+                self._originals.pop(name, None)
 
     def _top(self, name: str) -> Layer | None:
         return next((layer for layer in reversed(self._layers) if name in layer.values), None)
@@ -211,20 +218,4 @@ def _nobodys() -> dict[str, Switch]:
     return {
         "default_dtype": Switch(torch.get_default_dtype, torch.set_default_dtype, dtypes),
         "cudnn.deterministic": attribute(torch.backends.cudnn, "deterministic", True),
-        **_reductions(),
     }
-
-
-def _reductions() -> dict[str, Switch]:
-    """Read below torch.backends, whose getters hide the second half of the setting (split-K)."""
-    import torch
-
-    table = {}
-    for dtype in ("fp16", "bf16"):
-        name = f"allow_{dtype}_reduced_precision_reduction"
-        read = getattr(torch._C, f"_get_cublas_{name}")
-        # Since torch 2.11 they have a second half: whether sums may be split.
-        values = ((False, False), (False, True)) if isinstance(read(), tuple) else (False,)
-        write = partial(setattr, torch.backends.cuda.matmul, name)
-        table[f"cuda.matmul.{name}"] = Switch(read, write, values)
-    return table

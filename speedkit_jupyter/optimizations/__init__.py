@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations.allocator import Allocator
 from speedkit_jupyter.optimizations.base import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
+from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.precision import Precision
+from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.rewrites import Rewrites
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.optimizations.tf32 import Tf32
@@ -20,9 +23,12 @@ from speedkit_jupyter.optimizations.threads import Threads
 CATALOG: tuple[Optimization, ...] = (
     Device(),
     Threads(),
+    FlushDenormals(),
+    Allocator(),
     Precision(),
     GradScaler(),
     Tf32(),
+    ReducedReduction(),
     Gemm(),
     Sdpa(),
     Rewrites(),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.optimizations import backends
+from speedkit_jupyter.optimizations import backends, denormal_numbers
 from speedkit_jupyter.optimizations.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.compiled_calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.flattening import flattens
@@ -70,6 +70,7 @@ class Facts:
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
     `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
+    `denormals` is the share of numbers, in a sample, that are denormal;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `precision` is filled in while planning.
     `rewritable` are the modules that `rewrites` can make others of.
@@ -88,6 +89,7 @@ class Facts:
     linears: int = 0
     attentions: int = 0
     lstms: int = 0
+    denormals: float = 0.0
     compiled: Compiled = "no"
     rewritable: tuple[Rewritable, ...] = ()
     block_names: tuple[str, ...] = ()
@@ -140,6 +142,7 @@ class Facts:
             linears=_count(modules, "Linear"),
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
+            denormals=denormal_numbers.share(tensors, each_once(optimizers)),
             compiled=_compiled(model),
             rewritable=tuple(place for place, _ in rewritable(model)),
             block_names=tuple(blocks),

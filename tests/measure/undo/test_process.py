@@ -82,7 +82,6 @@ CHANGES = {
     "default device": "torch.set_default_device('meta')",
     "deterministic algorithms": "torch.use_deterministic_algorithms(True, warn_only=True)",
     "anomaly mode": "torch.autograd.set_detect_anomaly(True)",
-    "flush_denormal": "torch.set_flush_denormal(True)",
     "torch.backends.quantized.engine": "q = torch.backends.quantized; q.engine = other_engine",
     "torch.backends.opt_einsum.strategy": "torch.backends.opt_einsum.strategy = 'greedy'",
     "torch._dynamo.eval_frame._stance": "torch.compiler.set_stance('force_eager')",

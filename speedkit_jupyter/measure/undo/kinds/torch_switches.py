@@ -42,7 +42,6 @@ COMPUTING_ATTRIBUTES = {
     "torch.backends.opt_einsum": "enabled strategy",
     "torch.backends.quantized": "engine",
     "torch.backends.miopen": "immediate",
-    "torch.backends.cuda:matmul": "allow_fp16_accumulation",
     "torch.utils.deterministic": "fill_uninitialized_memory",
     "torch.utils.checkpoint": "_enable_checkpoint_early_stop _checkpoint_debug_enabled",
     "torch.utils.checkpoint:DefaultDeviceType": "_default_device_type",
@@ -81,7 +80,6 @@ def computing() -> Iterator[Setting]:
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.autograd.set_detect_anomaly(*value),
     )
-    yield Setting("flush_denormal", _flushes_denormals, torch.set_flush_denormal)
     yield from (calls(*row) for row in COMPUTING)
     for path, names in COMPUTING_ATTRIBUTES.items():
         yield from (attribute(path, name) for name in names.split())
@@ -96,13 +94,6 @@ def computing() -> Iterator[Setting]:
     yield Setting("function modes", _function_modes, _write_function_modes)
     yield Setting("dispatch modes", _dispatch_modes, _write_dispatch_modes)
     yield Setting("forward-mode levels", _levels, _leave_levels)
-
-
-def _flushes_denormals() -> bool:
-    """It can't be asked, but it shows."""
-    import torch
-
-    return bool((torch.full((1,), 1e-310, dtype=torch.float64) * 1.0).item() == 0.0)
 
 
 def _default_device() -> Any:

@@ -1,0 +1,102 @@
+"""The configs of the project: each loads, says why, and is planned as it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from speedkit_jupyter import Facts, SpeedConfig, machines, plan
+from speedkit_jupyter.optimizations import CATALOG, named
+from speedkit_jupyter.optimizations.base import Effect
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.plans.config import ALONE
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+PURPOSES = (
+    "training_max", "inference_max", "low_memory", "exact", "colab_t4", "kaggle_t4x2",
+)  # fmt: skip
+FACTS = Facts(parameters=11_000_000, convolutions=20, linears=1, optimizers=(OptimizerFacts(),))
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def loaded(name: str) -> SpeedConfig:
+    return SpeedConfig.from_yaml(CONFIGS / f"{name}.yaml")
+
+
+@each
+def test_each_says_what_it_is_for_and_is_planned_on_every_machine(hardware, name):
+    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    config = loaded(name)
+    for machine in machines.names():
+        assert all(decision.reason for decision in plan(config, hardware(machine), FACTS))
+
+
+@each
+def test_each_names_options_of_the_catalog_by_their_own_names(name):
+    values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert set(values) <= {ALONE, *(entry.name for entry in CATALOG)}
+
+
+@pytest.mark.parametrize("name", PURPOSES)
+def test_each_value_has_its_reason_beside(name):
+    lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    values = [line for line in lines if not line.startswith("#") and not line.endswith(":")]
+    assert values
+    assert [line for line in values if " # " not in line] == []
+
+
+def test_auto_names_every_option_of_the_catalog():
+    values = yaml.safe_load((CONFIGS / "auto.yaml").read_text(encoding="utf-8"))
+    assert list(values) == [ALONE, *(entry.name for entry in CATALOG)]
+
+
+def test_exact_asks_for_nothing_that_rounds():
+    config = loaded("exact")
+    asked = [entry.name for entry in CATALOG if config.request(entry.name).explicit]
+    assert asked
+    assert {named(name).effect for name in asked} == {Effect.EXACT}
+    assert config.is_alone
+
+
+@pytest.mark.parametrize("machine", machines.names())
+def test_exact_turns_on_nothing_that_rounds_anywhere(hardware, machine):
+    for decision in plan(loaded("exact"), hardware(machine), FACTS):
+        assert not decision.active or named(decision.name).effect is Effect.EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [
+        ("colab_t4", "t4"),
+        ("kaggle_t4x2", "t4"),
+        ("training_max", "a100"),
+        ("inference_max", "a100"),
+        ("low_memory", "t4"),
+        ("exact", "a100"),
+    ],
+)
+def test_where_it_is_meant_for_nothing_is_declined(hardware, name, machine):
+    facts = FACTS if name != "exact" else FACTS.moved("cuda:0")
+    facts = replace(facts, optimizers=()) if name == "inference_max" else facts
+    declined = [d.name for d in plan(loaded(name), hardware(machine), facts) if d.declined]
+    assert declined == []
+
+
+@pytest.mark.parametrize("name", ["colab_t4", "kaggle_t4x2"])
+def test_on_a_t4_it_is_what_the_rules_choose_or_nearer(hardware, name):
+    rules, found = (plan(config, hardware("t4"), FACTS) for config in (SpeedConfig(), loaded(name)))
+    on = {decision.name for decision in rules if decision.active}
+    assert on <= {decision.name for decision in found if decision.active}
+    for option in ("precision", "grad_scaler", "tf32", "channels_last"):
+        assert found[option].value == rules[option].value
+
+
+def test_on_a_plain_cpu_training_max_says_what_it_can_not_have(hardware):
+    found = plan(loaded("training_max"), hardware("cpu"), FACTS)
+    assert {d.name for d in found if d.declined} == {"tf32", "cudnn_benchmark"}
+    assert {d.name for d in found if d.active} == {"channels_last", "fused_optimizer", "compile"}
