@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations.activation_checkpointing import ActivationCheckpointing
 from speedkit_jupyter.optimizations.base import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
@@ -27,6 +28,7 @@ CATALOG: tuple[Optimization, ...] = (
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
+    ActivationCheckpointing(),
     Compile(),
 )
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]

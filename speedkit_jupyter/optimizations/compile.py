@@ -30,9 +30,9 @@ from speedkit_jupyter.optimizations.builds import (
     removed_half_written_build,
     was_interrupted,
 )
+from speedkit_jupyter.optimizations.calls import CALLS, Call, is_compiled
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.properties import MISSING, put_back_entries
 from speedkit_jupyter.optimizations.snippet import Form, Snippet, call, source
 
 if TYPE_CHECKING:
@@ -128,15 +128,11 @@ class Compile(Optimization):
         call = target.memo.compiled_call
         if call is None:
             call = target.memo.compiled_call = CompiledCall(target, decision.details)
-        attributes = target.model.__dict__
-        original = attributes.get("_compiled_call_impl", MISSING)
-        with overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change):
-            attributes["_compiled_call_impl"] = call
-            try:
-                yield
-            finally:
-                if attributes.get("_compiled_call_impl") is call:  # else the user's own by now
-                    put_back_entries(attributes, {"_compiled_call_impl": original})
+        with (
+            overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change),
+            CALLS.wished([(target.model, call)]),
+        ):
+            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`torch.compile(model)`: unlike `model.compile()` it takes torch.nn's own classes too."""
@@ -156,8 +152,7 @@ class Compile(Optimization):
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """Whether a call of the model goes through compiled code."""
-        on = getattr(target.model, "_compiled_call_impl", None) is not None
-        return {"model.compiled": on}
+        return {"model.compiled": is_compiled(target.model)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Last to be tried, since each costs seconds; CUDA graphs only where there is CUDA."""
@@ -172,6 +167,8 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str | None:
     """Why this model can't be compiled here, or None."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
+    if facts.checkpointed:
+        return "compiled code passes by activation_checkpointing, which this plan has"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
     gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
@@ -190,10 +187,13 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str | None:
     return None
 
 
-class CompiledCall:
+class CompiledCall(Call):
     """What `model(...)` calls: the compiled forward, or the plain one once compiling failed."""
 
+    compiles = True
+
     def __init__(self, target: Target, details: Mapping[str, Any]) -> None:
+        super().__init__(target.model)
         self._target, self._notes = target, target.notes  # which doesn't keep the model alive
         self._compiled: Callable[..., Any] | None = _compile(details)
         self._checked = False

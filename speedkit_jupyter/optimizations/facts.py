@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.optimizations.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.calls import is_compiled
 from speedkit_jupyter.optimizations.flattening import flattens
 from speedkit_jupyter.optimizations.settings import users_own
 from speedkit_jupyter.support.wrappers import each_once, layers
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 Compiled = Literal["no", "in place", "wrapper", "script"]
+# Gradient checkpointing as Hugging Face models bring it along.
+OwnCheckpointing = Literal["none", "off", "on"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,9 @@ class Facts:
     `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
-    be made after planning, as they mostly are. `precision` is filled in while planning.
+    be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
+    `block_classes` the names of their classes. `precision` and `checkpointed` are filled in while
+    planning.
     """
 
     device: str = "cpu"
@@ -81,10 +87,14 @@ class Facts:
     linears: int = 0
     attentions: int = 0
     lstms: int = 0
+    blocks: int = 0
+    block_classes: tuple[str, ...] = ()
+    own_checkpointing: OwnCheckpointing = "none"
     compiled: Compiled = "no"
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
+    checkpointed: bool = False
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -116,6 +126,7 @@ class Facts:
         modules = list(model.modules())
         convolutions = [module for module in modules if is_convolution(module)]
         weights = {id(weight): weight for weight in map(_weight, convolutions)}
+        blocks = repeated_blocks(model)
         return cls(
             device=_most_common(str(tensor.device) for tensor in tensors) or "cpu",
             devices=_distinct(str(tensor.device) for tensor in tensors) or ("cpu",),
@@ -128,6 +139,9 @@ class Facts:
             linears=_count(modules, "Linear"),
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
+            blocks=len(blocks),
+            block_classes=_distinct(type(block).__name__ for block in blocks),
+            own_checkpointing=_own_checkpointing(modules),
             compiled=_compiled(model),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
@@ -210,8 +224,14 @@ def _compiled(model: torch.nn.Module) -> Compiled:
         return "script"
     if any("_orig_mod" in layer._modules for layer in layered):
         return "wrapper"
-    in_place = any(getattr(layer, "_compiled_call_impl", None) is not None for layer in layered)
-    return "in place" if in_place else "no"
+    return "in place" if any(map(is_compiled, layered)) else "no"
+
+
+def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
+    words = [getattr(module, "gradient_checkpointing", None) for module in modules]
+    if any(word is True for word in words):
+        return "on"
+    return "off" if any(word is False for word in words) else "none"
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -52,7 +52,9 @@ class Proof:
         tuning.winner = held[0] if held else BASELINE
         tuning.parts_found = ablation.parts(tuning.winner, comparison) if parts else []
         if tuning.winner.name != best.name:
-            why = scoring.why_not(comparison, records[best.name], tuning.winner.name)
+            why = scoring.why_not(
+                comparison, records[best.name], tuning.winner.name, tuning.objective
+            )
             self.stages.refuse(best.name, f"fresh rounds did not confirm it: {why}")
             tuning.unclear = "" if held else self._why_unclear(comparison, records[best.name])
         elif parts:

@@ -301,7 +301,9 @@ class Stages:
         tuning = self.tuning
         tuning.rejected = [candidate for candidate in tuning.rejected if candidate.name != best]
         if record.name != best:
-            self.refuse(record.name, scoring.why_not(comparison, record, best))
+            self.refuse(
+                record.name, scoring.why_not(comparison, record, best, self.tuning.objective)
+            )
 
     def refuse(self, name: str, reason: str) -> None:
         """Not in the plan, and why."""

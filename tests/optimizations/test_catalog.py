@@ -37,9 +37,11 @@ def network_and_list() -> tuple:
 
 
 def network() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A convolution, batch norm and a linear layer, with a stepped optimizer."""
+    """A convolution, batch norm, a linear layer and two blocks, with a stepped optimizer."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 3))
+    blocks = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)) for _ in range(2)]
+    first = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 3)
+    model = nn.Sequential(*first, *blocks)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.rand(2, 2, 5, 5)).sum().backward()
     optimizer.step()
