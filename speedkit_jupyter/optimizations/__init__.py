@@ -12,6 +12,7 @@ from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
+from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.optimizations.tf32 import Tf32
@@ -30,6 +31,7 @@ CATALOG: tuple[Optimization, ...] = (
     FusedOptimizer(),
     ActivationCheckpointing(),
     Compile(),
+    Inference(),
 )
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]
 

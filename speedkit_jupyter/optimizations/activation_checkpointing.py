@@ -48,7 +48,7 @@ class ActivationCheckpointing(Optimization):
     effect = Effect.EXACT
     summary = "activations of repeated blocks are computed again instead of kept"
     helps = "training that needs more memory than there is: larger batches, longer sequences"
-    risk = "a step takes up to a third longer; what a block does beside computing, it does twice"
+    risk = "the blocks' forward pass runs twice, and so does what else their code does in it"
     undone = "the blocks are called as before, and nothing lies on them"
     page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 

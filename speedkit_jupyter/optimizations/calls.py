@@ -38,7 +38,7 @@ class Call:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The one that is called, which lives at least as long as the call."""
+        """The one that is called, which lives as long as it is; None once it is gone."""
         return cast("torch.nn.Module", self._module())
 
     def below(self, *args: Any, **kwargs: Any) -> Any:

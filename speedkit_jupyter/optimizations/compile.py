@@ -8,6 +8,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,6 +105,10 @@ class Compile(Optimization):
         gpu = hardware.accelerator(facts.device)
         name = facts.device if gpu is None else gpu.name
         return request.apply(True, f"{name} on Linux with Triton", details=details)
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        """Only compiled code can be frozen."""
+        return replace(facts, compiles=decision.active)
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Only where torch.compile's modules are loaded: importing them takes seconds."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.optimizations.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.calls import is_compiled
+from speedkit_jupyter.optimizations.conv_norms import number_of_norms
 from speedkit_jupyter.optimizations.flattening import flattens
 from speedkit_jupyter.optimizations.settings import users_own
 from speedkit_jupyter.support.wrappers import each_once, layers
@@ -72,8 +73,9 @@ class Facts:
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
-    `block_classes` the names of their classes. `precision` and `checkpointed` are filled in while
-    planning.
+    `block_classes` the names of their classes; `training` says that some module is in training
+    mode, `lazy` that some have no shape yet. `precision`, `checkpointed` and `compiles` are filled
+    in while planning.
     """
 
     device: str = "cpu"
@@ -90,11 +92,15 @@ class Facts:
     blocks: int = 0
     block_classes: tuple[str, ...] = ()
     own_checkpointing: OwnCheckpointing = "none"
+    batch_norms: int = 0
+    training: bool = True
+    lazy: bool = False
     compiled: Compiled = "no"
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
     checkpointed: bool = False
+    compiles: bool = False
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -142,6 +148,9 @@ class Facts:
             blocks=len(blocks),
             block_classes=_distinct(type(block).__name__ for block in blocks),
             own_checkpointing=_own_checkpointing(modules),
+            batch_norms=number_of_norms(model),
+            training=any(module.training for module in modules),
+            lazy=has_lazy_parameters(model),
             compiled=_compiled(model),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)

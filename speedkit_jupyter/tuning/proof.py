@@ -176,6 +176,7 @@ class _Whole(Checking):
     ) -> None:
         super().__init__(proof.stages.right, [best.name])
         self._proof, self._best, self._others, self._tells_parts = proof, best, others, parts
+        self.weighs = proof.stages.tuning.objective == "memory"
 
     def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """What is slower than without it."""

@@ -6,7 +6,12 @@ import math
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import spread
-from speedkit_jupyter.tuning.early_stopping import RACE_ROUNDS, is_far_behind, worth_it
+from speedkit_jupyter.tuning.early_stopping import (
+    RACE_ROUNDS,
+    costs_too_much,
+    is_far_behind,
+    worth_it,
+)
 
 # What looks slower by less than this in a race may be faster.
 NARROW = 0.9
@@ -26,7 +31,8 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
     if not record.is_checked:
         return 0.0
     if objective == "memory":
-        return 0.0 if _is_far_slower(comparison, record) else _memory_score(comparison, record)
+        costly = costs_too_much(comparison.baseline, record)
+        return 0.0 if costly else _memory_score(comparison, record)
     ratio = comparison.ratio(record)
     if ratio is None or verdict != "faster":
         return 0.0
@@ -84,10 +90,6 @@ def _memory_score(comparison: Comparison, record: Record) -> float:
     return saved if saved > 1 + LEAST_SAVED else 0.0
 
 
-def _is_far_slower(comparison: Comparison, record: Record) -> bool:
-    return "dropped" in record.notes or is_far_behind(comparison.baseline.times_s, record.times_s)
-
-
 def _saved(comparison: Comparison, record: Record) -> float:
     """How many times less memory it needs at its fullest moment; 0 where that is not known."""
     before, now = comparison.baseline.memory, record.memory
@@ -112,7 +114,8 @@ def why_not(comparison: Comparison, record: Record, best: str, objective: str = 
         return "changes nothing here"
     if not record.is_checked and record.accuracy is not None:
         return f"not checked: {record.accuracy.reason}"
-    if objective == "memory" and (share := _share(comparison, record)):
+    weighs = objective == "memory" and not costs_too_much(comparison.baseline, record)
+    if weighs and (share := _share(comparison, record)):
         leads = next((row for row in comparison.records[1:] if row.name == best), None)
         beside = f", {best} {_share(comparison, leads)}" if leads is not None else ""
         return f"its peak is {share} of {comparison.baseline.name}'s{beside}"

@@ -27,7 +27,7 @@ from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.culprits import Culprits
 from speedkit_jupyter.tuning.early_stopping import BEHIND, RACE_ROUNDS, WORTH_COMPILING
 from speedkit_jupyter.tuning.outcome import Rejected, Stage, Tuning
-from speedkit_jupyter.tuning.policies import Grid, Look, Race
+from speedkit_jupyter.tuning.policies import Lightest, Look, Race
 from speedkit_jupyter.tuning.right_parts import RightParts
 
 # Steps that a search needs for a clear answer.
@@ -108,7 +108,7 @@ class Stages:
             (only,) = chosen  # it is confirmed or not
             is_lost = races and self.left_out() and (yield from self._is_slower(title, only))
             return BASELINE if is_lost else only
-        policy = Race(self.right, self._culprits) if races else Grid()
+        policy = Race(self.right, self._culprits) if races else Lightest()
         asked = [*leaders, *chosen]
         # More than was planned for, if need be: without rounds enough all of it would be lost.
         seconds = min(OVERTIME * share * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
