@@ -46,6 +46,7 @@ class ActivationCheckpointing(Optimization):
 
     name = "activation_checkpointing"
     effect = Effect.EXACT
+    excludes = frozenset({"compile"})  # which passes by it, and chooses itself what it keeps
     summary = "activations of repeated blocks are computed again instead of kept"
     helps = "training that needs more memory than there is: larger batches, longer sequences"
     risk = "the blocks' forward pass runs twice, and so does what else their code does in it"

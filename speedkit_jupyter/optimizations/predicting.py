@@ -73,7 +73,7 @@ class Predicting(Call):
     def _predicts(self, model: torch.nn.Module, given: tuple[Any, ...]) -> bool:
         import torch
 
-        if self.only_in not in (None, threading.get_ident()):
+        if self.only_in not in (None, threading.get_ident()) or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return False
         if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
             return False

@@ -222,6 +222,18 @@ def test_the_same_bits_under_autocast_and_where_attention_is_chosen_around_the_f
         assert_same(trained(Stack, asked(), around), trained(Stack, asked(False), around))
 
 
+@pytest.mark.gpu
+def test_the_same_bits_on_a_gpu_where_dropout_draws_from_its_own_generator():
+    found = []
+    for on in (False, True):
+        seeded()
+        model, x = Stack().cuda(), torch.rand(3, 5, 4).cuda()
+        with apply_speedups(model, asked(on))[1]:
+            model(x).pow(2).mean().backward()
+        found.append([*(p.grad for p in model.parameters()), torch.cuda.get_rng_state()])
+    assert all(map(torch.equal, *found))
+
+
 def test_gradients_of_gradients_and_a_graph_that_is_kept_are_the_same():
     found = []
     for on in (False, True):

@@ -336,6 +336,26 @@ def test_weights_that_were_made_in_inference_mode_are_not_folded():
             assert torch.equal(model(x), plain)
 
 
+def test_a_trace_is_of_the_model_as_it_is():
+    model, x = settled(Unit), torch.rand(IMAGES)
+    plain = model(x)
+    with apply_speedups(model, asked())[1]:
+        traced = torch.jit.trace(model, x)
+    assert torch.equal(traced(x), plain)
+    traced(x).sum().backward()
+
+
+@pytest.mark.gpu
+def test_it_predicts_on_a_gpu():
+    model, x = settled(Untraceable).cuda(), torch.rand(IMAGES).cuda()
+    plain = model(x)
+    with apply_speedups(model, asked())[1]:
+        assert torch.allclose(model(x), plain, atol=1e-4)
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert torch.allclose(model(x).float(), plain, atol=1e-1)
+    assert torch.equal(model(x), plain)
+
+
 def test_copies_and_files_carry_nothing_of_it():
     model = settled(Untraceable)
     before = list(model.state_dict()), [sorted(part.__dict__) for part in model.modules()]
