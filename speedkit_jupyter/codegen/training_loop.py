@@ -25,10 +25,16 @@ class Words:
 
 
 def loop(context: SpeedContext, words: Words) -> str:
-    """A training step; an optimizer that does not exist yet is called `optimizer`."""
+    """A training step, or a prediction where the plan is for one; an optimizer that does not exist
+    yet is called `optimizer`.
+    """
     call, names = call_of(context.model), [*words.optimizers] or ["optimizer"]
-    lines = _moved(call, words.ctx) if context.plan["device"].active else []
+    trains = not context.plan["inference"].active
+    lines = _moved(call, words.ctx, trains) if context.plan["device"].active else []
     inputs = ", ".join(call.parameters) if call.kind == "several" else "x"
+    if not trains:
+        predict = f"{INDENT}outputs = {call.of(words.model, inputs)}"
+        return "\n".join([*lines, f"with {words.ctx}.autocast():", predict])
     forward = call.loss(words.model, inputs, "y")
     forward = [f"with {words.ctx}.autocast():", *(INDENT + line for line in forward)]
     closures = any(
@@ -64,10 +70,11 @@ def _with_closure(forward: list[str], names: list[str]) -> list[str]:
     return ["def closure():", *(INDENT + line for line in inside), "", *steps]
 
 
-def _moved(call: Call, ctx: str) -> list[str]:
+def _moved(call: Call, ctx: str, trains: bool) -> list[str]:
     to = f".to({ctx}.device)"
     if call.takes_batch:
         own = [f"batch = {{name: one{to} for name, one in batch.items()}}"]
-        return own if call.kind != "batch" else [*own, f"y = y{to}"]
-    every = [*(call.parameters if call.kind == "several" else ("x",)), "y"]
+        return own if call.kind != "batch" or not trains else [*own, f"y = y{to}"]
+    inputs = call.parameters if call.kind == "several" else ("x",)
+    every = [*inputs, "y"] if trains else [*inputs]
     return [f"{', '.join(every)} = {', '.join(name + to for name in every)}"]

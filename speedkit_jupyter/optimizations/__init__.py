@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations.activation_checkpointing import ActivationCheckpointing
 from speedkit_jupyter.optimizations.allocator import Allocator
 from speedkit_jupyter.optimizations.base import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
@@ -13,6 +14,7 @@ from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
+from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.rewrites import Rewrites
@@ -35,7 +37,9 @@ CATALOG: tuple[Optimization, ...] = (
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
+    ActivationCheckpointing(),
     Compile(),
+    Inference(),
 )
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]
 

@@ -143,8 +143,9 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls. `followed` says of each weight whether other tensors follow its
-    memory, as it was when the plan first came to it. `strangers` are optimizers that were there
+    what a compiled model calls, `predicting` what one does that only predicts. `followed` says of
+    each weight whether other tensors follow its memory, as it was when the plan first came to it.
+    `calls` are the layers around the calls of modules. `strangers` are optimizers that were there
     before the plan, `met_later` those made after it, with their facts.
     """
 
@@ -153,7 +154,9 @@ class Memo:
     scales: bool = False
     steps_watched: bool = False
     compiled_call: Any = None
+    predicting: Any = None
     followed: MutableMapping[torch.Tensor, bool] | None = None
+    calls: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
     strangers: weakref.WeakSet[Any] | None = None
     met_later: weakref.WeakKeyDictionary[Any, OptimizerFacts] = field(
         default_factory=weakref.WeakKeyDictionary
@@ -384,4 +387,8 @@ class Optimization(ABC):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Config values worth trying here, cheapest first."""
+        return ()
+
+    def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """More of them where memory is what is aimed at: what saves some and costs time."""
         return ()

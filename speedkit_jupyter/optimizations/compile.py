@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -22,14 +23,9 @@ from speedkit_jupyter.optimizations.base import (
     overridden,
 )
 from speedkit_jupyter.optimizations.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.calls import CALLS, is_compiled, users_own
 from speedkit_jupyter.optimizations.compile_source import compiled_source, options_of
-from speedkit_jupyter.optimizations.compiled_calls import (
-    CALLS,
-    CompiledCall,
-    CompiledCode,
-    is_compiled,
-    users_own,
-)
+from speedkit_jupyter.optimizations.compiled_calls import CompiledCall, CompiledCode
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.properties import Layer
@@ -130,6 +126,10 @@ class Compile(Optimization):
             if module in sys.modules
         }
 
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        """Only compiled code can be frozen."""
+        return replace(facts, compiles=decision.active)
+
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """A call will go through compiled code; hooks that come later will fire."""
         compiled = _observed(target.model, _modules(decision.details, target.model))
@@ -222,6 +222,8 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
     """Why this can't be compiled here, or None."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
+    if facts.checkpointed:
+        return "compiled code passes by activation_checkpointing, which this plan has"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
     if options.scope == "blocks" and not facts.block_names:

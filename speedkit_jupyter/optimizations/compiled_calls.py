@@ -1,11 +1,10 @@
-"""What the call of a compiled module runs, and how several plans put one there and take it back."""
+"""What the call of a compiled module runs."""
 
 from __future__ import annotations
 
 import time
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -16,21 +15,13 @@ from speedkit_jupyter.optimizations.builds import (
     removed_half_written_build,
     was_interrupted,
 )
-from speedkit_jupyter.optimizations.properties import (
-    MISSING,
-    Optimizers,
-    Property,
-    put_back_entries,
-)
+from speedkit_jupyter.optimizations.calls import Call
 
 if TYPE_CHECKING:
     import torch
 
-# Where `nn.Module.compile()` puts what a call runs, and where `__call__` looks for it.
-NAME = "_compiled_call_impl"
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
 GRAPHS = 8
-USERS_OWN = "the user's own"
 
 
 class CompiledCode:
@@ -94,60 +85,22 @@ class CompiledCode:
         return result
 
 
-class CompiledCall:
-    """What the call of one module runs. It doesn't keep the module alive."""
+class CompiledCall(Call):
+    """What the call of one module runs."""
+
+    compiles = True
 
     def __init__(self, module: torch.nn.Module, code: CompiledCode) -> None:
-        self._module, self.code = weakref.ref(module), code
+        super().__init__(module)
+        self.code = code
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """One forward pass; a plain one where something around it is being compiled."""
         import torch
 
-        module = self._module()
-        assert module is not None
         if torch.compiler.is_compiling():
-            return module._call_impl(*args, **kwargs)
-        return self.code.run(module, args, kwargs)
-
-
-class Calls(Property):
-    """The compiled call of a module; one that the user put there stays, and counts."""
-
-    def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
-        """Whether there was an entry, or one of the user's, which would hold the module."""
-        return USERS_OWN if users_own(thing) else thing.__dict__.get(NAME, MISSING)
-
-    def put(self, thing: torch.nn.Module, wish: CompiledCall, optimizers: Optimizers) -> None:
-        """Calls go through it from now on."""
-        if not users_own(thing):
-            thing.__dict__[NAME] = wish
-
-    def holds(self, thing: torch.nn.Module, wish: CompiledCall) -> bool:
-        """Whether it is there still."""
-        return thing.__dict__.get(NAME) is wish
-
-    def put_back(
-        self, thing: torch.nn.Module, original: Any, wish: CompiledCall, optimizers: Optimizers
-    ) -> None:
-        """Without ours; what the user put there meanwhile stays."""
-        if isinstance(thing.__dict__.get(NAME), CompiledCall):
-            put_back_entries(thing.__dict__, {NAME: MISSING if original is USERS_OWN else original})
-
-
-# State at module level, on purpose: what a module's call runs is known for the whole process.
-CALLS = Calls()
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a call of it goes through compiled code, whoever put it there."""
-    return getattr(module, NAME, None) is not None
-
-
-def users_own(module: torch.nn.Module) -> bool:
-    """Whether the user has compiled it in place; what plans put there does not count."""
-    call = getattr(module, NAME, None)
-    return call is not None and not isinstance(call, CompiledCall)
+            return self.module._call_impl(*args, **kwargs)
+        return self.code.run(self.module, args, kwargs)
 
 
 def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:

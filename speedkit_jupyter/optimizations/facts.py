@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.optimizations import backends, denormal_numbers
 from speedkit_jupyter.optimizations.blocks import repeated_blocks
-from speedkit_jupyter.optimizations.compiled_calls import users_own as compiled_by_the_user
+from speedkit_jupyter.optimizations.calls import users_own as compiled_by_the_user
+from speedkit_jupyter.optimizations.conv_norms import number_of_norms
 from speedkit_jupyter.optimizations.flattening import flattens
 from speedkit_jupyter.optimizations.rewriting import Rewritable, rewritable
 from speedkit_jupyter.optimizations.settings import users_own
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 Compiled = Literal["no", "in place", "wrapper", "script"]
+# Gradient checkpointing as Hugging Face models bring it along.
+OwnCheckpointing = Literal["none", "off", "on"]
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,10 @@ class Facts:
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
     `denormals` is the share of numbers, in a sample, that are denormal;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
-    be made after planning, as they mostly are. `precision` is filled in while planning.
-    `rewritable` are the modules that `rewrites` can make others of.
+    be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
+    `block_classes` the names of their classes; `training` says that some module is in training
+    mode, `lazy` that some have no shape yet. `precision`, `checkpointed` and `compiles` are filled
+    in while planning. `rewritable` are the modules that `rewrites` can make others of.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     """
@@ -90,6 +95,12 @@ class Facts:
     attentions: int = 0
     lstms: int = 0
     denormals: float = 0.0
+    blocks: int = 0
+    block_classes: tuple[str, ...] = ()
+    own_checkpointing: OwnCheckpointing = "none"
+    batch_norms: int = 0
+    training: bool = True
+    lazy: bool = False
     compiled: Compiled = "no"
     rewritable: tuple[Rewritable, ...] = ()
     block_names: tuple[str, ...] = ()
@@ -98,6 +109,8 @@ class Facts:
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
+    checkpointed: bool = False
+    compiles: bool = False
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -130,6 +143,7 @@ class Facts:
         convolutions = [module for module in modules if is_convolution(module)]
         weights = {id(weight): weight for weight in map(_weight, convolutions)}
         blocks = _blocks(model)
+        repeated = repeated_blocks(model)
         return cls(
             device=_most_common(str(tensor.device) for tensor in tensors) or "cpu",
             devices=_distinct(str(tensor.device) for tensor in tensors) or ("cpu",),
@@ -143,6 +157,12 @@ class Facts:
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
             denormals=denormal_numbers.share(tensors, each_once(optimizers)),
+            blocks=len(repeated),
+            block_classes=_distinct(type(block).__name__ for block in repeated),
+            own_checkpointing=_own_checkpointing(modules),
+            batch_norms=number_of_norms(model),
+            training=any(module.training for module in modules),
+            lazy=has_lazy_parameters(model),
             compiled=_compiled(model),
             rewritable=tuple(place for place, _ in rewritable(model)),
             block_names=tuple(blocks),
@@ -241,6 +261,13 @@ def _blocks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 def _has_forward_of_torch(module: torch.nn.Module) -> bool:
     return str(getattr(type(module).forward, "__module__", "")).startswith("torch.")
+
+
+def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
+    words = [getattr(module, "gradient_checkpointing", None) for module in modules]
+    if any(word is True for word in words):
+        return "on"
+    return "off" if any(word is False for word in words) else "none"
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -62,8 +62,8 @@ class Property(ABC):
         """
         layer = Layer(self, search)
         try:
-            for thing, wish in wishes:
-                layer.add(thing, wish)
+            layer.add_each(wishes)
+            del wishes  # whatever this function names lives as long as the plan
             yield layer
         finally:
             layer.close()
@@ -94,6 +94,11 @@ class Layer:
         self._property, self._search = owner, search
         self._optimizers = search()
         self._things: MutableMapping[Any, None] = WeakIdKeyDictionary()
+
+    def add_each(self, wishes: Iterable[tuple[Any, Any]]) -> None:
+        """Put each (object, wish) into force."""
+        for thing, wish in wishes:
+            self.add(thing, wish)
 
     def add(self, thing: Any, wish: Any) -> None:
         """Put a wish into force, over those of other plans."""

@@ -66,7 +66,8 @@ def applied_report(context: SpeedContext, words: Words) -> Document:
     sections += worth_measuring(plan)
     sections.append(Section(changed(context.changes()), "Before and after"))
     sections += _notes(context, words.ctx)
-    sections.append(Section(Code(loop(context, words)), "Your training loop"))
+    title = "Your predictions" if plan["inference"].active else "Your training loop"
+    sections.append(Section(Code(loop(context, words)), title))
     state = _state(context, words.model)
     return Document(f"{state} on {_machine(plan)}", tuple(sections), _data(context))
 

@@ -11,7 +11,7 @@ from speedkit_jupyter import optimizations
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.subject.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Effect
+from speedkit_jupyter.optimizations.base import Effect, Optimization
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.planning import plan
 
@@ -57,13 +57,18 @@ class Candidate:
 
 
 def candidates(
-    hardware: Hardware, facts: Facts, keep: Collection[str] = (), others: Sequence[Facts] = ()
+    hardware: Hardware,
+    facts: Facts,
+    keep: Collection[str] = (),
+    others: Sequence[Facts] = (),
+    objective: str = "time",
 ) -> list[Candidate]:
     """Single changes, in the catalog's order; those that change nothing here are left out, and
     those of optimizations to `keep` as they are.
 
     With facts of `others` it is what changes something of any of these models.
-    What changes the model's arithmetic is not among them: that has to be named.
+    What changes the model's arithmetic is not among them: that has to be named. Where the
+    objective is memory, what saves some for time is.
     """
     every = (facts, *others)
     singles = [
@@ -71,7 +76,7 @@ def candidates(
         for optimization in CATALOG
         if optimization.effect is not Effect.CHANGES_MODEL and optimization.name not in keep
         for value in _each_once(
-            value for one in every for value in optimization.candidates(hardware, one)
+            value for one in every for value in _values(optimization, hardware, one, objective)
         )
     ]
     return [
@@ -79,6 +84,13 @@ def candidates(
         for single in singles
         if any(_changes_something(single, hardware, one) for one in every)
     ]
+
+
+def _values(
+    optimization: Optimization, hardware: Hardware, facts: Facts, objective: str
+) -> tuple[Any, ...]:
+    values = optimization.candidates(hardware, facts)
+    return (*values, *optimization.saving(hardware, facts)) if objective == "memory" else values
 
 
 def _each_once(values: Iterable[Any]) -> list[Any]:

@@ -74,6 +74,12 @@ def is_far_behind(
     return len(pairs) >= FAR_ROUNDS and all(slow > times * base for base, slow in pairs)
 
 
+def costs_too_much(baseline: Record, record: Record) -> bool:
+    """Whether it is slower by more than less memory is worth."""
+    too_slow = is_far_behind(baseline.times_s, record.times_s, TOO_SLOW)
+    return "dropped" in record.notes or too_slow
+
+
 def worth_it(record: Record) -> float:
     """The speed-up that this variant has to bring."""
     return WORTH_COMPILING if record.applied.get("compile") else WORTH_IT

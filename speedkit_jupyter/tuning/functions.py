@@ -39,12 +39,12 @@ def tune(
 
     `budget_s` are the seconds for it all; what compiling takes comes on top. Without one it is
     20 s, or 120 steps where these take longer. With `steps` the objective is the total time of so
-    many steps, compiling included; with `objective` "memory" the peak of a step, at no loss of
-    speed. A plan that was learned for this very step is only checked again, unless the search
-    shall be `fresh`. What is named in `keep` stays as it is: `keep=("precision", "tf32")` searches
-    in full float32. Nothing is applied: `Tuning.apply()` does. Raises StepError where the
-    step can't be measured; all that it changed is put back. Ctrl-C goes on to the caller, with the
-    best so far as the error's `tuning`.
+    many steps, compiling included; with `objective` "memory" the peak of a step, which may cost
+    time and no accuracy. A plan that was learned for this very step is only checked again, unless
+    the search shall be `fresh`. What is named in `keep` stays as it is:
+    `keep=("precision", "tf32")` searches in full float32. Nothing is applied: `Tuning.apply()`
+    does. Raises StepError where the step can't be measured; all that it changed is put back. Ctrl-C
+    goes on to the caller, with the best so far as the error's `tuning`.
     """
     begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)

@@ -161,7 +161,8 @@ def newest(
             stack.enter_context(hidden(model))
         orders = permutations(models) if len(models) <= MOST_ORDERED else [tuple(models)]
         found = [one for order in orders for one in database.learned(setting(order, hardware))]
-    every = sorted(found, key=lambda entry: entry.number)
+    able = [entry for entry in found if not _costs_time(entry.plan)]
+    every = sorted(able, key=lambda entry: entry.number)
     entries = [entry for entry in every if not entry.is_earlier]
     if every and not entries:
         _say_once(EARLIER, str(database.folder()))
@@ -169,6 +170,11 @@ def newest(
     # What did not help in inference may help in training, and the other way round.
     fallback = [entry for entry in entries if entry.plan["values"]]
     return next(reversed(fitting or fallback), None)
+
+
+def _costs_time(plan: Mapping[str, Any]) -> bool:
+    """Whether it saves memory for time, as only those want it who ask for just that."""
+    return plan.get("objective") == "memory" and (plan["speedup"] or 1.0) < 1
 
 
 @cache

@@ -28,6 +28,17 @@ class Grid(Policy):
         ]
 
 
+class Lightest(Grid):
+    """Chooses by memory, which may cost time: only what is slower by more than that leaves."""
+
+    chooses = True
+    weighs = True
+
+    def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """By the times alone."""
+        return [row for row in racing[1:] if early_stopping.costs_too_much(racing[0], row)]
+
+
 class Look(Grid):
     """A few rounds, unchecked: whether there is anything to prove."""
 

@@ -55,7 +55,9 @@ class Proof:
         tuning.winner = held[0] if held else BASELINE
         tuning.parts_found = ablation.parts(tuning.winner, comparison) if parts else []
         if tuning.winner.name != best.name:
-            why = scoring.why_not(comparison, records[best.name], tuning.winner.name)
+            why = scoring.why_not(
+                comparison, records[best.name], tuning.winner.name, tuning.objective
+            )
             self.stages.refuse(best.name, f"fresh rounds did not confirm it: {why}")
             tuning.unclear = "" if held else self._why_unclear(comparison, records[best.name])
         elif parts:
@@ -179,6 +181,7 @@ class _Whole(Checking):
     ) -> None:
         super().__init__(proof.stages.right, [best.name])
         self._proof, self._best, self._others, self._tells_parts = proof, best, others, parts
+        self.weighs = proof.stages.tuning.objective == "memory"
 
     def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """What is slower than without it."""

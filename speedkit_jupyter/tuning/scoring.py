@@ -6,7 +6,12 @@ import math
 
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import spread
-from speedkit_jupyter.tuning.early_stopping import RACE_ROUNDS, is_far_behind, worth_it
+from speedkit_jupyter.tuning.early_stopping import (
+    RACE_ROUNDS,
+    costs_too_much,
+    is_far_behind,
+    worth_it,
+)
 
 # What looks slower by less than this in a race may be faster.
 NARROW = 0.9
@@ -17,15 +22,17 @@ LEAST_SAVED = 0.01
 def score(comparison: Comparison, record: Record, objective: str, steps: int | None) -> float:
     """How many times better than what it is compared with; 0 where not proven better and right.
 
-    By time, by `memory`, or by the total time of so many steps, compiling included.
+    By time, by `memory`, or by the total time of so many steps, compiling included. Memory may
+    cost time, but nothing that is far slower.
     """
     verdict = comparison.verdict(record)
-    if record.same_as_baseline or verdict in ("failed", "declined", "wrong", "slower"):
+    if record.same_as_baseline or verdict in ("failed", "declined", "wrong"):
         return 0.0
     if not record.is_checked or record.is_other_model(comparison.baseline):
         return 0.0
     if objective == "memory":
-        return _memory_score(comparison, record)
+        costly = costs_too_much(comparison.baseline, record)
+        return 0.0 if costly else _memory_score(comparison, record)
     ratio = comparison.ratio(record)
     if ratio is None or verdict != "faster":
         return 0.0
@@ -80,14 +87,24 @@ def is_clearly_no_gain(comparison: Comparison, record: Record) -> bool:
 
 
 def _memory_score(comparison: Comparison, record: Record) -> float:
-    before, now = comparison.baseline.memory, record.memory
-    if not (before and now and before.peak_bytes and now.peak_bytes):
-        return 0.0
-    saved = before.peak_bytes / now.peak_bytes
+    saved = _saved(comparison, record)
     return saved if saved > 1 + LEAST_SAVED else 0.0
 
 
-def why_not(comparison: Comparison, record: Record, best: str) -> str:
+def _saved(comparison: Comparison, record: Record) -> float:
+    """How many times less memory it needs at its fullest moment; 0 where that is not known."""
+    before, now = comparison.baseline.memory, record.memory
+    if not (before and now and before.peak_bytes and now.peak_bytes):
+        return 0.0
+    return before.peak_bytes / now.peak_bytes
+
+
+def _share(comparison: Comparison, record: Record) -> str:
+    saved = _saved(comparison, record)
+    return f"{1 / saved:.0%}" if saved else ""
+
+
+def why_not(comparison: Comparison, record: Record, best: str, objective: str = "time") -> str:
     """Why it is not in the plan, with its number."""
     verdict = comparison.verdict(record)
     if record.failure:
@@ -100,6 +117,11 @@ def why_not(comparison: Comparison, record: Record, best: str) -> str:
         return "another model: speed alone does not decide about it"
     if not record.is_checked and record.accuracy is not None:
         return f"not checked: {record.accuracy.reason}"
+    weighs = objective == "memory" and not costs_too_much(comparison.baseline, record)
+    if weighs and (share := _share(comparison, record)):
+        leads = next((row for row in comparison.records[1:] if row.name == best), None)
+        beside = f", {best} {_share(comparison, leads)}" if leads is not None else ""
+        return f"its peak is {share} of {comparison.baseline.name}'s{beside}"
     ratio = comparison.ratio(record)
     if ratio is None:
         return record.why_not_measured or "not measured"

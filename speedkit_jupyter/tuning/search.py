@@ -170,7 +170,13 @@ class Search:
         __tracebackhide__ = True
         tuning, stages = self._tuning, self._stages
         yield from self._measure_engines()
-        singles = candidates(tuning.hardware, tuning.facts, tuning.kept, tuning.facts_of_others)
+        singles = candidates(
+            tuning.hardware,
+            tuning.facts,
+            tuning.kept,
+            tuning.facts_of_others,
+            tuning.objective,
+        )
         best = yield from self._best_of(singles)
         losers = [] if best.values or tuning.objective == "memory" else stages.narrow_losers()
         if losers:  # a race of few rounds is no proof that nothing helps

@@ -20,7 +20,7 @@ from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.culprits import Culprits
 from speedkit_jupyter.tuning.early_stopping import BEHIND, RACE_ROUNDS, WORTH_COMPILING
 from speedkit_jupyter.tuning.outcome import Rejected, Stage, Tuning
-from speedkit_jupyter.tuning.policies import Grid, Look, Race
+from speedkit_jupyter.tuning.policies import Lightest, Look, Race
 from speedkit_jupyter.tuning.right_parts import RightParts
 
 BASELINE = Candidate({})
@@ -64,7 +64,7 @@ class Stages:
             (only,) = chosen  # it is confirmed or not
             is_lost = races and self.left_out() and (yield from self._is_slower(title, only))
             return BASELINE if is_lost else only
-        policy = Race(self.right, self._culprits) if races else Grid()
+        policy = Race(self.right, self._culprits) if races else Lightest()
         asked = [*leaders, *chosen]
         seconds = self.allowance.for_a_race(share)
         comparison = yield from self.benchmark(title, asked, seconds, policy)
@@ -243,7 +243,9 @@ class Stages:
         tuning = self.tuning
         tuning.rejected = [candidate for candidate in tuning.rejected if candidate.name != best]
         if record.name != best:
-            self.refuse(record.name, scoring.why_not(comparison, record, best))
+            self.refuse(
+                record.name, scoring.why_not(comparison, record, best, self.tuning.objective)
+            )
 
     def refuse(self, name: str, reason: str) -> None:
         """Not in the plan, and why."""

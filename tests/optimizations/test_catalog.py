@@ -23,12 +23,20 @@ every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.nam
 
 def value_here(optimization) -> object:
     """One that a plain CPU can do; None for an entry that does nothing on a CPU at all."""
-    plain, facts = Hardware.from_json("cpu"), Facts.read(*network_and_list())
-    for value in values(optimization):
-        request = SpeedConfig(**{optimization.name: value}).request(optimization.name)
-        if optimization.decide(request, plain, facts).active:
-            return value
-    return None
+    return here(optimization)[2]
+
+
+def here(optimization) -> tuple:
+    """A network that it does something for, its optimizers, and a value that does."""
+    plain, (model, optimizer) = Hardware.from_json("cpu"), network()
+    for predicts, optimizers in ((False, [optimizer]), (True, [])):  # that trains; that predicts
+        model.train(not predicts)
+        facts = Facts.read(model, optimizers)
+        for value in values(optimization):
+            request = SpeedConfig(**{optimization.name: value}).request(optimization.name)
+            if optimization.decide(request, plain, facts).active:
+                return model, optimizers, value
+    return *network_and_list(), None
 
 
 def network_and_list() -> tuple:
@@ -37,10 +45,11 @@ def network_and_list() -> tuple:
 
 
 def network() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A convolution, batch norm, GELU and a linear layer, with a stepped optimizer."""
+    """A convolution, batch norm, GELU, a linear layer and two blocks, with a stepped optimizer."""
     torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)) for _ in range(2)]
     layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(36, 3)]
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*layers, *blocks)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.rand(2, 2, 5, 5)).sum().backward()
     optimizer.step()
@@ -86,10 +95,10 @@ def test_candidates_are_values_that_the_config_accepts(optimization):
                 assert request.explicit
 
 
-def state(model, optimizer) -> tuple:
+def state(model, optimizers) -> tuple:
     """Everything that undo promises, values included."""
     tensors = [*model.parameters(), *model.buffers()]
-    tensors += [v for s in optimizer.state.values() for v in s.values()]
+    tensors += [v for one in optimizers for s in one.state.values() for v in s.values()]
     tensors += [p.grad for p in model.parameters()]
     return (
         dict(flags.snapshot()),
@@ -98,9 +107,12 @@ def state(model, optimizer) -> tuple:
         list(model.state_dict()),
         [part.training for part in model.modules()],
         [(t.stride(), t.dtype, str(t.device), t.tolist()) for t in tensors],
-        [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
-        dict(optimizer.defaults),
-        sorted(optimizer.__dict__),
+        [
+            ({k: v for k, v in group.items() if k != "params"}, dict(one.defaults))
+            for one in optimizers
+            for group in one.param_groups
+        ],
+        [sorted(one.__dict__) for one in optimizers],
         torch.get_rng_state().tolist(),
     )
 
@@ -110,33 +122,33 @@ def state(model, optimizer) -> tuple:
 def test_what_was_applied_is_taken_back_exactly(optimization, ending):
     import torch._dynamo  # noqa: F401  (its switches are part of the snapshot once it is loaded)
 
-    name, value = optimization.name, value_here(optimization)
+    name = optimization.name
+    model, optimizers, value = here(optimization)
     if value is None:
         return
-    model, optimizer = network()
-    before = state(model, optimizer)
+    before = state(model, optimizers)
     config = SpeedConfig(**{name: value})
     try:
-        with apply_speedups(model, config, optimizer=optimizer)[1] as context:
+        with apply_speedups(model, config, optimizer=optimizers)[1] as context:
             assert context.plan[name].active
             assert context.changes()
             if ending is not None:
                 raise ending
     except (ValueError, KeyboardInterrupt):
         pass
-    assert state(model, optimizer) == before
+    assert state(model, optimizers) == before
 
 
 @every
 def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
     import torch._dynamo  # noqa: F401  (its switches are part of the snapshot once it is loaded)
 
-    model, optimizer = network()
-    target = Target(model, [optimizer])
-    facts = Facts.read(model, [optimizer])
-    here = {"device": ["cpu"], "threads": [1, 3]}.get(optimization.name, values(optimization))
-    for value in here:
-        if value in ("auto", "fp32") or (value is False and value_here(optimization) is not None):
+    model, optimizers, able = here(optimization)
+    target = Target(model, optimizers)
+    facts = Facts.read(model, optimizers)
+    extra = {"device": ["cpu"], "threads": [1, 3]}
+    for value in extra.get(optimization.name, values(optimization)):
+        if value in ("auto", "fp32") or (value is False and able is not None):
             continue  # nothing that is ever applied
         decision = Decision(optimization.name, value, "as asked", active=True)
         before = observed(target)
@@ -152,12 +164,12 @@ def test_exact_means_bit_equal_outputs(optimization):
     if optimization.effect is not Effect.EXACT:
         assert optimization.effect in (Effect.ROUNDING, Effect.CHANGES_MODEL)
         return
-    model, optimizer = network()
+    model, optimizers, value = here(optimization)
     model.eval()
     x = torch.rand(2, 2, 5, 5)
     plain = model(x)
-    config = SpeedConfig(**{optimization.name: value_here(optimization)})
-    with apply_speedups(model, config, optimizer=optimizer)[1] as context, context.autocast():
+    config = SpeedConfig(**{optimization.name: value})
+    with apply_speedups(model, config, optimizer=optimizers)[1] as context, context.autocast():
         assert torch.equal(model(x), plain)
 
 

@@ -12,6 +12,7 @@ from speedkit_jupyter.measure.checks.deviation import errors
 from speedkit_jupyter.measure.checks.left_behind import left_in
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.optimizations import calls
 
 Surrounding = Callable[[], AbstractContextManager[object]]
 
@@ -95,7 +96,7 @@ def is_compiled(runner: Runner) -> bool:
     if runner.record.applied.get("compile"):
         return True
     return any(
-        getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
+        calls.is_compiled(part) or hasattr(part, "_orig_mod")
         for model in runner.step.models
         for part in model.modules()
     )

@@ -251,7 +251,8 @@ class Benchmark:
         else:
             _not_checked(runners)
         working = _warm(runners)
-        if self._policy.hasty or not pace.has_time_for_limits(working):
+        has_time = self._policy.weighs or pace.has_time_for_limits(working)
+        if self._policy.hasty or not has_time:
             return check
         about = Examination(working, start)
         with (

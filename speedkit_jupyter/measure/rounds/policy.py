@@ -17,11 +17,13 @@ class Policy:
 
     What `chooses`, and proves nothing, drops what is wrong before the rounds, measures no limits,
     and needs less precision. What is `hasty` warms up as shortly as can be, and measures times
-    only. Records come baseline first; `racing` are those that are still in the rounds.
+    only. What `weighs` needs each variant's memory, however short the time is. Records come
+    baseline first; `racing` are those that are still in the rounds.
     """
 
     chooses = False
     hasty = False
+    weighs = False
 
     def least_rounds(self, others: int) -> int:
         """So many tell something about this many variants beside the baseline."""

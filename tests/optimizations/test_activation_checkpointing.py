@@ -1,0 +1,513 @@
+"""activation_checkpointing: less memory, the same bits, and nothing of it left."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import itertools
+import random
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter.measure.checks import memory
+from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.plans.applying import prepare
+
+ENTRY = named("activation_checkpointing")
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 8, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + self.dropout(F.scaled_dot_product_attention(q, k, v, mask, 0.1 * self.training))
+        return x + self.dropout(self.down(F.gelu(self.up(x))))
+
+
+class Stack(nn.Module):
+    """Calls its blocks one after another."""
+
+    def __init__(self, make=Attention, number: int = 4) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.blocks = nn.ModuleList([make() for _ in range(number)])
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = self.through(block, x)
+        return self.last(x)
+
+    def through(self, block, x):
+        return block(x)
+
+
+class Drawing(Attention):
+    """Draws by what is not torch's."""
+
+    def forward(self, x, mask=None):
+        x = x * (1 + random.random()) if random.random() < 0.5 else x
+        return super().forward(x, mask) * float(np.random.rand())
+
+
+class Counting(Attention):
+    """Computes by what it counts in a buffer, and notes what it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x, mask=None):
+        self.calls += 1
+        self.seen += 1
+        self.latest = super().forward(x, mask)
+        return self.latest * self.seen
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.two = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return x + self.two(F.relu(self.norm(self.one(x).transpose(1, 2)).transpose(1, 2)))
+
+
+class InPlace(Attention):
+    """Writes to what it is passed."""
+
+    def forward(self, x, mask=None):
+        return super().forward(x.mul_(0.9), mask)
+
+
+class Tuples(Stack):
+    """Blocks that are passed keywords and lists."""
+
+    class Block(Attention):
+        def forward(self, pair, *, scale, function):
+            first, (second, *_) = pair
+            return [super().forward(first) * scale, (second + first * function, None)]
+
+    def __init__(self) -> None:
+        super().__init__(self.Block)
+
+    def forward(self, x):
+        x = self.first(x)
+        pair = [x, (x, None)]
+        for block in self.blocks:
+            pair = block(pair, scale=torch.tensor(0.5), function=2)
+        return self.last(pair[0] + pair[1][0])
+
+
+class Cached(Stack):
+    """Blocks that append to a cache of keys, as Hugging Face's decoders do."""
+
+    class Cache:
+        def __init__(self) -> None:
+            self.layers: list[list[torch.Tensor]] = [[] for _ in range(4)]
+
+    class Block(Attention):
+        def forward(self, x, cache, number):
+            cache.layers[number].append(x)
+            return super().forward(torch.stack(cache.layers[number]).sum(0))
+
+    def __init__(self) -> None:
+        super().__init__(self.Block)
+
+    def forward(self, x):
+        x, cache = self.first(x), self.Cache()
+        for number, block in enumerate(self.blocks):
+            x = block(x, cache, number=number)
+        assert [len(layer) for layer in cache.layers] == [1, 1, 1, 1]
+        return self.last(x)
+
+
+class Twice(Stack):
+    """Each block runs twice in one step."""
+
+    def through(self, block, x):
+        return block(block(x))
+
+
+class Sharing:
+    """Makes blocks that have one layer in common."""
+
+    def __init__(self, layer) -> None:
+        self.layer = layer
+
+    def __call__(self):
+        return nn.Sequential(self.layer, Normed())
+
+
+MODELS = {
+    "dropout": Stack,
+    "random and numpy": lambda: Stack(Drawing),
+    "counters": lambda: Stack(Counting),
+    "batch and spectral norm": lambda: Stack(Normed),
+    "in place": lambda: Stack(InPlace),
+    "tuples and keywords": Tuples,
+    "a cache": Cached,
+    "a block twice": Twice,
+    "torch's own": lambda: Stack(
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    ),
+    "one layer shared": lambda: Stack(Sharing(Attention())),
+}
+
+
+def asked(on: bool = True, **more) -> SpeedConfig:
+    return SpeedConfig(activation_checkpointing={"enabled": on, **more}).alone()
+
+
+def seeded() -> None:
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+
+
+def trained(make, config: SpeedConfig, around=None) -> list:
+    """All that some steps leave behind: bits, random generators, what modules noted."""
+    seeded()
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x, losses = torch.rand(3, 5, 4), []
+    with apply_speedups(model, config, optimizer=optimizer)[1] as context:
+        for _ in range(3):
+            optimizer.zero_grad()
+            with around() if around else context.autocast():
+                loss = model(x).float().pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        assert context.plan["activation_checkpointing"].active == (config != asked(False))
+    gradients = [p.grad for p in model.parameters()]
+    notes = [getattr(part, "calls", None) for part in model.modules()]
+    state = np.random.get_state()[1].tolist()
+    tensors = [*losses, *gradients, *model.state_dict().values(), torch.get_rng_state()]
+    return [tensors, notes, random.getstate(), state]
+
+
+def assert_same(one: list, other: list) -> None:
+    assert all(map(torch.equal, one[0], other[0]))
+    assert one[1:] == other[1:]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_gives_the_same_bits_and_leaves_the_same_behind(name, every):
+    expected = trained(MODELS[name], asked(False))
+    assert_same(trained(MODELS[name], asked(every=every)), expected)
+
+
+def test_the_same_bits_under_autocast_and_where_attention_is_chosen_around_the_forward_pass():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    for around in (
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: sdpa_kernel(SDPBackend.MATH),
+    ):
+        assert_same(trained(Stack, asked(), around), trained(Stack, asked(False), around))
+
+
+@pytest.mark.gpu
+def test_the_same_bits_on_a_gpu_where_dropout_draws_from_its_own_generator():
+    found = []
+    for on in (False, True):
+        seeded()
+        model, x = Stack().cuda(), torch.rand(3, 5, 4).cuda()
+        with apply_speedups(model, asked(on))[1]:
+            model(x).pow(2).mean().backward()
+        found.append([*(p.grad for p in model.parameters()), torch.cuda.get_rng_state()])
+    assert all(map(torch.equal, *found))
+
+
+def test_gradients_of_gradients_and_a_graph_that_is_kept_are_the_same():
+    found = []
+    for on in (False, True):
+        seeded()
+        model, x = Stack(), torch.rand(3, 5, 4, requires_grad=True)
+        with apply_speedups(model, asked(on))[1]:
+            loss = model(x).pow(2).mean()
+            (first,) = torch.autograd.grad(loss, x, create_graph=True)
+            (second,) = torch.autograd.grad(first.pow(2).sum(), x, retain_graph=True)
+            loss.backward()
+        found.append([first.detach(), second, x.grad])
+    assert all(map(torch.equal, *found))
+
+
+def test_it_needs_less_memory_and_fewer_blocks_save_less():
+    peaks = []
+    for config in (asked(False), asked(every=2), asked()):
+        model, x = Stack(number=8), torch.rand(64, 32, 4)
+
+        def step(model=model, x=x):
+            model(x).pow(2).mean().backward()
+
+        with apply_speedups(model, config)[1]:
+            step()
+            peaks.append(memory.needed(step, torch.device("cpu"), []).peak_bytes)
+    plain, second, every = peaks
+    assert every < 0.5 * plain
+    assert every < second < 0.8 * plain
+
+
+def test_a_backward_pass_may_come_after_the_plan_and_after_the_model():
+    found = []
+    for on in (False, True):
+        seeded()
+        model, x = Stack(), torch.rand(3, 5, 4, requires_grad=True)
+        with apply_speedups(model, asked(on))[1]:
+            loss = model(x).pow(2).mean()
+        del model
+        loss.backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
+def attributes(model: nn.Module) -> list:
+    return [sorted(part.__dict__) for part in model.modules()]
+
+
+def test_copies_and_files_carry_nothing_of_it():
+    class Whole(Stack):
+        def __getstate__(self):
+            return self.__dict__.copy()
+
+    class Plain(Stack):
+        pass
+
+    globals().update(Plain=Plain)
+    Plain.__qualname__ = "Plain"
+    plain, whole = Plain(), Whole()
+    before = attributes(plain), attributes(whole), list(plain.state_dict())
+    with apply_speedups(plain, asked())[1], apply_speedups(whole, asked())[1]:
+        file = io.BytesIO()
+        torch.save(plain, file)
+        file.seek(0)
+        copies = [copy.deepcopy(plain), torch.load(file, weights_only=False)]
+        assert [attributes(one) for one in copies] == [before[0]] * 2
+        assert list(plain.state_dict()) == before[2]
+        twin = copy.deepcopy(whole)
+        assert all(block._compiled_call_impl is None for block in twin.blocks)
+    assert (attributes(plain), attributes(whole)) == before[:2]
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
+def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
+    model = Stack()
+    before = attributes(model)
+    inner = nn.Sequential(model.blocks[0], model.blocks[1])
+    other = nn.ModuleList([*model.blocks[1:]])
+    plans = [
+        apply_speedups(model, asked())[1],
+        apply_speedups(inner, asked())[1],
+        apply_speedups(model.blocks[1], SpeedConfig(compile=True).alone())[1],
+        apply_speedups(other, asked(every=2))[1],
+    ]
+    assert all(context.changes() for context in plans[:3])
+    for number in order:
+        plans[number].restore()
+    assert attributes(model) == before
+    model(torch.rand(3, 5, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("ending", [ValueError, KeyboardInterrupt])
+def test_after_an_error_inside_of_a_block_nothing_is_left(ending):
+    class Failing(Attention):
+        def forward(self, x, mask=None):
+            raise ending
+
+    model = Stack(Failing)
+    before = attributes(model)
+    with pytest.raises(ending), apply_speedups(model, asked())[1]:
+        model(torch.rand(3, 5, 4))
+    assert attributes(model) == before
+
+
+def test_what_the_user_puts_on_a_block_meanwhile_stays():
+    model = Stack()
+    with apply_speedups(model, asked())[1]:
+        model.blocks[0].compile(backend="eager")
+        own = model.blocks[0]._compiled_call_impl
+    assert model.blocks[0].__dict__.pop("_compiled_call_impl") is own
+
+
+def test_a_plan_keeps_no_model_alive():
+    model = Stack()
+    context = apply_speedups(model, asked())[1]
+    model(torch.rand(3, 5, 4)).sum().backward()
+    reference = weakref.ref(model)
+    del model, context
+    gc.collect()
+    assert reference() is None
+
+
+def test_hooks_of_the_users_are_called_once_a_step_as_ever():
+    model, calls = Stack(), []
+    with apply_speedups(model, asked())[1]:
+        model.blocks[0].register_forward_hook(lambda *_: calls.append("block"))
+        model.blocks[1].up.register_forward_pre_hook(lambda *_: calls.append("inside"))
+        model.blocks[2].register_full_backward_hook(lambda *_: calls.append("backward"))
+        model(torch.rand(3, 5, 4)).sum().backward()
+    assert sorted(calls) == ["backward", "block", "inside"]
+
+
+def test_where_nothing_is_kept_or_nothing_can_be_the_blocks_run_as_ever():
+    model, x = Stack().eval(), torch.rand(3, 5, 4)
+    with torch.no_grad():
+        plain = model(x)
+    weights = dict(model.named_parameters())
+
+    def loss(weights):
+        return torch.func.functional_call(model, weights, (x,)).sum()
+
+    expected = torch.func.grad(loss)(weights)
+    with apply_speedups(model, asked())[1]:
+        with torch.no_grad():
+            assert torch.equal(model(x), plain)
+        with torch.inference_mode():
+            assert torch.equal(model(x), plain)
+        got = torch.func.grad(loss)(weights)
+        assert all(torch.equal(got[name], expected[name]) for name in expected)
+        assert torch.equal(torch.fx.symbolic_trace(model)(x), plain)
+
+
+def test_a_measured_plan_acts_in_its_own_thread_alone():
+    model, x, kept = Stack(), torch.rand(3, 5, 4), []
+
+    def count() -> None:
+        number = 0
+
+        def pack(tensor):
+            nonlocal number
+            number += 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(x).sum()
+        kept.append(number)
+
+    context = prepare(model, asked())
+    with context.in_force():
+        count()
+        thread = threading.Thread(target=count)
+        thread.start()
+        thread.join()
+    count()
+    assert kept[0] < kept[1] == kept[2]
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([Attention() for _ in range(9)])
+        self.gate = nn.Linear(8, 9)
+
+
+def stage(number: int) -> nn.Sequential:
+    return nn.Sequential(*[Normed() for _ in range(number)])
+
+
+@pytest.mark.parametrize(
+    ("make", "number", "kind"),
+    [
+        (Stack, 4, "Attention"),
+        (lambda: nn.Sequential(nn.Linear(4, 8), Attention(), Attention(), nn.Linear(8, 2)), 2,
+         "Attention"),
+        (lambda: nn.Sequential(stage(2), stage(6), stage(3)), 11, "Normed"),
+        (lambda: nn.ModuleList([Experts() for _ in range(5)]), 5, "Experts"),
+        (lambda: nn.Transformer(8, 2, 3, 2, 16, batch_first=True), 5,
+         "TransformerEncoderLayer TransformerDecoderLayer"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), 0, ""),
+        (lambda: nn.LSTM(4, 4), 0, ""),
+        (lambda: nn.ModuleList([nn.Sequential(nn.ReLU(), nn.ReLU())] * 3), 0, ""),
+        (lambda: nn.ModuleList([Attention()] * 6), 0, ""),
+    ],
+)  # fmt: skip
+def test_the_repeated_blocks_are_found(make, number, kind):
+    facts = Facts.read(make())
+    assert (facts.blocks, " ".join(facts.block_classes)) == (number, kind)
+
+
+def test_auto_never_takes_it_and_offers_nothing():
+    decision = plan(SpeedConfig(), facts=Facts.read(Stack()))["activation_checkpointing"]
+    assert (decision.active, decision.declined, decision.worth_measuring) == (False, False, None)
+    assert "request" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (Facts(), "two or more blocks"),
+        (Facts(blocks=4, compiled="in place"), "compiled code"),
+        (Facts(blocks=4, own_checkpointing="on"), "gradient checkpointing"),
+    ],
+)
+def test_it_is_declined_with_the_reason(facts, words):
+    decision = plan(asked(), facts=facts)["activation_checkpointing"]
+    assert (decision.value, decision.active, decision.declined) == (False, False, True)
+    assert words in decision.reason
+
+
+def test_beside_it_the_model_is_not_compiled_and_the_plan_says_why(hardware):
+    config = SpeedConfig(activation_checkpointing=True, compile=True)
+    decision = plan(config, hardware("t4"), Facts(blocks=4))["compile"]
+    assert decision.declined
+    assert "activation_checkpointing" in decision.reason
+
+
+def test_only_a_search_for_memory_tries_it(hardware):
+    from speedkit_jupyter.tuning.candidates import candidates
+
+    facts = Facts(blocks=4, block_classes=("Block",))
+    both = [candidates(hardware("cpu"), facts, objective=aim) for aim in ("time", "memory")]
+    names = [[one.name for one in found if ENTRY.name in one.values] for found in both]
+    assert names == [[], ["activation_checkpointing", "activation_checkpointing:2"]]
+
+
+@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+def test_the_code_of_each_form_does_the_same(form):
+    seeded()
+    model, x = Stack(), torch.rand(3, 5, 4)
+    decided = plan(asked(every=2), facts=Facts.read(model))
+    text = code(decided, form, model=model)
+    lines = text[text.index("from functools") :].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("blocks ="))
+    end = next(i for i, line in enumerate(lines) if "use_reentrant=False" in line)
+    space = {"model": model}
+    imports = ["from functools import partial", "from torch.utils.checkpoint import checkpoint"]
+    assert set(imports) <= set(text.splitlines())
+    exec("\n".join([*imports, *lines[start : end + 1]]), space)
+    assert ["forward" in block.__dict__ for block in model.blocks] == [True, False, True, False]
+    model(x).sum().backward()
+
+
+def test_a_hugging_face_model_is_told_in_its_own_words():
+    facts = Facts(blocks=4, block_classes=("Block",), own_checkpointing="off")
+    decided = plan(asked(), facts=facts)
+    line = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
+    assert line in code(decided)
+    assert "gradient_checkpointing=True" in code(decided, "transformers")
+
+
+def test_repeated_blocks_that_the_user_compiled_are_left_alone():
+    model = Stack()
+    model.blocks[0].compile(backend="eager")
+    own = model.blocks[0]._compiled_call_impl
+    with apply_speedups(model, asked())[1] as context:
+        assert model.blocks[0]._compiled_call_impl is own
+        assert context.changes()[-1].after == "3 of 4 blocks"
+    assert model.blocks[0].__dict__.pop("_compiled_call_impl") is own
