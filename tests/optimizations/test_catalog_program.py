@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import catalog
 import pytest
@@ -13,6 +14,7 @@ from _kept import append, read
 from speedkit_jupyter import Facts
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.tuning.candidates import Candidate
 
 FOUND = {"verdict": "slower", "speedup": 0.9, "low": 0.88, "high": 0.92, "accuracy": "exact"}
 ROW = {
@@ -80,6 +82,38 @@ def test_the_table_has_speed_memory_accuracy_verdict_and_what_the_winner_loses_w
     assert "failed: KeyError: x" in table
     assert "**fused_optimizer**" in table
     assert "auto takes fused_optimizer" in table
+
+
+def test_an_entry_is_measured_alone_and_declined_with_its_reason():
+    work = made("rollout, training", "cpu")
+    entries = {entry.name: entry for entry in CATALOG}
+    row = catalog.alone(work, entries["fused_optimizer"], 0.2)
+    assert row["auto"] == "fused_optimizer"
+    assert set(row["measured"]) == {"fused_optimizer"}
+    assert {"verdict", "speedup", "low"} <= row["measured"]["fused_optimizer"].keys()
+    refused = catalog.alone(work, entries["sdpa"], 0.2)
+    assert "CUDA kernel" in refused["declined"]["sdpa:flash"]
+    assert set(refused["measured"]) == {"sdpa:math"}
+
+
+def test_the_winner_is_measured_without_each_of_its_parts(monkeypatch):
+    best = Candidate({"threads": 1, "fused_optimizer": True})
+    found = SimpleNamespace(winner=best, seconds=1.0)
+    monkeypatch.setattr(catalog, "tune", lambda *args, **more: found)
+    row = catalog.winner(made("rollout, training", "cpu"), 0.2)
+    assert row["plan"] == best.name
+    assert row["over_baseline"]["speedup"] > 0
+    assert set(row["without"]) == {"threads", "fused_optimizer"}
+    assert all(len(one) == 3 and one[0] > 0 for one in row["without"].values())
+
+
+def test_a_model_that_fails_is_a_row_that_says_so(monkeypatch):
+    def breaks(*args):
+        raise KeyError("x")
+
+    monkeypatch.setattr(catalog, "alone", breaks)
+    row = catalog.one_row("rollout, training", "sdpa", "cpu", 0.1)
+    assert row == {"model": "rollout, training", "entry": "sdpa", "failed": "KeyError: 'x'"}
 
 
 @pytest.mark.slow
