@@ -282,3 +282,38 @@ def test_its_code_names_the_backend(form, hardware):
     text = code(found, form)
     compile(text, form, "exec")
     assert 'backend="aot_eager"' in text
+
+
+# --- on a GPU ---
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "details",
+    [
+        {"backend": "cudagraphs"},
+        {"scope": "blocks"},
+        {"scope": "blocks", "mode": "reduce-overhead"},
+        {"scope": "blocks", "backend": "cudagraphs"},
+    ],
+)
+def test_blocks_and_cuda_graphs_train_as_plain_code_does(details):
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, 8, device="cuda")).pow(2).mean().backward()
+            optimizer.step()
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    def encoder():
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, 3).cuda()
+
+    plain, model = train(encoder()), encoder()
+    with apply_speedups(model, SpeedConfig(compile={"enabled": True, **details}).alone())[1] as ctx:
+        assert ctx.plan["compile"].active
+        for mine, other in zip(train(model), plain, strict=True):
+            assert torch.allclose(mine, other, atol=1e-3)
+        assert not ctx.notes
