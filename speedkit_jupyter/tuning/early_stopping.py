@@ -12,6 +12,8 @@ from speedkit_jupyter.measure.rounds.runner import Runner
 # A gain below this is not worth a change, and not the time to prove it; compiling has to bring
 # more, since it takes seconds at every start.
 WORTH_IT, WORTH_COMPILING = 1.02, 1.03
+# A plan that saves less memory than this share is not worth a change.
+LEAST_SAVED = 0.01
 # What chooses goes on until its intervals are as narrow as this share of the median.
 ENOUGH_TO_CHOOSE = 0.08
 # So many rounds in a row far slower, and a variant is given up.
@@ -72,6 +74,14 @@ def is_far_behind(
     """
     pairs = list(zip(baseline_s, times_s, strict=False))
     return len(pairs) >= FAR_ROUNDS and all(slow > times * base for base, slow in pairs)
+
+
+def saved(baseline: Record, record: Record) -> float:
+    """How many times less memory it needs at its fullest moment; 0 where that is not known."""
+    before, now = baseline.memory, record.memory
+    if not (before and now and before.peak_bytes and now.peak_bytes):
+        return 0.0
+    return before.peak_bytes / now.peak_bytes
 
 
 def costs_too_much(baseline: Record, record: Record) -> bool:

@@ -34,6 +34,12 @@ class Lightest(Grid):
     chooses = True
     weighs = True
 
+    def why_too_heavy(self, baseline: Record, record: Record) -> str:
+        """It saves nothing."""
+        saved = early_stopping.saved(baseline, record)
+        is_lighter = saved == 0 or saved > 1 + early_stopping.LEAST_SAVED
+        return "" if is_lighter else f"its peak is {1 / saved:.0%} of {baseline.name}'s"
+
     def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """By the times alone."""
         return [row for row in racing[1:] if early_stopping.costs_too_much(racing[0], row)]

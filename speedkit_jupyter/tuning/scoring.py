@@ -7,16 +7,16 @@ import math
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import spread
 from speedkit_jupyter.tuning.early_stopping import (
+    LEAST_SAVED,
     RACE_ROUNDS,
     costs_too_much,
     is_far_behind,
+    saved,
     worth_it,
 )
 
 # What looks slower by less than this in a race may be faster.
 NARROW = 0.9
-# A plan that saves less memory than this share is not worth a change.
-LEAST_SAVED = 0.01
 
 
 def score(comparison: Comparison, record: Record, objective: str, steps: int | None) -> float:
@@ -87,21 +87,13 @@ def is_clearly_no_gain(comparison: Comparison, record: Record) -> bool:
 
 
 def _memory_score(comparison: Comparison, record: Record) -> float:
-    saved = _saved(comparison, record)
-    return saved if saved > 1 + LEAST_SAVED else 0.0
-
-
-def _saved(comparison: Comparison, record: Record) -> float:
-    """How many times less memory it needs at its fullest moment; 0 where that is not known."""
-    before, now = comparison.baseline.memory, record.memory
-    if not (before and now and before.peak_bytes and now.peak_bytes):
-        return 0.0
-    return before.peak_bytes / now.peak_bytes
+    times = saved(comparison.baseline, record)
+    return times if times > 1 + LEAST_SAVED else 0.0
 
 
 def _share(comparison: Comparison, record: Record) -> str:
-    saved = _saved(comparison, record)
-    return f"{1 / saved:.0%}" if saved else ""
+    times = saved(comparison.baseline, record)
+    return f"{1 / times:.0%}" if times else ""
 
 
 def why_not(comparison: Comparison, record: Record, best: str, objective: str = "time") -> str:

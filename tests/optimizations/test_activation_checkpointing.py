@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan, tune
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.plans.applying import prepare
@@ -511,3 +511,24 @@ def test_repeated_blocks_that_the_user_compiled_are_left_alone():
         assert model.blocks[0]._compiled_call_impl is own
         assert context.changes()[-1].after == "3 of 4 blocks"
     assert model.blocks[0].__dict__.pop("_compiled_call_impl") is own
+
+
+def test_a_search_for_memory_finds_it_and_what_saves_none_is_not_even_checked(machine):
+    machine("cpu")
+    torch.manual_seed(0)
+    model, x = Stack(number=8), torch.rand(16, 16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+    keep = ("threads", "precision", "tf32", "compile")
+    tuning = tune(step, model=model, optimizer=optimizer, budget_s=6, objective="memory", keep=keep)
+    assert "activation_checkpointing" in tuning.winner.name
+    record = tuning.record
+    assert record is not None
+    assert record.accuracy.verdict == "exact"
+    assert record.memory.peak_bytes < 0.7 * tuning.comparison.baseline.memory.peak_bytes
+    assert any("peak is" in rejected.reason for rejected in tuning.rejected)

@@ -146,6 +146,7 @@ class Benchmark:
             # Planned once it is known which optimizers the step makes itself.
             runners += [self._runner(i, start.walk) for i in range(1, len(self.variants))]
             yield from self._warm_up(_working(runners), start)
+            yield from self._weigh(_warm(runners), start)
             runners = self._pace.within(_warm(runners))
             check = yield from self._examine(runners, start)
             yield from self._sample(_warm(runners), now)
@@ -231,6 +232,17 @@ class Benchmark:
             if runner.warm is not None and not self._policy.keeps(runner, first):
                 runner.warm = None  # not even checked, which takes one more step
 
+    def _weigh(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+        """Where memory decides it comes first: what saves none needs neither check nor rounds."""
+        __tracebackhide__ = True
+        if not self._policy.weighs:
+            return
+        with self._pace.examining(runners, lambda: self._pace.note_limits(runners)):
+            yield from Examination(runners, start).memory()
+        for runner in runners[1:]:
+            if why := self._policy.why_too_heavy(runners[0].record, runner.record):
+                runner.record.notes["dropped"], runner.warm = why, None
+
     def _examine(
         self, runners: Sequence[Runner], start: State
     ) -> Generator[Progress, None, Examination | None]:
@@ -251,8 +263,8 @@ class Benchmark:
         else:
             _not_checked(runners)
         working = _warm(runners)
-        has_time = self._policy.weighs or pace.has_time_for_limits(working)
-        if self._policy.hasty or not has_time:
+        is_enough = self._policy.hasty or self._policy.weighs
+        if is_enough or not pace.has_time_for_limits(working):
             return check
         about = Examination(working, start)
         with (

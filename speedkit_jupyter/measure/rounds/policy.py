@@ -17,7 +17,7 @@ class Policy:
 
     What `chooses`, and proves nothing, drops what is wrong before the rounds, measures no limits,
     and needs less precision. What is `hasty` warms up as shortly as can be, and measures times
-    only. What `weighs` needs each variant's memory, however short the time is. Records come
+    only. What `weighs` needs each variant's memory, and nothing of machine limits. Records come
     baseline first; `racing` are those that are still in the rounds.
     """
 
@@ -36,6 +36,10 @@ class Policy:
     def keeps(self, runner: Runner, baseline: Runner) -> bool:
         """Whether a variant that was warmed up is measured."""
         return True
+
+    def why_too_heavy(self, baseline: Record, record: Record) -> str:
+        """Why a variant that was weighed is not measured; empty where it is."""
+        return ""
 
     def to_check(self, names: Sequence[str]) -> Sequence[str]:
         """What has to be checked before the rounds, where each is right: planned with."""
