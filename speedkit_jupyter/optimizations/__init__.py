@@ -11,6 +11,7 @@ from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
+from speedkit_jupyter.optimizations.int8 import Int8
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.optimizations.tf32 import Tf32
@@ -27,6 +28,7 @@ CATALOG: tuple[Optimization, ...] = (
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
+    Int8(),
     Compile(),
 )
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]

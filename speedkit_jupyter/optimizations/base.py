@@ -143,9 +143,10 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls. `followed` says of each weight whether other tensors follow its
-    memory, as it was when the plan first came to it. `strangers` are optimizers that were there
-    before the plan, `met_later` those made after it, with their facts.
+    what a compiled model calls, `twins` what multiplies in the stead of weights. `followed` says of
+    each weight whether other tensors follow its memory, as it was when the plan first came to it.
+    `strangers` are optimizers that were there before the plan, `met_later` those made after it,
+    with their facts.
     """
 
     autocast: str | None = None
@@ -153,6 +154,7 @@ class Memo:
     scales: bool = False
     steps_watched: bool = False
     compiled_call: Any = None
+    twins: MutableMapping[torch.Tensor, Any] | None = None
     followed: MutableMapping[torch.Tensor, bool] | None = None
     strangers: weakref.WeakSet[Any] | None = None
     met_later: weakref.WeakKeyDictionary[Any, OptimizerFacts] = field(
@@ -270,6 +272,7 @@ class Optimization(ABC):
     does nothing. `free` stands for values that no word
     names (`threads:NUMBER`). `frameworks_choose` marks what
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
+    `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it.
     """
@@ -290,6 +293,7 @@ class Optimization(ABC):
     excludes: ClassVar[frozenset[str]] = frozenset()
     free: ClassVar[str] = ""
     frameworks_choose: ClassVar[bool] = False
+    library: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         if "variable" not in vars(cls):

@@ -301,7 +301,7 @@ class SpeedContext:
         """Take this context off its model for good."""
         self.restored = True
         _ON.take(unwrapped(self.model), self.__dict__)
-        self.target.memo.compiled_call = None
+        self.target.memo.compiled_call = self.target.memo.twins = None
         self.target.let_go()
 
 

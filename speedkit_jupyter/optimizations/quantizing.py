@@ -1,0 +1,183 @@
+"""torchao, as far as it is called here: which versions fit, and its twins for linear layers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations.base import Target
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.newcomers import newcomers
+from speedkit_jupyter.optimizations.properties import Layer
+from speedkit_jupyter.optimizations.twins import TWINS, Recipe, recipe_of
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.storage import is_in_memory
+
+if TYPE_CHECKING:
+    import torch
+
+# The first whose int8 products stay right on CPUs that would overflow, and the torch that it needs.
+SINCE, FITTING_TORCH = (0, 18), (2, 11)
+DTYPES = ("float32", "bfloat16", "float16")
+BY_REQUEST = "it makes another model of this one: by request only, and then measured"
+# Its own, and what torch says of how it registers its classes: nothing that a user could mend.
+LOUD = ("torchao", "torch.utils._pytree")
+
+
+def obstacle(hardware: Hardware, facts: Facts) -> str:
+    """Why the linear layers of this model can't be quantized here; empty where they can."""
+    trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
+    if trained:
+        return (
+            f"{trained} trains this model, and this is for inference only: "
+            "copy.deepcopy(model) can have it"
+        )
+    if not facts.linears:
+        return "the model has no linear layer"
+    if facts.compiled == "script":
+        return "a TorchScript module multiplies by itself"
+    if not {*DTYPES} & {*facts.dtypes}:
+        return f"the weights are {', '.join(facts.dtypes)}: it rounds floating-point numbers"
+    installed = hardware.libraries.get("torchao")
+    if installed is None:
+        return "needs torchao: pip install torchao"
+    if _version(installed) < SINCE:
+        return f"needs torchao {_dotted(SINCE)}; this is {installed}: pip install -U torchao"
+    if _version(hardware.torch) < FITTING_TORCH:
+        return f"torchao {installed} needs torch {_dotted(FITTING_TORCH)}; this is {hardware.torch}"
+    return ""
+
+
+@contextmanager
+def quantized(
+    target: Target, name: str, make: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """Every weight of a linear layer multiplies by what `make` makes of it, until it is trained."""
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    memo = target.memo
+    memo.twins = WeakIdKeyDictionary() if memo.twins is None else memo.twins
+    thread = None if target.search else threading.get_ident()
+    recipe = Recipe(name, make, memo.twins, partial(_note_training, target.notes, name), thread)
+    weights = {id(weight): weight for weight in map(_weight, linears(target.model))}
+    with ExitStack() as stack:
+        layer = stack.enter_context(TWINS.wished([(one, recipe) for one in weights.values()]))
+        welcome = partial(_give_back, layer, target.notes, name)
+        stack.enter_context(newcomers(target, (), welcome))
+        yield
+
+
+def linears(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The layers that multiply by a plain weight of their own, as torchao chooses them."""
+    return [layer for layer in _layers(model) if _is_plain(_weight(layer))]
+
+
+def counted(model: torch.nn.Module, name: str) -> dict[str, str]:
+    """For reports: how many of the linear layers multiply by such twins."""
+    recipes = [recipe_of(_weight(layer)) for layer in _layers(model)]
+    number = sum(recipe is not None and recipe.name == name for recipe in recipes)
+    return _said(name, number, len(recipes))
+
+
+def expected(model: torch.nn.Module, name: str) -> dict[str, str]:
+    """What `counted` will say."""
+    return _said(name, len(linears(model)), len(_layers(model)))
+
+
+def imported() -> Any:
+    """`torchao.quantization`, without its remarks on kernels for other machines.
+
+    Raises SpeedKitError where it can't be imported.
+    """
+    try:
+        with _quiet():
+            from torchao import quantization
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise SpeedKitError(f"torchao can't be imported: {type(error).__name__}: {first}") from None
+    return quantization
+
+
+def by_torchao(config: Any, weight: torch.Tensor) -> torch.Tensor:
+    """The weight as `torchao.quantization.quantize_` makes it, of a layer that is nobody's."""
+    import torch
+
+    layer = torch.nn.Linear(1, 1, bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    imported().quantize_(layer, config)
+    return layer.weight
+
+
+def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Not the last one of an attention layer, which only lends its weight."""
+    import torch
+    from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
+
+    modules = model.modules()
+    return [m for m in modules if isinstance(m, torch.nn.Linear) and not isinstance(m, Lending)]
+
+
+def _weight(layer: torch.nn.Module) -> Any:
+    return layer._parameters.get("weight")
+
+
+def _is_plain(weight: Any) -> bool:
+    """Whether its class may be another for a while: no subclass of the user's or a library's."""
+    import torch
+
+    if type(weight) is not torch.nn.Parameter and recipe_of(weight) is None:
+        return False
+    whole = weight.dim() == 2 and weight.numel() > 0 and weight.layout is torch.strided
+    known = str(weight.dtype).removeprefix("torch.") in DTYPES
+    return whole and known and not weight.is_meta and is_in_memory(weight)
+
+
+def _said(name: str, number: int, of: int) -> dict[str, str]:
+    return {f"model.{name}": f"{number} of {of} linear layers"} if of else {}
+
+
+def _note_training(notes: dict[str, str], name: str) -> None:
+    notes[name] = (
+        "the step records gradients, so its products are as before: it is for inference, inside "
+        "torch.no_grad() or torch.inference_mode()"
+    )
+
+
+def _give_back(
+    layer: Layer, notes: dict[str, str], name: str, optimizer: torch.optim.Optimizer
+) -> None:
+    """Before its first step: its weights are trained from now on."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            layer.withdraw(weight)
+    optimizers = type(optimizer).__name__
+    notes[name] = f"taken back before the first step of {optimizers}: it is for inference"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    def refuse(record: logging.LogRecord) -> bool:
+        return False
+
+    loggers = [logging.getLogger(name) for name in LOUD]
+    for logger in loggers:
+        logger.addFilter(refuse)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(refuse)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    major, minor, *_ = text.split(".")
+    return int(major), int(minor)
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
