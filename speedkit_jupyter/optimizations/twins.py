@@ -149,21 +149,45 @@ def _is_trained(*tensors: Any) -> bool:
 
 def _twin(input: Any, weight: Any) -> torch.Tensor | None:
     """That of the weight, made anew where the weight has changed; None where torch's own product
-    is wanted: of nothing, of what does not fit, in another thread than the measured one.
+    is wanted: of what is no plain input, while the model is written down, in other threads than the
+    measured one.
     """
     import torch
 
     twin: torch.Tensor | None = getattr(weight, "_speedkit_twin", None)
-    if twin is None or input.numel() == 0 or input.shape[-1] != twin.shape[-1]:
+    if twin is None or torch.compiler.is_exporting():
         return None
     if torch.compiler.is_compiling():
-        return twin
+        return twin if _suits(input, twin) else None
     recipe = recipe_of(weight)
     if recipe is None or not recipe.is_for_here():
+        return None
+    if _is_transformed(input) or not _suits(input, twin):
         return None
     if weight._speedkit_seen != _seen(weight):
         _renew(weight, recipe)
     return getattr(weight, "_speedkit_twin", None)
+
+
+def _suits(input: Any, twin: torch.Tensor) -> bool:
+    """Whether there is something to multiply, and it fits; what is wrong torch itself shall say."""
+    import torch
+
+    if input.is_nested or input.layout is not torch.strided or not input.is_floating_point():
+        return False
+    return input.numel() > 0 and input.shape[-1] == twin.shape[-1] and input.device == twin.device
+
+
+def _is_transformed(input: Any) -> bool:
+    """Whether it is traced, batched, or carries derivatives, which rounding would lose."""
+    import torch
+    from torch.autograd import forward_ad
+
+    return (
+        torch.jit.is_tracing()
+        or forward_ad._current_level >= 0
+        or bool(torch._C._functorch.is_functorch_wrapped_tensor(input))
+    )
 
 
 def _renew(weight: Any, recipe: Recipe) -> None:

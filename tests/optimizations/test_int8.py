@@ -329,6 +329,49 @@ def test_empty_and_wrong_inputs_are_torchs_own_and_odd_ones_are_right():
 
 
 @real
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda layer, x: torch.func.vmap(layer)(x),
+        lambda layer, x: torch.func.jvp(layer, (x,), (x,))[1],
+        lambda layer, x: torch.func.jacrev(layer)(x),
+        lambda layer, x: torch.jit.trace(layer, x)(x),
+        lambda layer, x: torch.export.export(layer, (x,)).module()(x),
+        lambda layer, x: layer(x.to_sparse()),
+        lambda layer, x: layer(torch.nested.nested_tensor([x, x[:1]])).to_padded_tensor(0),
+        lambda layer, x: torch.addmm(layer.bias, x, layer.weight.t()),
+        lambda layer, x: torch.func.functional_call(layer, dict(layer.named_parameters()), (x,)),
+    ],
+    ids=[
+        "vmap", "jvp", "jacobian", "traced", "exported", "sparse", "nested", "addmm", "functional",
+    ],
+)  # fmt: skip
+def test_what_is_not_a_plain_product_is_as_without_it(use, request):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(8, 4), torch.randn(3, 8)
+    with torch.no_grad():
+        plain = use(layer, x)
+        with apply_speedups(layer, INT8)[1]:
+            found = use(layer, x)
+            rounded = layer(x)
+    if "functional" in request.node.name:
+        assert torch.equal(found, rounded)
+    else:
+        assert torch.equal(found, plain)
+
+
+@real
+def test_forward_mode_derivatives_are_the_weights():
+    from torch.autograd import forward_ad
+
+    torch.manual_seed(0)
+    layer, x, tangent = nn.Linear(8, 4), torch.randn(3, 8), torch.randn(3, 8)
+    with apply_speedups(layer, INT8)[1], torch.no_grad(), forward_ad.dual_level():
+        found = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))).tangent
+    assert torch.allclose(found, tangent @ layer.weight.t(), atol=1e-6)
+
+
+@real
 def test_inside_autocast_it_multiplies_too():
     model = tied()
     _, context = apply_speedups(model, SpeedConfig(int8=True, precision="bf16").alone())
