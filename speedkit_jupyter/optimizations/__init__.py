@@ -8,6 +8,7 @@ from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
+from speedkit_jupyter.optimizations.float8 import Float8
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
@@ -29,6 +30,7 @@ CATALOG: tuple[Optimization, ...] = (
     CudnnBenchmark(),
     FusedOptimizer(),
     Int8(),
+    Float8(),
     Compile(),
 )
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]

@@ -67,7 +67,8 @@ class Facts:
     `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
     `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
-    be made after planning, as they mostly are. `precision` is filled in while planning.
+    be made after planning, as they mostly are. `precision` is filled in while planning, and
+    `quantized`: which optimization multiplies in the stead of the weights.
     """
 
     device: str = "cpu"
@@ -85,6 +86,7 @@ class Facts:
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
+    quantized: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property

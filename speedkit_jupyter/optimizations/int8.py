@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -71,7 +72,7 @@ class Int8(Optimization):
             return request.leave(False, quantizing.BY_REQUEST)
         if request.value is False:
             return request.leave(False, asked=True)
-        obstacle = quantizing.obstacle(hardware, facts)
+        obstacle = quantizing.training(facts) or quantizing.obstacle(hardware, facts)
         if not obstacle and request.value == "dynamic":
             obstacle = _no_products(hardware, facts)
         if obstacle:
@@ -79,6 +80,10 @@ class Int8(Optimization):
         return request.obey(
             request.value, f"{facts.linears} linear layers, where no gradients are recorded"
         )
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        """No other has the same weights."""
+        return replace(facts, quantized=self.name) if decision.active else facts
 
     def changes(self) -> dict[str, Any]:
         """The word alone is `dynamic`."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
@@ -23,20 +24,22 @@ if TYPE_CHECKING:
 
 # The first whose int8 products stay right on CPUs that would overflow, and the torch that it needs.
 SINCE, FITTING_TORCH = (0, 18), (2, 11)
+Fits = Callable[["torch.Tensor"], bool]
 DTYPES = ("float32", "bfloat16", "float16")
 BY_REQUEST = "it makes another model of this one: by request only, and then measured"
 # Its own, and what torch says of how it registers its classes: nothing that a user could mend.
 LOUD = ("torchao", "torch.utils._pytree")
 
 
+def all_fit(weight: torch.Tensor) -> bool:
+    """Whatever the sizes of a weight are."""
+    return True
+
+
 def obstacle(hardware: Hardware, facts: Facts) -> str:
     """Why the linear layers of this model can't be quantized here; empty where they can."""
-    trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
-    if trained:
-        return (
-            f"{trained} trains this model, and this is for inference only: "
-            "copy.deepcopy(model) can have it"
-        )
+    if facts.quantized:
+        return f"{facts.quantized} multiplies in the weights' stead already"
     if not facts.linears:
         return "the model has no linear layer"
     if facts.compiled == "script":
@@ -53,28 +56,49 @@ def obstacle(hardware: Hardware, facts: Facts) -> str:
     return ""
 
 
+def training(facts: Facts) -> str:
+    """Why what is for inference does not go with what is known of the model; empty otherwise."""
+    trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
+    if not trained:
+        return ""
+    return (
+        f"{trained} trains this model, and this is for inference only: "
+        "copy.deepcopy(model) can have it"
+    )
+
+
 @contextmanager
 def quantized(
-    target: Target, name: str, make: Callable[[torch.Tensor], torch.Tensor]
+    target: Target,
+    name: str,
+    make: Callable[[Any], Any],
+    fits: Fits = all_fit,
+    makes_layers: bool = False,
 ) -> Iterator[None]:
-    """Every weight of a linear layer multiplies by what `make` makes of it, until it is trained."""
+    """Every weight that `fits` multiplies by what `make` makes of it.
+
+    Tensors are for inference: what an optimizer steps is given back before.
+    """
     from torch.utils.weak import WeakIdKeyDictionary
 
     memo = target.memo
     memo.twins = WeakIdKeyDictionary() if memo.twins is None else memo.twins
     thread = None if target.search else threading.get_ident()
-    recipe = Recipe(name, make, memo.twins, partial(_note_training, target.notes, name), thread)
-    weights = {id(weight): weight for weight in map(_weight, linears(target.model))}
+    trained = partial(_note_training, target.notes, name)
+    recipe = Recipe(name, make, memo.twins, trained, thread, makes_layers)
+    weights = {id(weight): weight for weight in map(_weight, linears(target.model, fits))}
     with ExitStack() as stack:
         layer = stack.enter_context(TWINS.wished([(one, recipe) for one in weights.values()]))
-        welcome = partial(_give_back, layer, target.notes, name)
-        stack.enter_context(newcomers(target, (), welcome))
+        if not makes_layers:
+            welcome = partial(_give_back, layer, target.notes, name)
+            stack.enter_context(newcomers(target, (), welcome))
         yield
 
 
-def linears(model: torch.nn.Module) -> list[torch.nn.Module]:
+def linears(model: torch.nn.Module, fits: Fits = all_fit) -> list[torch.nn.Module]:
     """The layers that multiply by a plain weight of their own, as torchao chooses them."""
-    return [layer for layer in _layers(model) if _is_plain(_weight(layer))]
+    layers = [(layer, _weight(layer)) for layer in _layers(model)]
+    return [layer for layer, weight in layers if _is_plain(weight) and fits(weight)]
 
 
 def counted(model: torch.nn.Module, name: str) -> dict[str, str]:
@@ -84,23 +108,22 @@ def counted(model: torch.nn.Module, name: str) -> dict[str, str]:
     return _said(name, number, len(recipes))
 
 
-def expected(model: torch.nn.Module, name: str) -> dict[str, str]:
+def expected(model: torch.nn.Module, name: str, fits: Fits = all_fit) -> dict[str, str]:
     """What `counted` will say."""
-    return _said(name, len(linears(model)), len(_layers(model)))
+    return _said(name, len(linears(model, fits)), len(_layers(model)))
 
 
-def imported() -> Any:
-    """`torchao.quantization`, without its remarks on kernels for other machines.
+def imported(module: str = "quantization") -> Any:
+    """`torchao.quantization`, or another, without its remarks on kernels for other machines.
 
     Raises SpeedKitError where it can't be imported.
     """
     try:
         with _quiet():
-            from torchao import quantization
+            return import_module(f"torchao.{module}")
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         raise SpeedKitError(f"torchao can't be imported: {type(error).__name__}: {first}") from None
-    return quantization
 
 
 def by_torchao(config: Any, weight: torch.Tensor) -> torch.Tensor:

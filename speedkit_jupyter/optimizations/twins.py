@@ -1,20 +1,24 @@
-"""Weights with a twin of fewer bits, which multiplies in their stead where nothing is trained.
+"""Weights with a twin of fewer bits, which multiplies in their stead.
 
 The user's own parameter stays in its place: the same object, the same bits in the same memory. Only
 its class is another meanwhile, one whose `F.linear` takes the twin. So whoever else holds the
 parameter (a tied embedding, an optimizer, a `state_dict()`, a copy, a file) has what it would have
-without a plan; and where gradients are recorded the weights themselves multiply.
+without a plan.
+
+A twin is a tensor, which was made of the weight's values: for inference, so that where gradients
+are recorded the weights themselves multiply. Or it is a layer, which reads the weight and gives it
+its gradient.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.properties import Optimizers, Property
+from speedkit_jupyter.support.threads import is_here, is_pythons
 
 if TYPE_CHECKING:
     import torch
@@ -25,23 +29,26 @@ OURS = ("_speedkit_twin", "_speedkit_recipe", "_speedkit_seen")
 
 @dataclass(eq=False)
 class Recipe:
-    """How the twins of one plan are made: `make(weight)`, for weights that require no gradient.
+    """How the twins of one plan are made: tensors by `make(values)`, layers by `make(weight)`.
 
-    `kept` holds what was made, with a checksum of what it was made of: plans are hidden and come
-    back. `trained` is called where gradients are recorded, so that no twin multiplies. In a
-    benchmark it is for one `thread`; other threads multiply by the weights.
+    `kept` holds tensors that were made, with a checksum of what they were made of: plans are hidden
+    and come back. `trained` is called where gradients are recorded, so that none of them
+    multiplies. In a benchmark it is for one `thread`; other threads multiply by the weights.
     """
 
     name: str
-    make: Callable[[torch.Tensor], torch.Tensor]
+    make: Callable[[Any], Any]
     kept: MutableMapping[torch.Tensor, tuple[list[torch.Tensor], torch.Tensor]]
     trained: Callable[[], None]
     thread: int | None = None
+    makes_layers: bool = False
 
-    def twin(self, weight: torch.Tensor) -> torch.Tensor:
+    def twin(self, weight: torch.Tensor) -> Any:
         """That of the weight as it is now."""
         import torch
 
+        if self.makes_layers:
+            return self.make(weight)
         with torch.no_grad(), torch.inference_mode(False):
             with torch._C.DisableTorchFunctionSubclass():
                 now, (before, twin) = weight.detach(), self.kept.get(weight, ([], None))
@@ -54,8 +61,8 @@ class Recipe:
             return twin
 
     def is_for_here(self) -> bool:
-        """Whether this thread multiplies by twins."""
-        return self.thread in (None, threading.get_ident())
+        """Whether this thread multiplies by twins; autograd's own computes what it needs again."""
+        return self.thread is None or is_here(self.thread) or not is_pythons()
 
 
 class Twins(Property):
@@ -113,10 +120,12 @@ def _twinned() -> type[torch.nn.Parameter]:
             kwargs = kwargs or {}
             if func is linear:
                 input, weight, bias = named(*args, **kwargs)
-                if isinstance(weight, Twinned) and not _is_trained(input, weight, bias):
-                    twin = _twin(input, weight)
-                    if twin is not None:
-                        return linear(input, twin, bias)
+                twin = _twin(input, weight, bias) if isinstance(weight, Twinned) else None
+                if isinstance(twin, torch.nn.Module):
+                    result = twin.forward(input)  # no hooks: it is no layer of the model
+                    return result if bias is None else result + bias.to(result.dtype)
+                if twin is not None:
+                    return linear(input, twin, bias)
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
             if not torch.compiler.is_compiling():
@@ -147,15 +156,17 @@ def _is_trained(*tensors: Any) -> bool:
     return recorded
 
 
-def _twin(input: Any, weight: Any) -> torch.Tensor | None:
+def _twin(input: Any, weight: Any, bias: Any) -> Any:
     """That of the weight, made anew where the weight has changed; None where torch's own product
     is wanted: of what is no plain input, while the model is written down, in other threads than the
-    measured one.
+    measured one, where one for inference would be trained.
     """
     import torch
 
-    twin: torch.Tensor | None = getattr(weight, "_speedkit_twin", None)
+    twin = getattr(weight, "_speedkit_twin", None)
     if twin is None or torch.compiler.is_exporting():
+        return None
+    if isinstance(twin, torch.Tensor) and _is_trained(input, weight, bias):
         return None
     if torch.compiler.is_compiling():
         return twin if _suits(input, twin) else None
@@ -164,18 +175,22 @@ def _twin(input: Any, weight: Any) -> torch.Tensor | None:
         return None
     if _is_transformed(input) or not _suits(input, twin):
         return None
-    if weight._speedkit_seen != _seen(weight):
+    if isinstance(twin, torch.Tensor) and weight._speedkit_seen != _seen(weight):
         _renew(weight, recipe)
     return getattr(weight, "_speedkit_twin", None)
 
 
-def _suits(input: Any, twin: torch.Tensor) -> bool:
+def _suits(input: Any, twin: Any) -> bool:
     """Whether there is something to multiply, and it fits; what is wrong torch itself shall say."""
     import torch
 
     if input.is_nested or input.layout is not torch.strided or not input.is_floating_point():
         return False
-    return input.numel() > 0 and input.shape[-1] == twin.shape[-1] and input.device == twin.device
+    is_tensor = isinstance(twin, torch.Tensor)
+    if is_tensor and input.device != twin.device:
+        return False
+    width = twin.shape[-1] if is_tensor else twin.in_features
+    return bool(input.numel() > 0 and input.shape[-1] == width)
 
 
 def _is_transformed(input: Any) -> bool:
@@ -184,7 +199,7 @@ def _is_transformed(input: Any) -> bool:
     from torch.autograd import forward_ad
 
     return (
-        torch.jit.is_tracing()
+        torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
         or bool(torch._C._functorch.is_functorch_wrapped_tensor(input))
     )
@@ -202,12 +217,13 @@ def _notice(func: Any, args: Any) -> None:
     """
     import torch
 
-    weight = args[0] if args else None
-    if not isinstance(weight, torch.Tensor) or (recipe := recipe_of(weight)) is None:
+    weight: Any = args[0] if args else None
+    recipe = recipe_of(weight)
+    if recipe is None or recipe.makes_layers:
         return
     if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
-        weight._speedkit_seen = None  # type: ignore[attr-defined]
-    elif weight._speedkit_seen not in (None, _seen(weight)):  # type: ignore[attr-defined]
+        weight._speedkit_seen = None
+    elif weight._speedkit_seen not in (None, _seen(weight)):
         _renew(weight, recipe)
 
 
