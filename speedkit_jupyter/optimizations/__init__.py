@@ -12,6 +12,7 @@ from speedkit_jupyter.optimizations.float8 import Float8
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
+from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.sdpa import Sdpa
@@ -30,6 +31,7 @@ CATALOG: tuple[Optimization, ...] = (
     CudnnBenchmark(),
     FusedOptimizer(),
     Int8(),
+    Int4(),
     Float8(),
     Compile(),
 )

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import quantizing
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
+from speedkit_jupyter.optimizations.base import Decision, Switch, Target
 from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.quantization import Quantization, older_than
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
@@ -38,14 +31,13 @@ convert_to_float8_training(
 )"""
 
 
-class Float8(Optimization):
+class Float8(Quantization):
     """Weights, inputs and gradients are scaled and rounded to float8 before each product.
 
     The weights stay what they are, and what steps them steps them.
     """
 
     name = "float8"
-    effect = Effect.CHANGES_MODEL
     summary = "linear layers in 8-bit floating point, by torchao"
     helps = "training and inference with large linear layers on Ada, Hopper and later, compiled"
     risk = (
@@ -57,28 +49,18 @@ class Float8(Optimization):
         "https://docs.pytorch.org/ao/stable/api_reference/generated/torchao.float8."
         "convert_to_float8_training.html"
     )
-    library = "torchao"
+    for_training = True
+    hint = "`compile` fuses the casts, without which it may be slower"
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
-    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only, on hardware that multiplies it."""
-        if request.value == "auto":
-            return request.leave(False, quantizing.BY_REQUEST)
-        if request.value is False:
-            return request.leave(False, asked=True)
-        obstacle = _no_units(hardware, facts) or quantizing.obstacle(hardware, facts)
-        if obstacle:
-            return request.decline(False, obstacle)
-        hint = "`compile` fuses the casts, without which it may be slower"
-        return request.obey(True, f"{facts.linears} linear layers", hint=hint)
+    def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
+        """Ada's and Hopper's Tensor Cores multiply it, and later ones."""
+        has = older_than(SINCE, hardware, facts)
+        return has and f"float8 Tensor Cores come with compute capability 8.9 (Ada, Hopper); {has}"
 
-    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """No other has the same weights."""
-        return replace(facts, quantized=self.name) if decision.active else facts
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those whose sizes fit."""
-        return quantizing.expected(target.model, self.name, _fits)
+    def fits(self, weight: torch.Tensor) -> bool:
+        """Both sizes."""
+        return all(size % MULTIPLE == 0 for size in weight.shape)
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -88,7 +70,7 @@ class Float8(Optimization):
         def make(weight: Any) -> torch.nn.Module:
             return _layer(config, weight)
 
-        with quantizing.quantized(target, self.name, make, _fits, makes_layers=True):
+        with quantizing.quantized(target, self.name, make, self.fits, makes_layers=True):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -97,25 +79,6 @@ class Float8(Optimization):
             imports=("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",),
             model=tuple(CODE.splitlines()),
         )
-
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many layers multiply so."""
-        return quantizing.counted(target.model, self.name)
-
-
-def _no_units(hardware: Hardware, facts: Facts) -> str:
-    """Why this device does not multiply float8; empty where it does."""
-    needs = f"float8 Tensor Cores come with compute capability {SINCE[0]}.{SINCE[1]} (Ada, Hopper)"
-    gpu = hardware.accelerator(facts.device)
-    if gpu is None or not gpu.is_nvidia or gpu.capability is None:
-        return f"{needs}; this is {facts.device if gpu is None else gpu.name}"
-    if gpu.capability < SINCE:
-        return f"{needs}; {gpu.name} has {'.'.join(map(str, gpu.capability))}"
-    return ""
-
-
-def _fits(weight: torch.Tensor) -> bool:
-    return all(size % MULTIPLE == 0 for size in weight.shape)
 
 
 def _config(**more: Any) -> Any:

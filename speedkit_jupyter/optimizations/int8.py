@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,14 +11,9 @@ from pydantic import BeforeValidator, Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import quantizing
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Target,
-)
+from speedkit_jupyter.optimizations.base import Decision, Target
 from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.quantization import Quantization, older_than
 from speedkit_jupyter.optimizations.snippet import Form, Snippet, call
 
 if TYPE_CHECKING:
@@ -39,7 +33,7 @@ def _meant(value: Any) -> Any:
     return "dynamic" if value in (True, "true", "on", "yes") else value
 
 
-class Int8(Optimization):
+class Int8(Quantization):
     """For inference: the weights stay in the model, and integers multiply in their stead.
 
     `dynamic` rounds what comes in as well, row by row, and multiplies integers; `weights` rounds
@@ -47,9 +41,11 @@ class Int8(Optimization):
     """
 
     name = "int8"
-    effect = Effect.CHANGES_MODEL
     summary = "linear layers in 8-bit integers, by torchao"
-    helps = "inference of models with large linear layers, on CPUs with VNNI or AMX too"
+    helps = (
+        "`dynamic`: inference with large linear layers, on CPUs with VNNI or AMX too; `weights`: "
+        "single rows, where the memory is the limit"
+    )
     risk = (
         "another model, by about 1 % of its outputs; a quarter more memory, since the weights "
         "stay; nothing where gradients are recorded"
@@ -59,39 +55,25 @@ class Int8(Optimization):
         "https://docs.pytorch.org/ao/stable/api_reference/generated/torchao.quantization."
         "Int8DynamicActivationInt8WeightConfig.html"
     )
-    library = "torchao"
     Options = Annotated[
         Literal["auto", False, "dynamic", "weights"],
         BeforeValidator(_meant),
         Field(description="auto, false, dynamic, weights"),
     ]
 
-    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only, for inference."""
-        if request.value == "auto":
-            return request.leave(False, quantizing.BY_REQUEST)
-        if request.value is False:
-            return request.leave(False, asked=True)
-        obstacle = quantizing.training(facts) or quantizing.obstacle(hardware, facts)
-        if not obstacle and request.value == "dynamic":
-            obstacle = _no_products(hardware, facts)
-        if obstacle:
-            return request.decline(False, obstacle)
-        return request.obey(
-            request.value, f"{facts.linears} linear layers, where no gradients are recorded"
+    def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
+        """Products of integers are torchao's on CPUs and NVIDIA GPUs; weights alone need none."""
+        if value != "dynamic" or facts.device_type == "cpu":
+            return ""
+        has = older_than(INTEGER_TENSOR_CORES, hardware, facts)
+        return has and (
+            "products of 8-bit integers are torchao's on CPUs, and on NVIDIA GPUs of compute "
+            f"capability 7.5 and later with Tensor Cores; {has}: int8: weights is there"
         )
-
-    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """No other has the same weights."""
-        return replace(facts, quantized=self.name) if decision.active else facts
 
     def changes(self) -> dict[str, Any]:
         """The word alone is `dynamic`."""
         return {self.name: "dynamic"} | super().changes()
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those whose weights are plain ones."""
-        return quantizing.expected(target.model, self.name)
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -121,30 +103,6 @@ class Int8(Optimization):
             imports=(f"from torchao.quantization import {name}, quantize_", *imports),
             model=("quantize_(", "    model,", f"    {config},", ")"),
         )
-
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many layers multiply so."""
-        return quantizing.counted(target.model, self.name)
-
-
-def _no_products(hardware: Hardware, facts: Facts) -> str:
-    """Why this device does not multiply integers; empty where it does."""
-    if facts.device_type == "cpu":
-        return ""
-    gpu = hardware.accelerator(facts.device)
-    if gpu is None or not gpu.is_nvidia:
-        return (
-            f"products of integers are torchao's on CPUs and NVIDIA GPUs; this is {facts.device}: "
-            "int8: weights is there"
-        )
-    capability = gpu.capability or (0, 0)
-    if capability < INTEGER_TENSOR_CORES or not gpu.tensor_cores:
-        needs, has = (".".join(map(str, one)) for one in (INTEGER_TENSOR_CORES, capability))
-        return (
-            f"int8 Tensor Cores come with compute capability {needs}; {gpu.name} has {has}, or "
-            "none at all: int8: weights is there"
-        )
-    return ""
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,8 @@ from speedkit_jupyter.optimizations.base import Target
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.optimizations.newcomers import newcomers
 from speedkit_jupyter.optimizations.properties import Layer
-from speedkit_jupyter.optimizations.twins import TWINS, Recipe, recipe_of
+from speedkit_jupyter.optimizations.recipe import Recipe, recipe_of
+from speedkit_jupyter.optimizations.twins import TWINS
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.storage import is_in_memory
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 SINCE, FITTING_TORCH = (0, 18), (2, 11)
 Fits = Callable[["torch.Tensor"], bool]
 DTYPES = ("float32", "bfloat16", "float16")
-BY_REQUEST = "it makes another model of this one: by request only, and then measured"
 # Its own, and what torch says of how it registers its classes: nothing that a user could mend.
 LOUD = ("torchao", "torch.utils._pytree")
 
@@ -198,8 +199,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    major, minor, *_ = text.split(".")
-    return int(major), int(minor)
+    return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
 def _dotted(version: Sequence[int]) -> str:

@@ -116,13 +116,14 @@ def test_false_leaves_it_and_a_wrong_word_is_told(hardware):
     [
         ("cpu", {"libraries": {}}, SMALL, "pip install torchao"),
         ("cpu", {"libraries": {"torchao": "0.17.0"}}, SMALL, "needs torchao 0.18; this is 0.17.0"),
+        ("cpu", {"libraries": {"torchao": "unknown"}}, SMALL, "this is unknown"),
         ("cpu", {"torch": "2.9.1"}, SMALL, "needs torch 2.11; this is 2.9.1"),
         ("cpu", {}, Facts(linears=4, optimizers=(OptimizerFacts(),)), "AdamW trains this model"),
         ("cpu", {}, Facts(convolutions=4), "no linear layer"),
         ("cpu", {}, Facts(linears=4, dtypes=("float64",)), "the weights are float64"),
         ("cpu", {}, Facts(linears=4, compiled="script"), "TorchScript"),
-        ("v100", {}, SMALL, "int8 Tensor Cores come with compute capability 7.5"),
-        ("gtx1660", {}, SMALL, "int8 Tensor Cores come with compute capability 7.5"),
+        ("v100", {}, SMALL, "Tesla V100-SXM2-16GB has 7.0: int8: weights"),
+        ("gtx1660", {}, SMALL, "GTX 1660 has no Tensor Cores: int8: weights"),
         ("mi300x", {}, SMALL, "int8: weights is there"),
         ("apple_m2_mps", {}, SMALL, "int8: weights is there"),
         ("arc_b580_xpu", {}, SMALL, "int8: weights is there"),
@@ -301,6 +302,22 @@ def test_a_weight_that_is_written_meanwhile_is_rounded_anew(write):
     with apply_speedups(expected, INT8)[1]:
         assert torch.equal(found, answer(expected))
     assert torch.equal(model.shared.weight, expected.shared.weight)
+
+
+@real
+def test_a_weight_whose_memory_was_given_back_is_not_read():
+    layer = nn.Linear(64, 8)
+    storage = layer.weight.untyped_storage()
+    size, saved = storage.nbytes(), layer.weight.detach().clone()
+    with apply_speedups(layer, INT8)[1], torch.no_grad():
+        storage.resize_(0)
+        layer.weight.data  # noqa: B018  (it may have been written)
+        with pytest.raises(RuntimeError):
+            layer(torch.ones(1, 64))
+        storage.resize_(size)
+        layer.weight.copy_(saved)
+        layer(torch.ones(1, 64))
+    assert torch.equal(layer.weight, saved)
 
 
 @real
