@@ -47,8 +47,8 @@ class Int8(Quantization):
         "single rows, where the memory is the limit"
     )
     risk = (
-        "another model, by about 1 % of its outputs; a quarter more memory, since the weights "
-        "stay; nothing where gradients are recorded"
+        "another model, by about 1 % of its outputs; small layers lose, since rounding costs each "
+        "some tenths of a millisecond; a quarter more memory, since the weights stay"
     )
     undone = "the weights never left their places: nothing multiplies in their stead any more"
     page = (

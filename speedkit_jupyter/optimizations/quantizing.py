@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base import Target
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.facts import Facts, is_linear
 from speedkit_jupyter.optimizations.newcomers import newcomers
 from speedkit_jupyter.optimizations.properties import Layer
 from speedkit_jupyter.optimizations.recipe import Recipe, recipe_of
@@ -138,12 +138,7 @@ def by_torchao(config: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Not the last one of an attention layer, which only lends its weight."""
-    import torch
-    from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
-
-    modules = model.modules()
-    return [m for m in modules if isinstance(m, torch.nn.Linear) and not isinstance(m, Lending)]
+    return list(filter(is_linear, model.modules()))
 
 
 def _weight(layer: torch.nn.Module) -> Any:

@@ -171,6 +171,7 @@ def test_it_computes_what_torchao_does_and_everything_comes_back(value):
     quantization.quantize_(expected, config)
     with apply_speedups(model, SpeedConfig(int8=value).alone())[1] as context:
         assert "2 of 2 linear layers" in str(context.changes())
+        assert "2 linear layers" in context.plan["int8"].reason
         found = answer(model)
         assert [id(p) for p in model.parameters()] == [row[0] for row in before]
     assert torch.equal(found, answer(expected))
@@ -521,6 +522,52 @@ def test_the_code_to_take_along_does_the_same(form, hardware):
         names: dict[str, Any] = {"model": model}
         exec(text, names)
         assert torch.equal(answer(model), expected)
+
+
+IMPORTED = """
+import torch
+import torch._dynamo.config as dynamo
+import torch._inductor.config as inductor
+from torch._inductor.fx_passes import joint_graph, post_grad
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations import quantizing
+
+x = torch.randn(64, 64)
+
+
+def state():
+    return {
+        "flags": dict(flags.snapshot()),
+        "kernels": {name for name in torch.library._impls if name.startswith("aten/")},
+        "dynamo": dynamo.get_config_copy(),
+        "inductor": inductor.get_config_copy(),
+        "patterns": [len(one.patterns) for one in post_grad.pass_patterns],
+        "joint": len(joint_graph.patterns.patterns),
+        "product": (x @ x).tolist(),
+        "functions": [torch.nn.Linear.forward, torch.compile, torch.nn.functional.linear],
+    }
+
+
+before = state()
+quantization = quantizing.imported()
+config = quantization.Int8WeightOnlyConfig(set_inductor_config=False)
+quantizing.by_torchao(config, x)
+quantizing.imported("float8")
+after = state()
+assert "torchao" in __import__("sys").modules
+print([name for name in before if before[name] != after[name]])
+assert before == after
+"""
+
+
+@real
+@pytest.mark.slow
+def test_importing_torchao_changes_nothing_for_others(tmp_path):
+    program = tmp_path / "imported.py"
+    program.write_text(IMPORTED)
+    code, said = fresh.run(program)
+    assert code == 0, said
+    assert "Failed to load" not in said
 
 
 WITHOUT_VNNI = """
