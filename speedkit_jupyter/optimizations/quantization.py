@@ -17,6 +17,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
 )
 from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.twinned import internals
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ class Quantization(Optimization):
         missing = self.missing_units(request.value, hardware, facts)
         if obstacle := training or missing or quantizing.obstacle(hardware, facts):
             return request.decline(False, obstacle)
+        internals()
         return request.obey(request.value, self.about(facts), hint=self.hint)
 
     def about(self, facts: Facts) -> str:

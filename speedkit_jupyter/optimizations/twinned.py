@@ -15,6 +15,23 @@ if TYPE_CHECKING:
 OURS = ("_speedkit_twin", "_speedkit_recipe", "_speedkit_seen")
 
 
+def internals() -> tuple[Any, ...]:
+    """What this stands on and torch does not promise. Raises AttributeError where torch has moved
+    one of them.
+    """
+    import torch
+    from torch.autograd import forward_ad
+
+    return (
+        torch._C.DisableTorchFunctionSubclass,
+        torch._C._get_tracing_state,
+        torch._C._functorch.is_functorch_wrapped_tensor,
+        torch.Tensor._make_subclass,
+        torch._int_mm,
+        forward_ad._current_level,
+    )
+
+
 @cache
 def twinned() -> type[torch.nn.Parameter]:
     """The class of weights that have twins; torch's compiler reads all of it."""

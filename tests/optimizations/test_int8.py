@@ -147,6 +147,23 @@ def test_weights_alone_need_no_integer_products(hardware, machine):
     assert plan(SpeedConfig(int8="weights"), with_torchao(hardware(machine)), SMALL)["int8"].active
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (torch._C, "_get_tracing_state"),
+        (torch._C._functorch, "is_functorch_wrapped_tensor"),
+        (torch.autograd.forward_ad, "_current_level"),
+    ],
+)
+def test_where_torch_has_moved_what_it_stands_on_it_is_declined_by_name(
+    hardware, monkeypatch, owner, name
+):
+    monkeypatch.delattr(owner, name)
+    decision = plan(INT8, with_torchao(hardware("cpu")), SMALL)["int8"]
+    assert decision.declined
+    assert name in decision.rule
+
+
 def test_what_is_installed_is_read_without_importing_it():
     assert Hardware.detect().libraries.keys() <= {"torchao"}
     assert Hardware.from_json('{"libraries": {"torchao": "1.0"}}').libraries == {"torchao": "1.0"}
