@@ -7,7 +7,8 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Field,
     NonNegativeInt,
     PositiveInt,
     PrivateAttr,
@@ -37,6 +39,9 @@ _NO_TENSOR_CORES = re.compile(
 )
 # AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
 _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
+
+# Well-kept libraries that an optimization calls where they are installed, by their names on PyPI.
+OPTIONAL = ("torchao",)
 
 
 Shown = Annotated[str, AfterValidator(printable)]
@@ -108,7 +113,9 @@ class Accelerator(_Record):
 class Hardware(_Record):
     """A machine: processor, accelerators, and what torch.compile needs.
 
-    `cxx` is the C++ compiler that Inductor would call, or None where none is found.
+    `cxx` is the C++ compiler that Inductor would call, or None where none is found. `libraries` are
+    the optional ones that are installed, with their versions, by their names on PyPI; where nothing
+    is said of them, those of this environment.
     """
 
     system: Literal["Linux", "Windows", "Darwin"] = "Linux"
@@ -118,6 +125,7 @@ class Hardware(_Record):
     accelerators: tuple[Accelerator, ...] = ()
     cxx: str | None = None
     triton: bool = False
+    libraries: dict[str, Shown] = Field(default_factory=lambda: _installed(OPTIONAL))
     _pinned: str = PrivateAttr("")
 
     @property
@@ -314,3 +322,12 @@ def _has_triton() -> bool:
         # ROCm, XPU and nightly builds ship it under another name; the module itself decides.
         return find_spec("triton.language") is not None
     return True
+
+
+def _installed(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those that are here; imports none of them."""
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

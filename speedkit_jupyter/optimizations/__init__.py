@@ -10,11 +10,14 @@ from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
+from speedkit_jupyter.optimizations.float8 import Float8
 from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.inference import Inference
+from speedkit_jupyter.optimizations.int4 import Int4
+from speedkit_jupyter.optimizations.int8 import Int8
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.rewrites import Rewrites
@@ -38,6 +41,9 @@ CATALOG: tuple[Optimization, ...] = (
     CudnnBenchmark(),
     FusedOptimizer(),
     ActivationCheckpointing(),
+    Int8(),
+    Int4(),
+    Float8(),
     Compile(),
     Inference(),
 )

@@ -143,7 +143,8 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls, `predicting` what one does that only predicts. `followed` says of
+    what a compiled model calls, `predicting` what one does that only predicts, `twins` what
+    multiplies in the stead of weights. `followed` says of
     each weight whether other tensors follow its memory, as it was when the plan first came to it.
     `calls` are the layers around the calls of modules. `strangers` are optimizers that were there
     before the plan, `met_later` those made after it, with their facts.
@@ -155,6 +156,7 @@ class Memo:
     steps_watched: bool = False
     compiled_call: Any = None
     predicting: Any = None
+    twins: MutableMapping[torch.Tensor, Any] | None = None
     followed: MutableMapping[torch.Tensor, bool] | None = None
     calls: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
     strangers: weakref.WeakSet[Any] | None = None
@@ -273,6 +275,7 @@ class Optimization(ABC):
     does nothing. `free` stands for values that no word names (`threads:NUMBER`); where there are
     fields, for those of the field of that name (`compile:BACKEND`). `frameworks_choose` marks what
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
+    `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it.
     """
@@ -293,6 +296,7 @@ class Optimization(ABC):
     excludes: ClassVar[frozenset[str]] = frozenset()
     free: ClassVar[str] = ""
     frameworks_choose: ClassVar[bool] = False
+    library: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         if "variable" not in vars(cls):

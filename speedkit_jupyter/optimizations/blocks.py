@@ -39,18 +39,25 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _groups(
-    module: torch.nn.Module, in_lists: bool, suits: Callable[[Group], bool]
+    module: torch.nn.Module,
+    in_lists: bool,
+    suits: Callable[[Group], bool],
+    above: tuple[torch.nn.Module, ...] = (),
 ) -> Iterator[Group]:
-    """The outermost groups of siblings of one kind that suit."""
+    """The outermost groups of siblings of one kind that suit; `above` are what holds the module,
+    which may hold one of those too.
+    """
     siblings: dict[Any, Group] = {}
+    above = (*above, module)
     for child in module.children():
-        siblings.setdefault(_kind(child), []).append(child)
+        if not any(child is outer for outer in above):
+            siblings.setdefault(_kind(child), []).append(child)
     for group in siblings.values():
         if (_is_list(module) or not in_lists) and len(group) > 1 and suits(group):
             yield group
         else:
             for child in group:
-                yield from _groups(child, in_lists, suits)
+                yield from _groups(child, in_lists, suits, above)
 
 
 def _has_twins(group: Group) -> bool:

@@ -81,6 +81,7 @@ class Facts:
     in while planning. `rewritable` are the modules that `rewrites` can make others of.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
+    `quantized` says which optimization multiplies in the stead of the weights.
     """
 
     device: str = "cpu"
@@ -111,6 +112,7 @@ class Facts:
     precision: str = "fp32"
     checkpointed: bool = False
     compiles: bool = False
+    quantized: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -153,7 +155,7 @@ class Facts:
             convolution_dims=tuple(sorted({weight.dim() for weight in weights.values()})) or (4,),
             others_of_such_dims=any(_is_laid_out(t) and id(t) not in weights for t in tensors),
             channels_last=sum(map(is_channels_last, convolutions)),
-            linears=_count(modules, "Linear"),
+            linears=sum(map(is_linear, modules)),
             attentions=_count(modules, "MultiheadAttention"),
             lstms=_count(modules, "LSTM"),
             denormals=denormal_numbers.share(tensors, each_once(optimizers)),
@@ -182,6 +184,16 @@ def is_convolution(module: torch.nn.Module) -> bool:
 
     weight = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    """Whether this is a linear layer that multiplies by itself: the last one of torch's attention
+    only lends its weight.
+    """
+    import torch
+    from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
+
+    return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
 def _with_sparse_gradients(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:

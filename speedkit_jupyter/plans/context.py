@@ -301,7 +301,8 @@ class SpeedContext:
         """Take this context off its model for good."""
         self.restored = True
         _ON.take(unwrapped(self.model), self.__dict__)
-        self.target.memo.compiled_call = self.target.memo.predicting = None
+        memo = self.target.memo
+        memo.compiled_call = memo.predicting = memo.twins = None
         self.target.let_go()
 
 

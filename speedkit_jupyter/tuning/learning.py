@@ -19,7 +19,7 @@ from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.confinement import is_here, optimizer_hooks
+from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.in_use import used
@@ -32,6 +32,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.threads import is_here
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:

@@ -39,6 +39,11 @@ def here(optimization) -> tuple:
     return *network_and_list(), None
 
 
+def is_here(optimization) -> bool:
+    """Whether the library that it calls, if any, is installed."""
+    return not optimization.library or optimization.library in Hardware.detect().libraries
+
+
 def network_and_list() -> tuple:
     model, optimizer = network()
     return model, [optimizer]
@@ -143,6 +148,8 @@ def test_what_was_applied_is_taken_back_exactly(optimization, ending):
 def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
     import torch._dynamo  # noqa: F401  (its switches are part of the snapshot once it is loaded)
 
+    if not is_here(optimization):
+        pytest.skip(f"needs {optimization.library}")
     model, optimizers, able = here(optimization)
     target = Target(model, optimizers)
     facts = Facts.read(model, optimizers)

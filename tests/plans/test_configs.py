@@ -19,7 +19,9 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 PURPOSES = (
     "training_max", "inference_max", "low_memory", "exact", "colab_t4", "kaggle_t4x2",
 )  # fmt: skip
-FACTS = Facts(parameters=11_000_000, convolutions=20, linears=1, optimizers=(OptimizerFacts(),))
+FACTS = Facts(
+    parameters=11_000_000, convolutions=20, linears=1, blocks=8, optimizers=(OptimizerFacts(),)
+)
 each = pytest.mark.parametrize("name", NAMES)
 
 
@@ -82,7 +84,8 @@ def test_exact_turns_on_nothing_that_rounds_anywhere(hardware, machine):
 )
 def test_where_it_is_meant_for_nothing_is_declined(hardware, name, machine):
     facts = FACTS if name != "exact" else FACTS.moved("cuda:0")
-    facts = replace(facts, optimizers=()) if name == "inference_max" else facts
+    if name == "inference_max":
+        facts = replace(facts, optimizers=(), training=False)
     declined = [d.name for d in plan(loaded(name), hardware(machine), facts) if d.declined]
     assert declined == []
 

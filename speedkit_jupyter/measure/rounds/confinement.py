@@ -14,6 +14,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.threads import is_here, is_pythons
 
 if TYPE_CHECKING:
     import torch
@@ -85,17 +86,3 @@ def optimizer_hooks(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def is_here(here: int) -> bool:
-    """Whether this is the thread of that number."""
-    return threading.get_ident() == here
-
-
-def is_pythons() -> bool:
-    """Whether Python code began this thread: autograd's own, on a GPU, are none of these."""
-    here = threading.get_ident()
-    return any(
-        thread.ident == here and not isinstance(thread, threading._DummyThread)
-        for thread in threading.enumerate()
-    )

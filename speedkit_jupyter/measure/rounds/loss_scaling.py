@@ -10,14 +10,10 @@ from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.rounds.confinement import (
-    is_here,
-    is_pythons,
-    optimizer_hooks,
-    patched,
-)
+from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.threads import is_here, is_pythons
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.rounds.confinement import is_pythons
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.threads import is_pythons
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,116 @@
+"""Linear layers that multiply in 8-bit integers, by torchao."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations import quantizing
+from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.quantization import Quantization, older_than
+from speedkit_jupyter.optimizations.snippet import Form, Snippet, call
+
+if TYPE_CHECKING:
+    import torch
+
+# The first compute capability with Tensor Cores for int8.
+INTEGER_TENSOR_CORES = (7, 5)
+OVERFLOWS = "this CPU's products of 8-bit integers overflow (it has no VNNI), so 7 bits are used"
+CONFIGS = {
+    "dynamic": "Int8DynamicActivationInt8WeightConfig",
+    "weights": "Int8WeightOnlyConfig",
+}
+
+
+def _meant(value: Any) -> Any:
+    """`true`, as a shell may spell it, is the one that gains more."""
+    return "dynamic" if value in (True, "true", "on", "yes") else value
+
+
+class Int8(Quantization):
+    """For inference: the weights stay in the model, and integers multiply in their stead.
+
+    `dynamic` rounds what comes in as well, row by row, and multiplies integers; `weights` rounds
+    only the weights, for products that wait for memory.
+    """
+
+    name = "int8"
+    summary = "linear layers in 8-bit integers, by torchao"
+    helps = (
+        "`dynamic`: inference with large linear layers, on CPUs with VNNI or AMX too; `weights`: "
+        "single rows, where the memory is the limit"
+    )
+    risk = (
+        "another model, by about 1 % of its outputs; small layers lose, since rounding costs each "
+        "some tenths of a millisecond; a quarter more memory, since the weights stay"
+    )
+    undone = "the weights never left their places: nothing multiplies in their stead any more"
+    page = (
+        "https://docs.pytorch.org/ao/stable/api_reference/generated/torchao.quantization."
+        "Int8DynamicActivationInt8WeightConfig.html"
+    )
+    Options = Annotated[
+        Literal["auto", False, "dynamic", "weights"],
+        BeforeValidator(_meant),
+        Field(description="auto, false, dynamic, weights"),
+    ]
+
+    def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
+        """Products of integers are torchao's on CPUs and NVIDIA GPUs; weights alone need none."""
+        if value != "dynamic" or facts.device_type == "cpu":
+            return ""
+        has = older_than(INTEGER_TENSOR_CORES, hardware, facts)
+        return has and (
+            "products of 8-bit integers are torchao's on CPUs, and on NVIDIA GPUs of compute "
+            f"capability 7.5 and later with Tensor Cores; {has}: int8: weights is there"
+        )
+
+    def changes(self) -> dict[str, Any]:
+        """The word alone is `dynamic`."""
+        return {self.name: "dynamic"} | super().changes()
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Lay an integer twin beside every weight."""
+        quantization, notes = quantizing.imported(), target.notes
+
+        def make(weight: torch.Tensor) -> torch.Tensor:
+            narrow = decision.value == "dynamic" and _overflows(weight.device.type)
+            if narrow:
+                notes["int8"] = OVERFLOWS
+            config = getattr(quantization, CONFIGS[decision.value])
+            more = {"reduce_range": True} if narrow else {}
+            return quantizing.by_torchao(config(set_inductor_config=False, **more), weight)
+
+        with quantizing.quantized(target, self.name, make):
+            yield
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """torchao's own call, which replaces the weights for good."""
+        name, imports, more = CONFIGS[decision.value], [], []
+        if decision.value == "dynamic" and facts.device_type == "cpu":
+            imports.append("from torchao.utils import should_reduce_range")
+            more.append('reduce_range=should_reduce_range(torch.device("cpu"))')
+        config = call(name, *more, set_inductor_config=False)
+        return Snippet(
+            f"{decision.reason}; it takes the float weights' place for good",
+            imports=(f"from torchao.quantization import {name}, quantize_", *imports),
+            model=("quantize_(", "    model,", f"    {config},", ")"),
+        )
+
+
+@cache
+def _overflows(device_type: str) -> bool:
+    """Whether products of integers are wrong on this CPU: without VNNI sums of two saturate."""
+    import torch
+
+    if device_type != "cpu":
+        return False
+    most = torch.full((32, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(most, most.t()) != 127 * 127 * 64).any())

@@ -1,0 +1,105 @@
+"""int4: linear layers with weights of 4 bits, by torchao, where nothing is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter.optimizations import named, quantizing
+from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.facts import OptimizerFacts
+
+SMALL = Facts(device="cuda:0", parameters=100, linears=4)
+MISSING = quantizing.obstacle(Hardware.detect(), Facts(linears=1))
+real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+def with_torchao(machine: Hardware, version: str = "0.18.0") -> Hardware:
+    return machine.model_copy(update={"libraries": {"torchao": version}})
+
+
+@pytest.mark.parametrize("machine", ["cpu", "h200", "t4", "mi300x"])
+def test_auto_never_takes_or_offers_it(hardware, machine):
+    decision = plan(SpeedConfig(), with_torchao(hardware(machine)), SMALL)["int4"]
+    assert not decision.active
+    assert decision.worth_measuring is None
+    assert "by request only" in decision.reason
+
+
+@pytest.mark.parametrize("machine", ["a100", "h200", "rtx4050_laptop_windows"])
+def test_by_request_gpus_with_bf16_tensor_cores_have_it(hardware, machine):
+    decision = plan(SpeedConfig(int4=True), with_torchao(hardware(machine)), SMALL)["int4"]
+    assert decision.active
+    assert "4 linear layers, where no gradients are recorded" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("machine", "facts", "why"),
+    [
+        ("t4", SMALL, "needs compute capability 8.0; Tesla T4 has 7.5"),
+        ("mi300x", SMALL, "this is AMD Instinct MI300X"),
+        ("cpu", Facts(linears=4), "this is cpu"),
+        ("h200", Facts(device="cuda:0", convolutions=1), "no linear layer"),
+        (
+            "h200",
+            Facts(device="cuda:0", linears=4, optimizers=(OptimizerFacts("SGD"),)),
+            "SGD trains this model",
+        ),
+    ],
+)
+def test_it_is_declined_with_the_reason(hardware, machine, facts, why):
+    asked = SpeedConfig(int4=True, device=facts.device)
+    decision = plan(asked, with_torchao(hardware(machine)), facts)["int4"]
+    assert decision.declined
+    assert why in decision.reason
+
+
+def test_without_torchao_it_is_declined_with_what_to_install(hardware):
+    bare = hardware("h200").model_copy(update={"libraries": {}})
+    assert "pip install torchao" in plan(SpeedConfig(int4=True), bare, SMALL)["int4"].reason
+
+
+def test_one_of_them_has_the_weights(hardware):
+    asked = SpeedConfig(int8="weights", int4=True, float8=True)
+    found = plan(asked, with_torchao(hardware("h200")), SMALL)
+    assert [found[name].active for name in ("int8", "int4", "float8")] == [True, False, False]
+    assert "int8 multiplies in the weights' stead already" in found["int4"].reason
+
+
+@real
+def test_rows_that_are_no_whole_groups_multiply_as_before():
+    model = nn.Sequential(nn.Linear(100, 64), nn.Linear(64, 2))
+    entry, on = named("int4"), Decision("int4", True, "as asked", active=True)
+    with entry.applied(on, Target(model)):
+        assert entry.observe(Target(model)) == {"model.int4": "0 of 2 linear layers"}
+        assert {type(p) for p in model.parameters()} == {nn.Parameter}
+
+
+@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+def test_the_code_to_take_along_is_torchaos_call(form, hardware):
+    found = plan(SpeedConfig(int4=True).alone(), with_torchao(hardware("a100")), SMALL)
+    text = code(found, form=form)
+    assert "quantize_(" in text
+    compile(text, "code", "exec")
+
+
+@pytest.mark.gpu
+@real
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_it_is_near_the_model_and_comes_back(dtype):
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs compute capability 8.0")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 60)).cuda().to(dtype)
+    inputs = torch.randn(3, 256, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        plain = model(inputs)
+        with apply_speedups(model, SpeedConfig(int4=True).alone())[1] as context:
+            assert "2 of 2 linear layers" in str(context.changes())
+            found = model(inputs)
+        assert torch.equal(model(inputs), plain)
+    assert found.dtype is dtype
+    assert not torch.equal(found, plain)
+    assert (found - plain).norm() < 0.2 * plain.norm()
