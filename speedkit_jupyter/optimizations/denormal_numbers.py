@@ -57,6 +57,7 @@ def _can_be_read(tensor: torch.Tensor) -> bool:
         and tensor.device.type == "cpu"
         and tensor.dtype in (torch.float32, torch.float64)
         and tensor.layout is torch.strided
+        and not tensor.is_nested
         and tensor.numel() > 1
         and tensor.is_contiguous()
         and is_in_memory(tensor)
