@@ -80,6 +80,7 @@ def test_a_row_that_is_none_of_ours_is_measured_anew(text, monkeypatch):
     assert gemm_rates.known("here") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "why"),
     [

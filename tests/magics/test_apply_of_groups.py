@@ -53,6 +53,7 @@ def test_the_printed_next_steps_put_the_plan_in_force_on_all_of_its_models(noteb
     notebook.run("%speedkit restore")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "line",
     [

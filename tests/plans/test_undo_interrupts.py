@@ -74,7 +74,7 @@ def leave_prepared(model, sender):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("burst", "gap"), [(2, 5), (2, 1), (1, 1)])
 @pytest.mark.parametrize("leave", [leave_with, leave_prepared])
 def test_wherever_it_comes_the_plan_is_taken_back(machine, leave, burst, gap):
@@ -183,6 +183,7 @@ def test_what_any_handler_raises_leaves_nothing_of_a_plan(machine, raising_handl
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("burst", [1, 2])
 def test_a_restore_that_a_time_out_ends_is_finished_by_the_next(machine, raising_handlers, burst):
     counted = Interrupts(0, 0, 1)

@@ -121,6 +121,7 @@ def test_what_is_wrong_is_never_chosen_however_fast(made_time):
     assert any(one.reason.startswith("wrong") for one in tuning.rejected)
 
 
+@pytest.mark.slow
 def test_what_fresh_rounds_do_not_confirm_leaves_the_parts_that_they_do(sleeping):
     network, optimizer, x = parts()
     confirming: list[bool] = []

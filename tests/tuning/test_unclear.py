@@ -81,6 +81,7 @@ def test_apply_after_a_search_that_could_not_tell_leaves_the_plan_in_force_and_s
         assert context.active
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fused_s", "stays"), [(0.010, False), (0.00999, False), (0.0098, True), (0.005, True)]
 )

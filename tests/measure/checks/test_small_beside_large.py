@@ -32,7 +32,7 @@ HONEST = ("efficientnet, balanced", "efficientnet, plain, small", "same inputs")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_small_fault_is_seen_and_its_place_named(name):
     found = judged(KINDS[name])
@@ -40,7 +40,7 @@ def test_a_small_fault_is_seen_and_its_place_named(name):
     assert CHOSEN[name] in found["reason"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name",
     [

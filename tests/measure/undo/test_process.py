@@ -176,7 +176,8 @@ def generic() -> dict[str, str]:
         found["logging.captureWarnings"] = f"import logging as o; o.{name} = nothing"
     found["logging.disable"] = "import logging; logging.disable(33)"
     found["torch.distributions.Distribution._validate_args"] = (
-        "torch.distributions.Distribution.set_default_validate_args(False)"
+        "import torch.distributions as d; c = d.Distribution; "
+        "c.set_default_validate_args(not c._validate_args)"
     )
     hooks = [(path, name) for path, names in torch_switches.HOOKS.items() for name in names.split()]
     rows = [*hooks, *(row[:2] for row in (*interpreter.CONTENTS, *torch_registries.REGISTRIES))]
