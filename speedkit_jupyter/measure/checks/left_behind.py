@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from speedkit_jupyter.measure.undo.isolation import State
 
 VALUES = (Tensors, Arrays, Buffers)
+# Attributes that torch.compile gives to parameters and functions: no word of the step's.
+COMPILERS = ("_dynamo", "_torchdynamo")
 HOLDERS = (Dicts, Lists, Sets, Slots, Cells, NamesKind)
 
 
@@ -36,7 +38,8 @@ def left_in(start: State, step: Step) -> list[Any]:
 def _held(kind: Kind, memory: Any) -> list[Any]:
     """The objects in a memory of what holds others."""
     if isinstance(kind, Dicts):
-        return list(memory[1])
+        pairs = zip(memory[0], memory[1], strict=True)
+        return [v for key, v in pairs if not (type(key) is str and key.startswith(COMPILERS))]
     if isinstance(kind, Slots):
         return [value for _, value in memory]
     if isinstance(kind, Cells):

@@ -12,6 +12,7 @@ from _left import LEFT
 from planted import accused, examined, word
 from torch import nn
 
+from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.ways import astray, moved, real
 
@@ -107,3 +108,19 @@ def test_an_element_that_stays_in_the_baseline_and_in_the_controls_may_not_move(
     assert not astray(Observation(), Observation(), [])
     assert moved(goes, stays) == 1
     assert real(torch.ones(2, dtype=torch.cfloat)).shape == (2, 2)
+
+
+def test_what_the_compiler_notes_on_parameters_is_nothing_that_the_step_says():
+    model, kept = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), {"said": ""}
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.rand(3, 4)
+
+    def step():
+        kept["said"] = "two words"
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = benchmark(step, "baseline,compile:eager", model=model, budget_s=0.5)
+    assert found.records[1].accuracy.verdict == "exact", found.records[1]
+    torch._dynamo.reset()
