@@ -11,7 +11,8 @@ from pydantic.fields import FieldInfo
 
 class Fields(BaseModel):
     """Options of more than one field. A bare word (`compile: false`) means the first one, or that
-    which knows it; then the first one is on (`compile: blocks`).
+    which knows it; then the first one is on (`compile: blocks`). The name of a switch among them
+    is that switch alone (`rewrites: gelu`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,6 +28,10 @@ class Fields(BaseModel):
         takers = [name for name in others if word in _choices_of(cls, name)]
         if takers and takers[0] not in given and word not in _choices_of(cls, first):
             given |= {first: True, takers[0]: word}
+        switches = [name for name, info in cls.model_fields.items() if info.annotation is bool]
+        if isinstance(word, str) and word in switches:
+            others_off = {name: False for name in switches if name != word}
+            given = others_off | given | {first: True, word: True}
         return given
 
 

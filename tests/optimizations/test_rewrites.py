@@ -624,3 +624,10 @@ def test_two_threads_that_train_the_model_meanwhile_get_the_same_numbers():
             with applied(model, "inplace"):
                 assert torch.equal(model(x), plain)
         assert all(rest)
+
+
+@pytest.mark.parametrize("word", ["gelu", "instance_norm", "inplace"])
+def test_the_name_of_a_kind_alone_asks_for_that_kind_only(word):
+    asked = SpeedConfig.from_dict({"rewrites": word}).rewrites
+    on = [name for name in ("gelu", "instance_norm", "inplace") if getattr(asked, name)]
+    assert (asked.enabled, on) == (True, [word])
