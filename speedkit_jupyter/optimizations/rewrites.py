@@ -94,7 +94,11 @@ class Rewrites(Optimization):
         places = _chosen(facts.rewritable, details)
         if not places:
             chosen = [kind for kind in KINDS if details[kind]]
-            missing = NOTHING if len(chosen) == len(KINDS) else f"nothing for {', '.join(chosen)}"
+            missing = (
+                NOTHING
+                if len(chosen) == len(KINDS)
+                else f"the model has nothing for {', '.join(chosen)}"
+            )
             return request.decline(False, missing if chosen else "no kind is chosen")
         if any(place.kind == "inplace" for place in places):
             in_place.internals()

@@ -78,7 +78,11 @@ def test_rules_leave_it_and_say_that_it_has_to_be_asked_for():
     ("model", "wish", "words"),
     [
         (nn.Linear(2, 2), True, "no exact GELU"),
-        (nn.Sequential(nn.GELU()), {"enabled": True, "gelu": False}, "nothing for instance_norm"),
+        (
+            nn.Sequential(nn.GELU()),
+            {"enabled": True, "gelu": False},
+            "the model has nothing for instance_norm",
+        ),
         (block(), {"enabled": True} | dict.fromkeys(KINDS, False), "no kind is chosen"),
         (torch.jit.script(nn.Sequential(nn.GELU())), True, "TorchScript"),
         (nn.GELU(approximate="tanh"), True, "no exact GELU"),
