@@ -82,7 +82,8 @@ def test_thresholds_are_raised_and_put_back():
 
 
 FAULTS = """
-import resource, sys, torch
+import ctypes, resource, sys, torch
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages (PR_SET_THP_DISABLE): else counts vary
 from torch import nn
 from speedkit_jupyter import SpeedConfig, apply_speedups
 torch.set_num_threads(1)
@@ -105,10 +106,14 @@ print(untouched, raised, step())
 @on_linux
 @pytest.mark.slow
 def test_a_step_asks_the_system_for_fewer_pages_and_afterwards_not_for_more_than_before():
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
-    )
-    untouched, raised, after = map(int, done.stdout.split())
+    counts = [0, 0, 0]  # of some processes: in one of them memory may lie as it happens to
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
+        )
+        pages = map(int, done.stdout.split())
+        counts = [count + more for count, more in zip(counts, pages, strict=True)]
+    untouched, raised, after = counts
     assert raised < untouched
     assert after <= untouched
 
