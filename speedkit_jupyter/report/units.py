@@ -20,7 +20,9 @@ def seconds(value: float, digits: int = 3) -> str:
 
 
 def with_unit(value: float, unit: str) -> str:
-    """`1.2 J`, `45.2 mJ`, `3.1 kJ`."""
+    """`1.2 J`, `45.2 mJ`, `3.1 kJ`; a bare number where there is no unit."""
+    if not unit:
+        return _significant(value, 3)
     for scale, prefix in ((1e3, "k"), (1.0, ""), (1e-3, "m")):
         if abs(value) >= scale:
             return f"{_significant(value / scale, 3)} {prefix}{unit}"

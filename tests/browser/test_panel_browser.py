@@ -193,6 +193,7 @@ def test_without_its_kernel_the_panel_says_so_and_its_last_state_stays(opened):
     page.shows("● fp16")
     twin = page.page.locator("[class^=speedkit-saved]")
     page.expect(twin).to_be_hidden()
+    page.expect(twin).to_contain_text("● fp16")  # it follows the panel: a moment later
     page.page.evaluate(
         "() => { jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart() }"
     )

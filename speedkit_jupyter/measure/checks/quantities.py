@@ -23,8 +23,8 @@ LEAST_S = 0.3
 
 @dataclass(frozen=True)
 class Quantity:
-    """`name` holds the unit, as in `energy_j`; `title` and `unit` are what the table says, `about`
-    a line below it.
+    """`name` holds the unit, as in `energy_j`; `title` and `unit` are what the table says (what is
+    counted has no unit), `about` a line below it.
 
     `meter` gives for a device what reads the sum so far, or None where nothing counts it.
     """
