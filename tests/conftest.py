@@ -53,9 +53,11 @@ PROFILES = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest tests/plans/test_plan.py --regenerate-plans` writes the pinned plans anew."""
+    """`pytest tests/plans --regenerate-plans` writes what follows from the catalog anew."""
     parser.addoption(
-        "--regenerate-plans", action="store_true", help="write tests/plans/decisions.yaml"
+        "--regenerate-plans",
+        action="store_true",
+        help="write tests/plans/decisions.yaml and configs/auto.yaml",
     )
     parser.addoption(
         "--profile",

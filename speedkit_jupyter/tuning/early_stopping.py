@@ -40,8 +40,18 @@ def is_too_slow(runner: Runner, baseline: Runner) -> bool:
 # In a race: from so many rounds on, by so many standard errors of the median, and by at least
 # this share; it ends after so many rounds, since what is left by then is as fast.
 RACE_ROUNDS, RACE_ERRORS, RACE_SHARE, MOST_RACE_ROUNDS = 3, 3.0, 0.01, 40
+# Nothing leaves before the steps have taken so many seconds in all, or the race is over: what
+# disturbs a machine for a moment would else be all that a race of short steps has seen.
+LEAST_RACE_S = 0.25
 # A standard error is never taken to be smaller: three rounds may agree by chance.
 LEAST_SCATTER = 0.005
+
+
+def is_early(records: Sequence[Record]) -> bool:
+    """Whether a race of these has seen too little to give any of them up."""
+    rounds = len(records[0].times_s)
+    raced_s = sum(sum(record.times_s) for record in records)
+    return rounds < RACE_ROUNDS or (raced_s < LEAST_RACE_S and rounds < MOST_RACE_ROUNDS)
 
 
 def fallen_behind(records: Sequence[Record]) -> list[Record]:
@@ -51,9 +61,9 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     """
     import numpy as np
 
-    rounds = len(records[0].times_s)
-    if rounds < RACE_ROUNDS or len(records) < 2:
+    if len(records) < 2 or is_early(records):
         return []
+    rounds = len(records[0].times_s)
     logs = np.log(np.array([record.times_s for record in records]))
     # What compiles has to lead by what it has to bring; else nothing is left to tell.
     costs = [WORTH_COMPILING if record.applied.get("compile") else 1.0 for record in records]

@@ -152,8 +152,9 @@ class Race(Checking):
 
     def is_over(self, racing: Sequence[Record]) -> bool:
         """One is left beside the first, or nothing is left to tell."""
-        rounds = len(racing[0].times_s)
-        return len(racing) <= 2 < rounds or rounds >= early_stopping.MOST_RACE_ROUNDS
+        if len(racing) <= 2 and not early_stopping.is_early(racing):
+            return True
+        return len(racing[0].times_s) >= early_stopping.MOST_RACE_ROUNDS
 
     def late(self, comparison: Comparison) -> Iterator[Record]:
         """What leads; where it is wrong, what leads without it."""

@@ -97,28 +97,42 @@ class Proof:
         Where that is so of none of them, the one that brings most is what helps.
         """
         __tracebackhide__ = True
-        tuning = self.stages.tuning
-        idle = self.idle(best, tuning.parts_found)
-        rest = best.without(*idle)
-        if tuning.objective == "memory" or not idle or not rest.values:
+        idle = self.idle(best, self.stages.tuning.parts_found)
+        if self.stages.tuning.objective == "memory" or not idle:
             return
-        if len(idle) > 1 and not self.stages.allowance.has_time(2):
+        if len(idle) > 1 and (yield from self._drop_together(best, idle)):
             return
-        if len(idle) > 1:  # none of them alone, but perhaps together
-            shorter = yield from self.stages.benchmark(
-                "without what is not proven",
-                [rest, best],
-                self.stages.left_s,
-                Checking(self.stages.right, [rest.name]),
-            )
-            together = ablation.lead(shorter, rest, best)
-            if together is None or together.low > 1:
-                self._say_not_alone(best, idle)
-                return
-            comparison = shorter
+        rest = best.without(idle[0])  # which brings least; the rounds have the plan without it
         if not self._is_proven(comparison, rest):
             self._say_not_alone(best, idle)
             return
+        self._settle_for(rest, comparison, idle[:1])
+        self._say_not_alone(best, idle[1:])
+
+    def _drop_together(
+        self, best: Candidate, idle: Sequence[str]
+    ) -> Generator[Progress, None, bool]:
+        """Whether they could go: none of them is proven alone, but they may be together."""
+        __tracebackhide__ = True
+        stages, rest = self.stages, best.without(*idle)
+        enough_s = LEAST_STEPS * stages.allowance.step_s
+        if stages.left_s < enough_s or not stages.allowance.has_time(2):
+            return False
+        shorter = yield from stages.benchmark(
+            "without what is not proven",
+            [rest, best],
+            stages.left_s,
+            Checking(stages.right, [rest.name]),
+        )
+        together = ablation.lead(shorter, rest, best)
+        if together is None or together.low > 1 or not self._is_proven(shorter, rest):
+            return False
+        self._settle_for(rest, shorter, idle)
+        return True
+
+    def _settle_for(self, rest: Candidate, comparison: Comparison, idle: Sequence[str]) -> None:
+        """The winner is what is left without the idle parts."""
+        tuning = self.stages.tuning
         tuning.winner, tuning.comparison, tuning.confirmed = rest, comparison, True
         for part in tuning.parts_found:
             if part.name in idle and part.ratio is not None:
@@ -130,11 +144,7 @@ class Proof:
     def idle(self, best: Candidate, parts: Sequence[Part]) -> list[str]:
         """The names of parts that are not proven, but for the one that brings most of these."""
         idle = ablation.idle(parts)
-        if len(idle) == len(best.values):
-            idle = idle[:-1]
-        if len(idle) > 1 and self.stages.left_s < LEAST_STEPS * self.stages.allowance.step_s:
-            idle = idle[:1]  # no time to see whether they are worth something together
-        return idle
+        return idle[:-1] if len(idle) == len(best.values) else idle
 
     def helps(self, comparison: Comparison, candidate: Candidate) -> bool:
         """Whether it is proven better, and not wrong as far as it was checked."""
@@ -149,9 +159,10 @@ class Proof:
     def _say_not_alone(self, best: Candidate, idle: Sequence[str]) -> None:
         """What stays unproven, since without it the plan is not proven either."""
         words = " and ".join(best.part(name).name for name in idle)
-        self.stages.tuning.notes.append(
-            f"The plan is proven as a whole; what {words} adds to it is not"
-        )
+        if words:
+            self.stages.tuning.notes.append(
+                f"The plan is proven as a whole; what {words} adds to it is not"
+            )
 
     def _why_unclear(self, comparison: Comparison, record: Record) -> str:
         """Why the rounds say neither yes nor no; empty where they say no."""
@@ -209,11 +220,11 @@ class _Whole(Checking):
         return len(racing) == 1
 
     def late(self, comparison: Comparison) -> Iterator[Record]:
-        """The winner, as far as the rounds tell it."""
+        """The winner, as far as the rounds tell it, and what may be left of it."""
         plans = (self._best, *self._others)
         winner = next((plan for plan in plans if self._proof.helps(comparison, plan)), self._best)
         idle = self._proof.idle(winner, self._parts(winner, comparison))
-        names = (winner.name, winner.without(*idle).name)
+        names = (winner.name, *(winner.without(*some).name for some in (idle, idle[:1])))
         yield from [record for record in comparison.records[1:] if record.name in names]
 
     def _parts(self, whole: Candidate, comparison: Comparison) -> list[Part]:

@@ -52,9 +52,40 @@ def test_each_value_has_its_reason_beside(name):
     assert [line for line in values if " # " not in line] == []
 
 
-def test_auto_names_every_option_of_the_catalog():
-    values = yaml.safe_load((CONFIGS / "auto.yaml").read_text(encoding="utf-8"))
-    assert list(values) == [ALONE, *(entry.name for entry in CATALOG)]
+def _line(name: str, value: object, words: str) -> str:
+    shown = yaml.safe_dump(value).splitlines()[0]
+    return f"{f'{name}: {shown}':<34}# {words}"
+
+
+def auto() -> str:
+    """What auto.yaml is: every option of the catalog as it is without a word, and its words."""
+    lines = [
+        "# Everything that SpeedKit decides by itself. `%speedkit report` gives the reason of each.",
+        _line(ALONE, False, "true: what is auto is left as it is"),
+    ]
+    for entry in CATALOG:
+        if not entry.fields:
+            words = SpeedConfig.model_fields[entry.name].description
+            lines.append(_line(entry.name, entry.default, str(words)))
+            continue
+        lines.append(f"{entry.name}:")
+        for name, info in entry.fields.items():
+            lines.append(_line(f"  {name}", info.default, str(info.description)))
+    return "\n".join(lines) + "\n"
+
+
+def test_auto_has_every_option_with_its_words(request):
+    """`--regenerate-plans` writes it anew."""
+    if request.config.getoption("--regenerate-plans"):
+        (CONFIGS / "auto.yaml").write_text(auto(), encoding="utf-8")
+    assert (CONFIGS / "auto.yaml").read_text(encoding="utf-8") == auto()
+
+
+def test_auto_is_what_is_decided_without_a_config(hardware):
+    for machine in machines.names():
+        plans = [plan(config, hardware(machine), FACTS) for config in (SpeedConfig(), loaded("auto"))]
+        one, other = ([(d.name, d.value, d.active) for d in decided] for decided in plans)
+        assert one == other
 
 
 def test_exact_asks_for_nothing_that_rounds():
