@@ -50,6 +50,11 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
             "measurement; draw one batch before it",
         ),
         _line(
+            replays.in_an_epoch,
+            "in the middle of an epoch: where the step goes to its end, the next epoch's order may "
+            "be another than without the measurement",
+        ),
+        _line(
             [*named[Files], *walk.mirrors, *named[Loggers]],
             "written to for real: that can't be put back",
         ),
