@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
+from speedkit_jupyter.measure.undo import parted
 from speedkit_jupyter.measure.undo.graphs import Graphs
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.kinds.functions import Caches
@@ -97,6 +98,17 @@ def of_graphs(graphs: Graphs, codes: Iterable[CodeType]) -> list[str]:
         ),
     ]
     return [line for line in lines if line]
+
+
+def of_float64(walk: Walk, models: Sequence[Any]) -> list[str]:
+    """A line for graphs of before that a check in float64 parts from the parameters."""
+    line = _line(
+        parted.names(walk, models),
+        "a graph of autograd from before: after the check in float64 torch.autograd.grad() does "
+        "not find the parameters from there, and backward() does",
+        verb=("has", "have"),
+    )
+    return [line] if line else []
 
 
 def of_words(walk: Walk, words: Words) -> list[str]:
