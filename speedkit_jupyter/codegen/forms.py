@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from keyword import iskeyword
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.codegen import frameworks
-from speedkit_jupyter.codegen.given import Given, is_patched, of_model, precision_of, wrapped
-from speedkit_jupyter.codegen.optimizer_source import makeable, making
+from speedkit_jupyter.codegen.given import (
+    Given,
+    is_patched,
+    is_prepared,
+    of_model,
+    precision_of,
+    wrapped,
+)
+from speedkit_jupyter.codegen.instances import instance_in
+from speedkit_jupyter.codegen.optimizer_names import in_order, listed, named, words_of
+from speedkit_jupyter.codegen.optimizer_source import is_made, makeable, making
 from speedkit_jupyter.codegen.script import MODEL, Script, assembled, gather, header
 from speedkit_jupyter.codegen.training_call import call_of
 from speedkit_jupyter.codegen.training_step import function
@@ -23,14 +30,15 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Section
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
-from speedkit_jupyter.support.wrappers import each_once, unwrapped
+from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
 
-    Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
+    from speedkit_jupyter.codegen.optimizer_names import Optimizers
 
-FORMS = ("torch", "yaml", "accelerate", "fabric", "transformers")
+FRAMEWORKS = ("accelerate", "fabric", "transformers")
+FORMS = ("torch", "yaml", *FRAMEWORKS)
 
 
 def code(
@@ -43,14 +51,27 @@ def code(
 ) -> str:
     """The plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
 
-    `optimizers` are those that the plan was made with, by name where they are a mapping; their
-    hyperparameters are written out. `model` is the one that the plan is for, so that the step
+    `optimizers` are those that the plan was made with; their hyperparameters are written out. Where
+    they are a mapping, its keys are your words for them, and a framework goes on with your own
+    objects. `model` is the one that the plan is for, so that the step
     calls it as its forward asks (`model(**batch).loss`, several inputs), and `name` your word for
     it. An applied plan (a SpeedContext) knows model and optimizers. The framework need not be
     installed. Raises SpeedKitError for an unknown form, for other optimizers than
     the plan's, and where a framework can't do what was planned; TypeError for what is no plan, and
     for a name that is none.
     """
+    return _written(plan, form, optimizers, model, name)
+
+
+def _written(
+    plan: Plan | SpeedContext,
+    form: str,
+    optimizers: Optimizers,
+    model: torch.nn.Module | None,
+    name: str,
+    names: Mapping[str, Any] | None = None,
+) -> str:
+    """As `code`; `names` is the notebook that it is for, where it is for one."""
     if not isinstance(plan, Plan | SpeedContext):
         kind = type(plan).__name__
         raise ArgumentError(
@@ -58,7 +79,7 @@ def code(
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
-        model, (plan, members) = plan.model, as_of_now(plan, each_once(_listed(optimizers)))
+        model, (plan, members) = plan.model, as_of_now(plan, each_once(listed(optimizers)))
         optimizers = optimizers or members
     if form == "yaml":
         return plan.to_yaml()
@@ -75,15 +96,24 @@ def code(
     if form not in writers:
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
-    named = _named(plan, optimizers)
-    pairs = zip(named, _in_order(optimizers), strict=False)
+    own_names = named(plan, optimizers)
     given = Given(
         of_model(model, form),  # type: ignore[arg-type]
         is_patched(model),
-        wrapped(pairs),
+        form in ("accelerate", "transformers") and is_prepared(model),
+        wrapped(zip(own_names, in_order(optimizers), strict=False)),
+        words=words_of(optimizers, names),
+        instance=instance_in(names or {}, form),
     )
-    call = call_of(model)
-    return writers[form](gather(plan, form, named, call, name, given))  # type: ignore[arg-type]
+    script = gather(plan, form, own_names, call_of(model), name, given)  # type: ignore[arg-type]
+    return writers[form](_with_own(script, form))
+
+
+def _with_own(script: Script, form: str) -> Script:
+    """Frameworks go on with the user's optimizers; a script of its own makes what it can make."""
+    taken = script.given.words if form in FRAMEWORKS else {}
+    own = [name for name in script.optimizers if name in taken or not makeable(script, name)]
+    return replace(script, given=replace(script.given, own=frozenset(own)))
 
 
 def as_of_now(
@@ -97,7 +127,7 @@ def as_of_now(
     whole = len(own) == len(made.facts.optimizers)  # none is gone
     readings = dict(zip(own, made.facts.optimizers, strict=True)) if whole else {}
     readings |= met_later(context.target)
-    optimizers = _listed(wanted) or list(readings)
+    optimizers = listed(wanted) or list(readings)
     if optimizers == own or not optimizers:
         return made, optimizers
     facts = tuple(
@@ -108,24 +138,16 @@ def as_of_now(
     return plan_for(made.config, made.hardware, replaced), optimizers
 
 
-def _in_order(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
-    """As they were handed over, wrappers and all; each once."""
-    return list({id(unwrapped(optimizer)): optimizer for optimizer in _listed(optimizers)}.values())
-
-
-def _listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
-    return list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
-
-
 def code_report(
     plan: Plan | SpeedContext,
     form: str,
     optimizers: Optimizers,
     name: str,
     model: torch.nn.Module | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """The same to be shown; `name` is the user's word for the model."""
-    text = code(plan, form, optimizers, model=model, name=name)
+    """The same to be shown; `name` is the user's word for the model, `names` the notebook."""
+    text = _written(plan, form, optimizers, model, name, names)
     title = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
     language = "yaml" if form == "yaml" else "python"
     body = Section(Code(text.rstrip("\n"), language))
@@ -146,33 +168,6 @@ def _torch(script: Script) -> str:
         *compiled,
         script.reasons("arguments"),
     ]
-    given = ["model", *(name for name in script.optimizers if not makeable(script, name))]
+    given = ["model", *(name for name in script.optimizers if not is_made(script, name))]
     body = function(script, "compiled_model" if compiled else "model", "{loss}.backward()")
     return assembled(header(script, given), script, blocks, body)
-
-
-def _named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimizer | None]:
-    """By name: the user's own, `optimizer`, or `optimizer_1` and so on."""
-    number = len(plan.facts.optimizers)
-    if not isinstance(optimizers, Mapping):
-        optimizers = each_once(optimizers)
-    if optimizers and len(optimizers) != number:
-        raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(optimizers)}")
-    if isinstance(optimizers, Mapping):
-        return {_word(name): unwrapped(optimizer) for name, optimizer in optimizers.items()}
-    names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
-    values: Sequence[torch.optim.Optimizer | None] = optimizers or [None] * number
-    return dict(zip(names, values, strict=True))
-
-
-def _word(name: str) -> str:
-    """A variable for it: the name itself, where it is one (`os_` is not `os`)."""
-    if _is_variable(name):
-        return name
-    word = re.sub(r"\W+", "_", name).strip("_")
-    return word if _is_variable(word) else f"optimizer_{word}".rstrip("_")
-
-
-def _is_variable(name: str) -> bool:
-    """Whether Python lets something be called so."""
-    return name.isidentifier() and not iskeyword(name)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from speedkit_jupyter.codegen.given import new_state
 from speedkit_jupyter.codegen.optimizer_source import (
     hyperparameters,
+    is_made,
     keywords_of,
-    makeable,
     making,
 )
 from speedkit_jupyter.codegen.script import (
@@ -23,29 +23,52 @@ from speedkit_jupyter.codegen.script import (
     indented,
     keywords,
 )
-from speedkit_jupyter.codegen.training_step import function
+from speedkit_jupyter.codegen.training_step import function, has_closures
 from speedkit_jupyter.support.exceptions import SpeedKitError
+
+# Where the notebook has one that is set otherwise.
+OTHERS = "In place of your own: give it your other arguments, too."
 
 
 def accelerate(script: Script) -> str:
     """With an `Accelerator`, which compiles and scales by itself."""
+    own = script.given.instance
     room, imports_too = new_state()
-    make = [*room, f"accelerator = Accelerator({_arguments(script.arguments)})"]
+    arguments = dict(script.arguments)
+    if own is not None and own.accumulation_steps > 1 and not has_closures(script):
+        arguments["gradient_accumulation_steps"] = str(own.accumulation_steps)
+    also = comment(OTHERS) if own is not None else []
+    make = [*room, *also, f"accelerator = Accelerator({_arguments(arguments)})"]
+    imports = ["from accelerate import Accelerator", *imports_too]
+    if (kept := _kept(script)) is not None:
+        make, imports = kept, []
     names = ", ".join(["model", *script.optimizers])
     prepare = [f"{names} = accelerator.prepare({names})"]
-    imports = ["from accelerate import Accelerator", *imports_too]
     return _with_loop(script, imports, make, prepare, "accelerator.backward({loss})")
 
 
 def fabric(script: Script) -> str:
     """With a `Fabric`, which is handed the compiled model."""
-    make = [f"fabric = Fabric({_arguments(script.arguments)})"]
+    also = comment(OTHERS) if script.given.instance is not None else []
+    make = [*also, f"fabric = Fabric({_arguments(script.arguments)})"]
+    imports = ["from lightning.fabric import Fabric"]
+    if (kept := _kept(script)) is not None:
+        make, imports = kept, []
     model = next((snippet.compiled for snippet in script.snippets if snippet.compiled), "model")
     names = ", ".join(["model", *script.optimizers])
     setup = f"{names} = fabric.setup({', '.join([model, *script.optimizers])})"
     prepare = [*script.reasons("compiled"), setup]
-    imports = ["from lightning.fabric import Fabric"]
     return _with_loop(script, imports, make, prepare, "fabric.backward({loss})")
+
+
+def _kept(script: Script) -> Block | None:
+    """What stands in place of making another one, where the user's own is as planned already."""
+    own = script.given.instance
+    if own is None or (own.accumulation_steps > 1 and has_closures(script)):
+        return None  # a closure is to run at each batch
+    if not own.suits(script.arguments, script.plan.facts_after.device):
+        return None
+    return comment(f"`{own.word}` is set so already.") if script.arguments else []
 
 
 def transformers(script: Script) -> str:
@@ -104,7 +127,9 @@ def _arguments(arguments: Mapping[str, str]) -> str:
 
 
 def _yours(script: Script) -> list[str]:
-    return ["model", *(name for name in script.optimizers if not makeable(script, name))]
+    instance = script.given.instance
+    kept = [instance.word] if instance is not None and _kept(script) is not None else []
+    return ["model", *(name for name in script.optimizers if not is_made(script, name)), *kept]
 
 
 def _described_optimizer(script: Script) -> dict[str, str]:
@@ -113,7 +138,7 @@ def _described_optimizer(script: Script) -> dict[str, str]:
     Trainer lets biases and norms out of weight decay, so one with weight decay is none of these.
     """
     for name, optimizer in script.optimizers.items():
-        if "fused" not in keywords_of(script, name) or not makeable(script, name):
+        if "fused" not in keywords_of(script, name) or not is_made(script, name):
             return {}
         if script.plan.facts.optimizers[0].name != "AdamW":
             return {}

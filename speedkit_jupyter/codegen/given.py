@@ -7,10 +7,11 @@ the model and the optimizers as they were before.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from speedkit_jupyter.codegen.instances import Instance
 from speedkit_jupyter.optimizations.snippet import Form
 from speedkit_jupyter.support.wrappers import is_wrapper, layers
 
@@ -18,17 +19,34 @@ Block = list[str]
 # `Accelerator(mixed_precision=...)` puts its own forward in the model's place, and keeps the first.
 PATCHED = "_original_forward"
 UNPATCHING = "from accelerate.utils import extract_model_from_parallel"
+# What an Accelerator has prepared none prepares again, be it for another precision.
+PREPARED = "_is_accelerate_prepared"
 
 
 @dataclass(frozen=True)
 class Given:
     """`suffix` follows the user's word for the model, `patched` says that Accelerate replaced its
-    forward, `wrapped` are the optimizers' names that stand for wrappers.
+    forward, `prepared` that it takes the model for done, `wrapped` are the optimizers' names that
+    stand for wrappers.
+
+    `own` are the names of optimizers that the code takes as they are, `words` how the user writes
+    those that are no plain variables; `instance` is the user's own Accelerator or Fabric.
     """
 
     suffix: str = ""
     patched: bool = False
+    prepared: bool = False
     wrapped: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
+    words: Mapping[str, str] = field(default_factory=dict)
+    instance: Instance | None = None
+
+    def beginning(self, optimizer: str) -> Block:
+        """The line by which an optimizer is the torch one, under a name of its own."""
+        word = self.words.get(optimizer, optimizer) if optimizer in self.own else optimizer
+        if optimizer in self.wrapped:
+            return [f'{optimizer} = getattr({word}, "optimizer", {word})']
+        return [f"{optimizer} = {word}"] if word != optimizer else []
 
 
 def of_model(model: Any, form: Form) -> str:
@@ -50,6 +68,11 @@ def of_model(model: Any, form: Form) -> str:
 def is_patched(model: Any) -> bool:
     """Whether Accelerate has put a forward of its own into the model."""
     return model is not None and PATCHED in getattr(layers(model)[-1], "__dict__", {})
+
+
+def is_prepared(model: Any) -> bool:
+    """Whether an Accelerator would pass it on as it is."""
+    return model is not None and PREPARED in getattr(layers(model)[-1], "__dict__", {})
 
 
 def precision_of(model: Any) -> str:

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 KERNELS = ("fused", "foreach")
 
 
+def is_made(script: Script, name: str) -> bool:
+    """Whether the code makes this optimizer, and does not take the user's own."""
+    return name not in script.given.own
+
+
 def makeable(script: Script, name: str) -> bool:
     """Whether one line makes this optimizer: torch's own class, all parameters in one group."""
     import torch
@@ -32,7 +37,7 @@ def making(script: Script) -> Block:
     lines = script.reasons("optimizers")
     for name in script.optimizers:
         extra = keywords_of(script, name)
-        lines += _made(script, name, extra) if makeable(script, name) else _switched(script, name)
+        lines += _made(script, name, extra) if is_made(script, name) else _switched(script, name)
     return lines
 
 
@@ -70,19 +75,22 @@ def _made(script: Script, name: str, extra: dict[str, str]) -> Block:
 
 
 def _switched(script: Script, name: str) -> Block:
-    """In place, for groups and classes that one line can't make."""
+    """In place: the user's own, and groups and classes that one line can't make."""
     extra = keywords_of(script, name)
     if not extra:
         return []
     kind, index = _class_name(script, name), list(script.optimizers).index(name)
-    lines = comment(
-        f"Make `{name}` ({kind}) as you do; this switches it, before its first step and again "
-        "after load_state_dict()."
-    )
+    optimizer = script.optimizers[name]
+    has_begun = optimizer is not None and bool(optimizer.state)
+    when = "" if has_begun else "before its first step and "
+    lines = comment(f"This switches `{name}` ({kind}), {when}again after load_state_dict().")
     if True in script.plan.facts.optimizers[index].foreach:
         extra["foreach"] = "False"
     lines.append(f"for group in ({name}.defaults, *{name}.param_groups):")
     lines += [f'{INDENT}group["{key}"] = {value}' for key, value in extra.items()]
+    if has_begun and script.plan.facts_after.device_type != "cpu":
+        lines += comment("Its counts of steps go where the fused kernel wants them.")
+        lines.append(f"{name}.load_state_dict({name}.state_dict())")
     if script.plan["grad_scaler"].active:
         lines += comment("Else the scaler would wait for the device before every step.")
         lines.append(f"{name}._step_supports_amp_scaling = True")

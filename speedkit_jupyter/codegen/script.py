@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.codegen.given import UNPATCHING, Given
+from speedkit_jupyter.codegen.given import PREPARED, UNPATCHING, Given
 from speedkit_jupyter.codegen.training_call import Call
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
@@ -27,8 +27,8 @@ PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "
 # Names that generated code gives to something else.
 TAKEN = {
     "accelerator", "arguments", "attention", "batch", "block", "closure", "compiled_model",
-    "fabric", "inputs", "loss", "loss_fn", "module", "more", "name", "number", "one", "outputs",
-    "scaler", "targets", "torch", "train_dataset", "trainer",
+    "fabric", "group", "inputs", "loss", "loss_fn", "losses", "module", "more", "name", "number",
+    "one", "outputs", "scaler", "targets", "torch", "train_dataset", "trainer",
 }  # fmt: skip
 Block = list[str]
 WRAPPED = "As they were before a framework wrapped them."
@@ -70,18 +70,23 @@ class Script:
         return self.model.isidentifier() and self.model not in TAKEN
 
     @property
+    def renamed(self) -> list[tuple[str, str]]:
+        """What snippets call model and framework, and the user's words for them."""
+        names = [(MODEL, self.model)] if self.own_name else []
+        return [*names, *([self.given.instance.renamed] if self.given.instance else [])]
+
+    @property
     def beginning(self) -> Block:
         """The model and the optimizers as they were before a framework wrapped them."""
-        taken_off = self.given.suffix or self.given.patched
+        taken_off = self.given.suffix or self.given.patched or self.given.prepared
         lines = comment(WRAPPED) if taken_off or self.given.wrapped else []
         if self.given.suffix or not self.own_name:
             lines.append(f"{MODEL} = {self.model}{self.given.suffix}")
         if self.given.patched:
             lines.append(f"{MODEL} = extract_model_from_parallel({MODEL}, keep_fp32_wrapper=False)")
-        for name in self.optimizers:
-            if name in self.given.wrapped:
-                lines.append(f'{name} = getattr({name}, "optimizer", {name})')
-        return lines
+        if self.given.prepared:
+            lines.append(f'{MODEL}.__dict__.pop("{PREPARED}", None)')
+        return [*lines, *(line for name in self.optimizers for line in self.given.beginning(name))]
 
     @property
     def snippets(self) -> list[Snippet]:
@@ -116,6 +121,13 @@ class Script:
         """Process-wide switches; those of torch.compile where the model is compiled."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
+
+    def accumulated(self, lines: Sequence[str]) -> Block:
+        """A step as a part of several, where the user's own Accelerator counts them."""
+        own = self.given.instance
+        if own is None or own.accumulation_steps == 1:
+            return [*lines]
+        return [f"with accelerator.accumulate({MODEL}):", *indented(lines)]
 
     def surrounded(self, lines: Sequence[str]) -> Block:
         """The lines within everything that belongs around a forward pass."""
@@ -182,10 +194,11 @@ def assembled(
 
 
 def _broken(line: str, script: Script) -> Block:
-    """With the user's name for the model, where that is a name and not, say, `models[0]`."""
-    if not script.own_name or line.lstrip().startswith("#"):
-        return broken(line)
-    return broken(re.sub(r"(?<![\w.\"])model\b(?!=[^=])", script.model, line))
+    """With the user's own names, where these are names and not, say, `models[0]`."""
+    if not line.lstrip().startswith("#"):
+        for ours, word in script.renamed:
+            line = re.sub(rf"(?<![\w.\"]){ours}\b(?!=[^=])", word, line)
+    return broken(line)
 
 
 def broken(line: str) -> Block:

@@ -20,17 +20,18 @@ def function(script: Script, model: str, backward: str) -> Block:
     head = f"def train_step({call.arguments}):"
     move = call.moved(moves, True)
     forward = script.surrounded(call.loss(model))
-    if _closures(script):
+    if has_closures(script):
         return [head, *indented([*move, *_with_closure(script, forward, backward)])]
-    body = [*move, *forward, backward.format(loss=_loss(script))]
+    body = [*forward, backward.format(loss=_loss(script))]
     for optimizer in script.optimizers:
         body += [step.format(optimizer=optimizer) for step in _steps(script)]
     body += [line for snippet in script.snippets for line in snippet.after_step]
     body += [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
-    return [head, *indented([*body, "return loss.detach()"])]
+    return [head, *indented([*move, *script.accumulated(body), "return loss.detach()"])]
 
 
-def _closures(script: Script) -> bool:
+def has_closures(script: Script) -> bool:
+    """Whether an optimizer runs the model itself."""
     facts = script.plan.facts.optimizers
     pairs = zip(script.optimizers.values(), facts, strict=False)
     return any(needs_closure(optimizer, fact.name) for optimizer, fact in pairs)
@@ -39,9 +40,10 @@ def _closures(script: Script) -> bool:
 def _with_closure(script: Script, forward: Block, backward: str) -> Block:
     """For LBFGS, which runs the model several times a step (and takes no GradScaler)."""
     clear = [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
-    inside = [*clear, *forward, backward.format(loss="loss"), "return loss"]
-    steps = [f"loss = {optimizer}.step(closure)" for optimizer in script.optimizers]
-    return ["def closure():", *indented(inside), "", *steps, "return loss.detach()"]
+    keep = "losses.append(loss.detach())"  # Accelerate's step gives nothing back
+    inside = [*clear, *forward, backward.format(loss="loss"), keep, "return loss"]
+    steps = [f"{optimizer}.step(closure)" for optimizer in script.optimizers]
+    return ["losses = []", "", "def closure():", *indented(inside), "", *steps, "return losses[0]"]
 
 
 def _steps(script: Script) -> list[str]:

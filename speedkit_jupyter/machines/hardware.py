@@ -6,11 +6,7 @@ import json
 import os
 import platform
 import re
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.machines import devices, gemm_rates
+from speedkit_jupyter.machines import devices, gemm_rates, probes
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean, printable
@@ -125,7 +121,7 @@ class Hardware(_Record):
     accelerators: tuple[Accelerator, ...] = ()
     cxx: str | None = None
     triton: bool = False
-    libraries: dict[str, Shown] = Field(default_factory=lambda: _installed(OPTIONAL))
+    libraries: dict[str, Shown] = Field(default_factory=lambda: probes.installed(OPTIONAL))
     _pinned: str = PrivateAttr("")
 
     @property
@@ -167,13 +163,13 @@ class Hardware(_Record):
 
         cpu = _detect_cpu()
         return cls(
-            system=_system(),
+            system=probes.system(),
             python=platform.python_version(),
             torch=torch.__version__,
             cpu=cpu,
             accelerators=tuple(_detect_accelerators(cpu)),
-            cxx=_detect_cxx(),
-            triton=_has_triton(),
+            cxx=probes.cxx(),
+            triton=probes.has_triton(),
         )
 
     def with_gemm(self) -> Hardware:
@@ -233,23 +229,18 @@ def _problem(detail: ErrorDetails) -> str:
     return f"{where}: unknown key; allowed: {', '.join(fields)}.{did_you_mean(path[-1], fields)}"
 
 
-def _system() -> Literal["Linux", "Windows", "Darwin"]:
-    name = platform.system()
-    return name if name in ("Windows", "Darwin") else "Linux"  # type: ignore[return-value]
-
-
 def _detect_cpu() -> Cpu:
     import loky
     import torch
 
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     cpu = Cpu(
-        name=_cpu_name(capabilities),
+        name=probes.cpu_name(capabilities),
         architecture=platform.machine() or "unknown",
         logical_cores=os.cpu_count() or 1,
         usable_cores=loky.cpu_count(),  # affinity, cgroup v1 and v2 quotas
-        memory_bytes=_memory_bytes(),
-        features=_features(capabilities),
+        memory_bytes=probes.memory_bytes(),
+        features=probes.features(capabilities),
     )
     return cpu.model_copy(update={"gemm": gemm_rates.known(_place(cpu))})
 
@@ -262,72 +253,8 @@ def _place(cpu: Cpu) -> str:
     return " · ".join(filter(None, (cpu.name, f"{cpu.usable_cores}", torch.__version__, isa)))
 
 
-def _features(capabilities: dict[str, object]) -> tuple[str, ...]:
-    import torch
-
-    features = [
-        feature
-        for feature in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16")
-        if capabilities.get(feature)
-    ]
-    # torch before 2.11 has no public list of capabilities, but these.
-    for feature, probe in (
-        ("avx512_bf16", "_is_avx512_bf16_supported"),
-        ("amx_bf16", "_is_amx_tile_supported"),
-    ):
-        if feature not in features and getattr(torch.cpu, probe, bool)():
-            features.append(feature)
-    if capabilities.get("arm_bf16") or capabilities.get("bf16"):
-        features.append("arm_bf16")
-    return tuple(features)
-
-
-def _cpu_name(capabilities: dict[str, object]) -> str:
-    name = str(capabilities.get("cpu_name") or "")
-    if not name:
-        try:
-            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-            match = re.search(r"model name\s*:\s*(.+)", lines)
-            name = match.group(1) if match else ""
-        except OSError:
-            name = ""
-    return name.strip() or platform.processor() or "unknown"
-
-
-def _memory_bytes() -> int:
-    import psutil
-
-    return psutil.virtual_memory().total
-
-
 def _detect_accelerators(cpu: Cpu) -> Iterator[Accelerator]:
     """Of every kind there is; one without a name of its own has the processor's."""
     for kind in devices.KINDS.values():
         for fields in kind.detect():
             yield Accelerator(kind=kind.name, **{"name": cpu.name, **fields})
-
-
-def _detect_cxx() -> str | None:
-    """The compiler by Inductor's own rule: CXX, or the platform's usual name."""
-    usual = {"Windows": "cl", "Darwin": "clang++"}.get(platform.system(), "g++")
-    return shutil.which(os.environ.get("CXX") or usual)
-
-
-def _has_triton() -> bool:
-    if find_spec("triton") is None:
-        return False
-    try:
-        version("triton-windows" if platform.system() == "Windows" else "triton")
-    except PackageNotFoundError:
-        # ROCm, XPU and nightly builds ship it under another name; the module itself decides.
-        return find_spec("triton.language") is not None
-    return True
-
-
-def _installed(names: Iterable[str]) -> dict[str, str]:
-    """The versions of those that are here; imports none of them."""
-    found = {}
-    for name in names:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found

@@ -170,16 +170,17 @@ def holding_trainer(names: Mapping[str, Any], model: torch.nn.Module) -> str | N
     return None
 
 
-def inside_others(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
-    """The models that lists, dictionaries and the user's own objects hold, by how to write them."""
+def inside_others(names: Mapping[str, Any], kind: type | None = None) -> dict[str, Any]:
+    """What lists, dictionaries and the user's own objects hold of a kind (models), by its words."""
     import torch
 
+    kind = torch.nn.Module if kind is None else kind
     entries: dict[int, tuple[str, Any]] = {}
     for name, owner in list(names.items()):
         if name.startswith("_") or name in ("In", "Out") or lookup.is_a(owner, ModuleType | type):
             continue
         for word, value in _parts_of(owner):
-            if lookup.is_a(value, torch.nn.Module):
+            if lookup.is_a(value, kind):
                 entries.setdefault(id(value), (f"{name}{word}", value))
     return dict(entries.values())
 

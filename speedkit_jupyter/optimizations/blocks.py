@@ -33,6 +33,8 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         kinds = {kind for kind, size in sizes.items() if size >= least}
         if kinds:
             break
+    else:
+        return []
     groups = _groups(model, in_lists, lambda group: _kind(group[0]) in kinds)
     blocks = {id(block) for group in groups for block in group}
     return [module for module in model.modules() if id(module) in blocks]
@@ -47,6 +49,8 @@ def _groups(
     """The outermost groups of siblings of one kind that suit; `above` are what holds the module,
     which may hold one of those too.
     """
+    if not module._modules:
+        return
     siblings: dict[Any, Group] = {}
     above = (*above, module)
     for child in module.children():

@@ -7,8 +7,9 @@ import io
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def pairs(model: torch.nn.Module) -> list[Pair]:
     By torch.fx, which calls `forward` with stand-ins: on a copy without weights, so that the model
     sees nothing of it. What can't be traced is looked at by its parts.
     """
-    if not number_of_norms(model):
+    if not number_of_norms([*model.modules()]):
         return []
     with _unseen():
         try:
@@ -63,21 +64,29 @@ def _found(module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_conv(module: torch.nn.Module) -> bool:
+    return type(module) in _convs()
+
+
+@cache
+def _convs() -> frozenset[type]:
     from torch import nn
 
-    return type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return frozenset((nn.Conv1d, nn.Conv2d, nn.Conv3d))
+
+
+@cache
+def _norms() -> frozenset[type]:
+    from torch import nn
+
+    return frozenset((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
 
 
 def _is_norm(module: torch.nn.Module) -> bool:
-    from torch import nn
-
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    return type(module) in kinds and module._buffers.get("running_mean") is not None
+    return type(module) in _norms() and module._buffers.get("running_mean") is not None
 
 
-def number_of_norms(model: torch.nn.Module) -> int:
-    """Batch norms that might be folded; none without a convolution."""
-    modules = [*model.modules()]
+def number_of_norms(modules: Collection[torch.nn.Module]) -> int:
+    """Batch norms among a model's modules that might be folded; none without a convolution."""
     return sum(map(_is_norm, modules)) if any(map(_is_conv, modules)) else 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.storage import is_whole
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,9 @@ def share(tensors: Iterable[torch.Tensor], optimizers: Sequence[torch.optim.Opti
     modes_off = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), modes_off():
         for tensor in filter(_can_be_read, (*tensors, *_states(optimizers))):
-            stride = tensor.numel() // NUMBERS | 1  # odd: rows mostly have an even length
-            numbers = tensor.detach().view(-1)[::stride]
+            number = tensor.numel()
+            stride = number // NUMBERS | 1  # odd: rows mostly have an even length
+            numbers = tensor.as_strided(((number - 1) // stride + 1,), (stride,))
             samples.setdefault(tensor.dtype, []).append(numbers)
         for dtype, parts in samples.items():
             sizes = torch.cat(parts).abs()
@@ -54,11 +55,11 @@ def _can_be_read(tensor: torch.Tensor) -> bool:
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return (
         plain
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.dtype in (torch.float32, torch.float64)
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and tensor.numel() > 1
         and tensor.is_contiguous()
-        and is_in_memory(tensor)
+        and is_whole(tensor)
     )

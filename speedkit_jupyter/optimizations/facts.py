@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.optimizations import backends, denormal_numbers
@@ -59,8 +61,8 @@ class OptimizerFacts:
             foreach=_distinct(values.get("foreach") for values in settings),
             differentiable=any(group.get("differentiable") for group in groups),
             capturable=any(group.get("capturable") for group in groups),
-            devices=_distinct(str(p.device) for p in parameters),
-            dtypes=_distinct(_dtype(p) for p in parameters),
+            devices=_words(p.device for p in parameters),
+            dtypes=_words(p.dtype for p in parameters),
             flattens=flattens(optimizer),
             sparse_gradients=any(id(p) in sparse or _has_sparse_gradient(p) for p in parameters),
         )
@@ -136,36 +138,44 @@ class Facts:
     def read(
         cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> Facts:
-        """Read the facts. Nothing is run, moved or allocated on a device."""
+        """Read the facts. Nothing is run, moved or allocated on a device.
+
+        Every user pays for this at each plan: the model is gone through as few times as may be.
+        """
+        import torch
+        from torch.nn.modules.conv import _ConvNd
+        from torch.nn.parameter import is_lazy
+
         from speedkit_jupyter.machines import flags
 
-        tensors = [*model.parameters(), *model.buffers()]
-        parameters = list(model.parameters())
-        modules = list(model.modules())
-        convolutions = [module for module in modules if is_convolution(module)]
+        parameters, modules = list(model.parameters()), list(model.modules())
+        tensors = [*parameters, *model.buffers()]
+        shaped = [tensor for tensor in tensors if not is_lazy(tensor)]
+        convolutions = [m for m in modules if isinstance(m, _ConvNd) and is_convolution(m)]
         weights = {id(weight): weight for weight in map(_weight, convolutions)}
-        blocks = _blocks(model)
-        repeated = repeated_blocks(model)
+        devices = Counter(tensor.device for tensor in tensors)
+        layered, repeated = layers(model), repeated_blocks(model)
+        blocks = _blocks(layered[-1], repeated if layered[-1] is model else None)
         return cls(
-            device=_most_common(str(tensor.device) for tensor in tensors) or "cpu",
-            devices=_distinct(str(tensor.device) for tensor in tensors) or ("cpu",),
-            dtypes=_distinct(_dtype(p) for p in parameters),
-            parameters=sum(_size(p) for p in parameters),
+            device=str(devices.most_common(1)[0][0]) if devices else "cpu",
+            devices=_words(devices) or ("cpu",),
+            dtypes=_words(p.dtype for p in parameters),
+            parameters=sum(p.numel() for p in parameters if not is_lazy(p)),
             convolutions=len(convolutions),
             convolution_dims=tuple(sorted({weight.dim() for weight in weights.values()})) or (4,),
-            others_of_such_dims=any(_is_laid_out(t) and id(t) not in weights for t in tensors),
+            others_of_such_dims=any(t.dim() in (4, 5) and id(t) not in weights for t in shaped),
             channels_last=sum(map(is_channels_last, convolutions)),
-            linears=sum(map(is_linear, modules)),
-            attentions=_count(modules, "MultiheadAttention"),
-            lstms=_count(modules, "LSTM"),
+            linears=sum(isinstance(m, torch.nn.Linear) and is_linear(m) for m in modules),
+            attentions=sum(isinstance(m, torch.nn.MultiheadAttention) for m in modules),
+            lstms=sum(isinstance(m, torch.nn.LSTM) for m in modules),
             denormals=denormal_numbers.share(tensors, each_once(optimizers)),
             blocks=len(repeated),
             block_classes=_distinct(type(block).__name__ for block in repeated),
             own_checkpointing=_own_checkpointing(modules),
-            batch_norms=number_of_norms(model),
+            batch_norms=number_of_norms(modules),
             training=any(module.training for module in modules),
-            lazy=has_lazy_parameters(model),
-            compiled=_compiled(model),
+            lazy=len(shaped) < len(tensors),
+            compiled=_compiled(layered),
             rewritable=tuple(place for place, _ in rewritable(model)),
             block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
@@ -199,7 +209,7 @@ def is_linear(module: torch.nn.Module) -> bool:
 def _with_sparse_gradients(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
     """The weights of `Embedding(sparse=True)` and of all that has such a switch."""
     for module in model.modules():
-        if getattr(module, "sparse", False) is True:
+        if _attribute(module, "sparse") is True:
             yield from module.parameters(recurse=False)
 
 
@@ -217,13 +227,6 @@ def _weight(convolution: torch.nn.Module) -> torch.nn.Parameter:
     return weight
 
 
-def _is_laid_out(tensor: torch.Tensor) -> bool:
-    """Whether `model.to(memory_format=...)` would lay this tensor out anew."""
-    from torch.nn.parameter import is_lazy
-
-    return not is_lazy(tensor) and tensor.dim() in (4, 5)
-
-
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
     """Whether some parameter gets its shape at the first forward pass only."""
     import torch
@@ -237,10 +240,15 @@ def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool
 
 def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
     """The strides of a 4-D or 5-D tensor of this shape with its channels last, in elements."""
+    return _channels_last_stride(tuple(tensor.shape))
+
+
+@lru_cache(maxsize=1024)
+def _channels_last_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     import torch
 
-    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    return torch.empty_like(tensor, memory_format=layout, device="meta").stride()
+    layout = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    return torch.empty(shape, memory_format=layout, device="meta").stride()
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
@@ -253,10 +261,9 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
     return weight.stride() == channels_last_stride(weight)
 
 
-def _compiled(model: torch.nn.Module) -> Compiled:
+def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
     import torch
 
-    layered = layers(model)
     if any(isinstance(layer, torch.jit.ScriptModule) for layer in layered):
         return "script"
     if any("_orig_mod" in layer._modules for layer in layered):
@@ -264,10 +271,14 @@ def _compiled(model: torch.nn.Module) -> Compiled:
     return "in place" if any(map(compiled_by_the_user, layered)) else "no"
 
 
-def _blocks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """By name, as in the model behind its wrappers."""
-    inner = layers(model)[-1]
-    ids = {id(b) for b in repeated_blocks(inner) if not compiled_by_the_user(b)}
+def _blocks(
+    inner: torch.nn.Module, repeated: Sequence[torch.nn.Module] | None
+) -> dict[str, torch.nn.Module]:
+    """By name, as in the model behind its wrappers; `repeated` are its own, where known."""
+    repeated = repeated_blocks(inner) if repeated is None else repeated
+    ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
+    if not ids:
+        return {}
     return {name: module for name, module in inner.named_modules() if id(module) in ids}
 
 
@@ -276,32 +287,21 @@ def _has_forward_of_torch(module: torch.nn.Module) -> bool:
 
 
 def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
-    words = [getattr(module, "gradient_checkpointing", None) for module in modules]
+    words = [_attribute(module, "gradient_checkpointing") for module in modules]
     if any(word is True for word in words):
         return "on"
     return "off" if any(word is False for word in words) else "none"
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _attribute(module: torch.nn.Module, name: str) -> Any:
+    """Its own or its class's; a module looks long for what it does not have."""
+    return vars(module).get(name, getattr(type(module), name, None))
 
 
-def _size(parameter: torch.nn.Parameter) -> int:
-    from torch.nn.parameter import is_lazy
-
-    return 0 if is_lazy(parameter) else parameter.numel()
-
-
-def _count(modules: Iterable[torch.nn.Module], class_name: str) -> int:
-    import torch
-
-    return sum(isinstance(module, getattr(torch.nn, class_name)) for module in modules)
+def _words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
+    """`cuda:0`, `float32`, each once."""
+    return tuple(str(value).removeprefix("torch.") for value in dict.fromkeys(values))
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
-
-
-def _most_common(values: Iterable[str]) -> str | None:
-    words = list(values)
-    return max(dict.fromkeys(words), key=words.count) if words else None

@@ -20,6 +20,7 @@ from speedkit_jupyter.optimizations.base import (
     Target,
 )
 from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.reused_autocast import Autocasts
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
@@ -156,7 +157,7 @@ class Precision(Optimization):
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
             dtype = getattr(torch, DTYPES[decision.value])
-            return partial(torch.autocast, device_type, dtype=dtype)
+            return Autocasts(device_type, dtype)
         if decision.source != "auto" and not decision.declined:
             return partial(torch.autocast, device_type, enabled=False)
         return nullcontext

@@ -40,7 +40,7 @@ class Predicting(Call):
         self._freezing = freezing
         self._frozen: tuple[Any, ...] | None = None
         self._notes = target.notes
-        norms = number_of_norms(target.model) if fold else 0
+        norms = number_of_norms([*target.model.modules()]) if fold else 0
         if self._folding is not None and len(self._folding) < norms:
             self._notes["inference"] = f"{len(self._folding)} of {norms} {NOT_SHOWN}"
 

@@ -70,7 +70,8 @@ class Property(ABC):
 
     def original(self, thing: Any) -> Any:
         """What was found before the first of the plans that are in force; MISSING without one."""
-        layers = self._all().get(thing)
+        known = self._layers
+        layers = known.get(thing) if known else None  # to ask even an empty one takes a while
         return MISSING if layers is None else layers.original
 
     def comes_back_to(self, thing: Any, original: Any) -> None:

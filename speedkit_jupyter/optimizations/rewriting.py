@@ -46,17 +46,20 @@ def rewritable(model: torch.nn.Module) -> Iterator[tuple[Rewritable, torch.nn.Mo
     """
     from torch import nn
 
+    exact = _exact()
+    kinds = {*exact, nn.InstanceNorm2d, nn.Sequential}
     for path, module in _places(model):
-        if "forward" in module.__dict__:
+        own = _own_class(module)
+        if own not in kinds or "forward" in module.__dict__:
             continue
-        if holder := _exact_gelu(module):
+        if holder := _exact_gelu(module, exact):
             yield Rewritable("gelu", path, f"{type(module).__name__} -> tanh", holder), module
         elif _is_instance_norm(module):
             yield (
                 Rewritable("instance_norm", path, f"InstanceNorm2d -> GroupNorm({GROUPS})"),
                 module,
             )
-        elif _own_class(module) is nn.Sequential:
+        elif own is nn.Sequential:
             sequential = cast("nn.Sequential", module)
             for index in in_place.activations(sequential):
                 name = type(sequential[index]).__name__
@@ -102,14 +105,19 @@ def _is_instance_norm(module: Any) -> bool:
     return module.affine and not module.track_running_stats and fits
 
 
-def _exact_gelu(module: Any) -> str:
-    """The attribute by which it is exact beneath all plans; empty where it is no such GELU."""
+def _exact() -> dict[Any, Any]:
+    """Classes of GELUs, and what stands in the attribute of an exact one."""
     from torch import nn
 
     transformers = sys.modules.get("transformers.activations")
     exact: dict[Any, Any] = {nn.GELU: "none"}
     if transformers is not None:
         exact[getattr(transformers, "GELUActivation", None)] = nn.functional.gelu
+    return exact
+
+
+def _exact_gelu(module: Any, exact: Mapping[Any, Any]) -> str:
+    """The attribute by which it is exact beneath all plans; empty where it is no such GELU."""
     if type(module) not in exact or not (holder := _holder(module)):
         return ""
     original = APPROXIMATION.original(module)

@@ -131,7 +131,7 @@ class SpeedContext:
         return Entering(self._autocast)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        acting = self._acting
+        acting = self._acting if _STANDING_IN else self  # at every step: one call less
         acting.asked.add("autocast")
         if acting._stack is None:
             return nullcontext()

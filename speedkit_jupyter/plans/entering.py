@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
+from threading import get_ident
 from typing import Any
 
 
@@ -16,20 +16,21 @@ class Entering(ContextDecorator):
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
-        self._inside: dict[int, list[AbstractContextManager[Any]]] = {}
+        # By thread: the innermost block that is open, and what is open around it.
+        self._inside: dict[int, tuple[AbstractContextManager[Any], Any]] = {}
 
     def __enter__(self) -> Any:
         chosen = self._make()
         result = chosen.__enter__()
-        self._inside.setdefault(threading.get_ident(), []).append(chosen)
+        inside, here = self._inside, get_ident()
+        inside[here] = chosen, inside.get(here)
         return result
 
     def __exit__(self, *exception: Any) -> bool | None:
-        here = threading.get_ident()
-        mine = self._inside[here]
-        chosen = mine.pop()
-        if not mine:  # threads come and go
-            del self._inside[here]
+        here = get_ident()
+        chosen, around = self._inside.pop(here)  # threads come and go
+        if around is not None:
+            self._inside[here] = around
         return chosen.__exit__(*exception)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entering:

@@ -15,17 +15,27 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
     """
     import torch
 
-    if tensor.layout is torch.sparse_coo:
-        return is_in_memory(tensor._indices()) and is_in_memory(tensor._values())
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
-        return all(map(is_in_memory, parts))
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-        return all(map(is_in_memory, parts))
+    if (layout := tensor.layout) is not torch.strided:
+        if layout is torch.sparse_coo:
+            return is_in_memory(tensor._indices()) and is_in_memory(tensor._values())
+        if layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+            return all(map(is_in_memory, parts))
+        if layout in (torch.sparse_csc, torch.sparse_bsc):
+            parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+            return all(map(is_in_memory, parts))
     try:
         with torch._C.DisableTorchFunction():  # no mode of ours takes it for the step's question
             return bool(_reach(tensor) <= tensor.untyped_storage().nbytes())
+    except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
+        return True
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """As `is_in_memory`, of a contiguous tensor of torch's own class; no mode may be entered."""
+    try:
+        end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        return end <= tensor.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
         return True
 

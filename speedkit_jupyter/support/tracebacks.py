@@ -8,6 +8,9 @@ from functools import wraps
 from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
+from speedkit_jupyter.support import importers
+from speedkit_jupyter.support.exceptions import StepError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = __name__.partition(".")[0]
@@ -39,9 +42,12 @@ def lets_go(function: Callable[P, R]) -> Callable[P, R]:
         except BaseException as error:
             # Its own frame is still at work, so that it lets go by itself.
             del args, kwargs
+            line = importers.in_the_way(error)
             _clear(error)
             if _leave_the_users(error):  # a plain `raise` would bring the whole traceback back
                 raise error.with_traceback(error.__traceback__)  # noqa: B904
+            if line:
+                raise StepError(line) from None
             raise
 
     _GATES.add(call.__code__)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from IPython.display import display
 from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
-from speedkit_jupyter.magics.namespace import find_model, find_optimizers
+from speedkit_jupyter.magics.namespace import find_model, find_optimizers, inside_others
 from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
 from speedkit_jupyter.magics.options import add_model, add_optimizer, offer_words
 from speedkit_jupyter.magics.planned import named, planned
@@ -43,7 +43,7 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
         optimizers = _with_names(names, listed)
     optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}
     name = name if name.isidentifier() else _plain_name(names, model, name)
-    document = code_report(plan, arguments.form, optimizers, name, model)
+    document = code_report(plan, arguments.form, optimizers, name, model, names)
     if arguments.save is None:
         display(document)
         return
@@ -68,7 +68,10 @@ def _plain_name(names: Mapping[str, Any], model: Any, name: str) -> str:
 
 def _with_names(names: Mapping[str, Any], optimizers: Sequence[Any]) -> dict[str, Any]:
     """The optimizers of an applied plan, by the names that they have in the notebook."""
-    words = {id(optimizer): name for name, optimizer in all_optimizers(names).items()}
+    import torch
+
+    known = inside_others(names, torch.optim.Optimizer) | all_optimizers(names)
+    words = {id(unwrapped(optimizer)): name for name, optimizer in known.items()}
     return {
         words.get(id(optimizer), f"optimizer_{number}"): optimizer
         for number, optimizer in enumerate(optimizers, 1)

@@ -26,6 +26,7 @@ from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant, config_of
+from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts import has_lazy_parameters
@@ -134,6 +135,8 @@ class Benchmark:
                 stack.enter_context(hidden(model))
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
+            if len(self.variants) > 1:
+                step.tell(beyond.of_float64(visit.state.walk, step.models))
             start, self.budget.reserved_s = visit.state, visit.taking_s
             pauses += [lambda: visit.paused_s, lambda: start.meanwhile.waited_s]
             runners = [self._runner(0, start.walk)]

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
+from speedkit_jupyter.measure.undo import parted
 from speedkit_jupyter.measure.undo.graphs import Graphs
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.kinds.functions import Caches
@@ -48,6 +49,11 @@ def before(state: State, replays: Replays, calls: Sequence[str] = ()) -> list[st
             replays.not_begun,
             "yet to draw the order of its epoch: the next epoch's may be another than without the "
             "measurement; draw one batch before it",
+        ),
+        _line(
+            replays.in_an_epoch,
+            "in the middle of an epoch: where the step goes to its end, the next epoch's order may "
+            "be another than without the measurement",
         ),
         _line(
             [*named[Files], *walk.mirrors, *named[Loggers]],
@@ -92,6 +98,17 @@ def of_graphs(graphs: Graphs, codes: Iterable[CodeType]) -> list[str]:
         ),
     ]
     return [line for line in lines if line]
+
+
+def of_float64(walk: Walk, models: Sequence[Any]) -> list[str]:
+    """A line for graphs of before that a check in float64 parts from the parameters."""
+    line = _line(
+        parted.names(walk, models),
+        "a graph of autograd from before: after the check in float64 torch.autograd.grad() does "
+        "not find the parameters from there, and backward() does",
+        verb=("has", "have"),
+    )
+    return [line] if line else []
 
 
 def of_words(walk: Walk, words: Words) -> list[str]:

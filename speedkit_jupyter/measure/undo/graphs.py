@@ -31,7 +31,7 @@ class Graphs:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         self._found = [
-            (tensor, tensor.grad_fn, _still_saved(tensor.grad_fn) if n < MOST_TRIED else None)
+            (tensor, tensor.grad_fn, still_saved(tensor.grad_fn) if n < MOST_TRIED else None)
             for n, tensor in enumerate(walk.graphs)
         ]
 
@@ -112,7 +112,7 @@ def _is_an_attribute_used(owner: Any, name: Any, known: Uses) -> bool:
     return (known.leads_on(key) or own.leads_on(key)) and key not in {*known.binds, *own.binds}
 
 
-def _still_saved(node: Any) -> tuple[Any, str] | None:
+def still_saved(node: Any) -> tuple[Any, str] | None:
     """A node of a graph that has saved something, and what it is called there."""
     waiting, seen = [node], set[int]()
     while waiting and len(seen) < MOST_TRIED:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from inspect import GEN_CREATED, getgeneratorstate
 from types import CellType, FrameType, FunctionType, GeneratorType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.kinds.base import attribute_dict
-from speedkit_jupyter.measure.undo.kinds.streams import KEPT_IN_C
+from speedkit_jupyter.measure.undo.kinds.streams import KEPT_IN_C, epoch_of, has_not_begun
 from speedkit_jupyter.support.lookup import is_a
 
 
@@ -29,9 +28,18 @@ def is_shuffled_later(iterator: Any, loader: Any) -> bool:
     from torch.utils.data import SequentialSampler
 
     batches = loader._index_sampler
-    return _has_not_begun(iterator) and not is_a(
+    return has_not_begun(iterator) and not is_a(
         getattr(batches, "sampler", batches), SequentialSampler
     )
+
+
+def draws_at_its_end(iterator: Any) -> bool:
+    """Whether it is the order of an epoch that has begun, by a generator of the user's: torch's
+    samplers draw from it once more when the epoch ends.
+    """
+    batches = epoch_of(iterator)
+    sampler = getattr(batches, "sampler", batches)
+    return getattr(sampler, "generator", None) is not None and not has_not_begun(iterator)
 
 
 def loaders_behind(iterator: Any, depth: int = 4) -> Iterator[Any]:
@@ -50,13 +58,9 @@ def another_epoch(iterator: Any, loader: Any) -> Iterator[Any] | None:
     """One that begins as the loader's own would, where making it runs no code of the sampler's."""
     batches = loader._index_sampler
     begin = getattr(type(batches), "__iter__", None)
-    if not _has_not_begun(iterator) or getattr(begin, "__code__", None) is not iterator.gi_code:
+    if not has_not_begun(iterator) or getattr(begin, "__code__", None) is not iterator.gi_code:
         return None
     return begin(batches)  # type: ignore[misc, no-any-return]
-
-
-def _has_not_begun(iterator: Any) -> bool:
-    return is_a(iterator, GeneratorType) and getgeneratorstate(iterator) == GEN_CREATED
 
 
 class Epoch:

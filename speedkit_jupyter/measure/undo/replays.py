@@ -15,11 +15,17 @@ from typing import Any
 from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
-from speedkit_jupyter.measure.undo.kinds.streams import COUNTERS, Iterators
+from speedkit_jupyter.measure.undo.kinds.streams import (
+    COUNTERS,
+    Iterators,
+    epoch_of,
+    has_not_begun,
+)
 from speedkit_jupyter.measure.undo.loaders import (
     Epoch,
     another_epoch,
     begins_anew,
+    draws_at_its_end,
     is_a_loaders,
     is_in_a_variable,
     is_its_loaders,
@@ -27,6 +33,7 @@ from speedkit_jupyter.measure.undo.loaders import (
     keeps_workers,
     loaders_behind,
 )
+from speedkit_jupyter.measure.undo.replay import Lent, OfOneEpoch, Replay
 from speedkit_jupyter.measure.undo.walk import Walk
 
 # Iterators that copy.copy makes independent of one another.
@@ -38,144 +45,7 @@ COPYABLE: tuple[type, ...] = (
     type(reversed([])),
     itertools.repeat,
 )
-# What advances a generator beside `next()`: what it is given is not given again.
-DRIVES = frozenset(["send", "throw", "close", "asend", "athrow", "aclose"])
 Holder = tuple[Any, Kind]
-
-
-class Replay:
-    """An iterator whose first draws are repeated at every step, so that all do the same work.
-
-    `next()` begins anew at the end, since a step that is timed draws more often than the notebook
-    would; a loop over it ends there. Without `keeps` (a counter) nothing is repeated, without
-    `rewinds` (what another one that does draws from) nothing before the end. All else is the
-    source's.
-    """
-
-    replays = True
-    driven = False  # whether it was asked for what advances a generator otherwise
-
-    def __init__(self, source: Iterator[Any], keeps: bool = True, rewinds: bool = True) -> None:
-        self._source, self._drawn, self._position = source, [], 0  # type: ignore[var-annotated]
-        self._keeps, self._rewinds = keeps, rewinds
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            try:
-                yield self._draw()
-            except StopIteration:
-                return
-
-    def __next__(self) -> Any:
-        try:
-            return self._draw()
-        except StopIteration:
-            if not self._drawn or not self._rewinds:
-                raise
-            self.rewind()
-            return self._draw()
-
-    def __getattr__(self, name: str) -> Any:
-        return _of_the_source(self, name)
-
-    def __len__(self) -> int:
-        return len(self._source)  # type: ignore[arg-type]
-
-    def _draw(self) -> Any:
-        if not self._keeps:
-            return next(self._source)
-        if self._position == len(self._drawn):
-            self._drawn.append(next(self._source))
-        self._position += 1
-        return self._drawn[self._position - 1]
-
-    def rewind(self) -> None:
-        """The next step draws the same again."""
-        if self._rewinds:
-            self._position = 0
-
-    def draws_from(self, found: Any) -> bool:
-        """Whether `found` itself is drawn from, and not another one in its place."""
-        return self._source is found
-
-    def as_found(self) -> Iterator[Any]:
-        """An iterator that gives what the source would have given."""
-        return Resumed(self._drawn, self._source) if self._drawn else self._source
-
-
-class OfOneEpoch(Replay):
-    """Of a loader that keeps its workers: where the step begins another epoch, this one ends."""
-
-    _source: Epoch
-
-    def is_untouched(self) -> bool:
-        """Whether the iterator itself stands where it stood."""
-        return not self._drawn and not self._source.is_over
-
-    def as_found(self) -> Iterator[Any]:
-        """What is left of the epoch, as far as it is there."""
-        if self._source.is_over:
-            return Resumed(self._drawn, iter(()))
-        return RestOfEpoch(self._drawn, Epoch(self._source.iterator))
-
-
-class Resumed:
-    """What was drawn from an iterator of the user's, then the rest of it; all else is its own."""
-
-    resumes = True
-
-    def __init__(self, drawn: Sequence[Any], source: Iterator[Any]) -> None:
-        self._drawn, self._source = list(drawn), source
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._drawn.pop(0) if self._drawn else next(self._source)
-
-    def __getattr__(self, name: str) -> Any:
-        return _of_the_source(self, name)
-
-
-class RestOfEpoch(Resumed):
-    """The loader's own iterator, once that begins another epoch."""
-
-    keeps_workers = True
-    _source: Epoch
-
-    def __next__(self) -> Any:
-        if self._source.is_over:
-            self._drawn = []
-            return next(self._source.iterator)
-        return super().__next__()
-
-
-class Lent:
-    """An iterator of the user's for a while; it knows whether anything was drawn from it."""
-
-    resumes = True
-
-    def __init__(self, source: Iterator[Any]) -> None:
-        self._source, self.used = source, False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        self.used = True
-        return next(self._source)
-
-    def __getattr__(self, name: str) -> Any:
-        return _of_the_source(self, name)
-
-
-def _of_the_source(iterator: Any, name: str) -> Any:
-    """Not what Python looks for by itself, when it copies one, say."""
-    if name[:2] == "__" or name == "_source":
-        raise AttributeError(name)
-    if name in DRIVES:
-        vars(iterator)["driven"] = True
-    return getattr(iterator._source, name)
 
 
 class Replays:
@@ -184,13 +54,14 @@ class Replays:
     `hand_back` puts the user's into their place, `take` takes them away again. `drawn` are those
     that something holds which can hold no other, in words; `given_again` those that come back as
     another object; `not_begun` those of a loader that has yet to draw its order, where no other
-    one like it can be begun.
+    one like it can be begun; `in_an_epoch` those whose end their loader counts, which is put back.
     """
 
     def __init__(self, walk: Walk) -> None:
         self.drawn: list[str] = []
         self.given_again: list[str] = []
         self.not_begun: list[str] = []
+        self.in_an_epoch: list[str] = []
         self._words: dict[int, str] = {}
         self._found: list[tuple[Any, Replay, list[Holder]]] = []
         self._lent: list[tuple[Any, Any]] = []
@@ -210,7 +81,14 @@ class Replays:
                 continue
             owners = [walk.before(holder) for holder, _ in holders]
             loaders = [owner for owner in owners if is_a_loaders(owner)]
-            replay = _replay(iterator, loaders)
+            owner = epoch_of(iterator)
+            owner = None if loaders or id(owner) not in walk.found else owner
+            replay = _replay(iterator, loaders, owner)
+            by_itself = owner is not None and walk.before(owner) is not iterator
+            if by_itself and not has_not_begun(iterator):
+                self.in_an_epoch.append(walk.name(iterator))
+            if loaders and draws_at_its_end(iterator):
+                self.in_an_epoch.append(walk.name(loaders[0]))
             self._words[id(iterator)] = words
             self._found.append((iterator, replay, holders))
             if loaders and replay.draws_from(iterator) and is_shuffled_later(iterator, loaders[0]):
@@ -322,8 +200,11 @@ def _comes_back(iterator: Any, replay: Replay) -> bool:
     return is_the_users_class(type(iterator))
 
 
-def _replay(iterator: Any, loaders: Sequence[Any]) -> Replay:
-    """Of another one that draws for itself, where there can be one."""
+def _replay(iterator: Any, loaders: Sequence[Any], owner: Any) -> Replay:
+    """Of another one that draws for itself, where there can be one.
+
+    `owner` is what begins epochs like this one, where it will be put back.
+    """
     if type(iterator) in COPYABLE:
         return Replay(copy.copy(iterator))
     if isinstance(iterator, COUNTERS):
@@ -332,6 +213,8 @@ def _replay(iterator: Any, loaders: Sequence[Any]) -> Replay:
         return Replay(another_epoch(iterator, loaders[0]) or iterator, rewinds=False)
     if keeps_workers(iterator):
         return OfOneEpoch(Epoch(iterator))
+    if owner is not None and has_not_begun(iterator):
+        return Replay(type(owner).__iter__(owner), owner=owner)
     return Replay(iterator)
 
 

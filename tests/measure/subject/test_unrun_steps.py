@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
+import operator
 import warnings
 
 import pytest
@@ -93,6 +95,28 @@ RESULTS = {
     "future": made,
     "of an object": lambda: Asynchronous()(),
 }
+LAZY = {
+    "generator expression": lambda: (model(one) for one in [batch]),
+    "of a function": lambda: (plain() for _ in range(2)),
+    "nested": lambda: (one.sum() for one in (model(two) for two in [batch])),
+    "map": lambda: map(model, [batch]),
+    "map of methods": lambda: map(operator.methodcaller("step"), [optimizer]),
+    "filter": lambda: filter(lambda one: model(one).sum() > 0, [batch]),
+    "starmap": lambda: itertools.starmap(model, [(batch,)]),
+    "zip": lambda: zip([1], map(model, [batch]), strict=True),
+    "chain": lambda: itertools.chain([1], (model(one) for one in [batch])),
+    "enumerate": lambda: enumerate(map(model, [batch])),
+    "islice": lambda: itertools.islice(map(model, [batch] * 3), 2),
+    "in a tuple": lambda: (1.0, (model(one) for one in [batch])),
+    "in a dict": lambda: {"outputs": map(model, [batch])},
+}
+
+
+def works_and_is_lazy():
+    plain()
+    return (model(one) for one in [batch])
+
+
 TAKEN = {
     "function": plain,
     "lambda": lambda: plain(),
@@ -102,6 +126,12 @@ TAKEN = {
     "wrapper": runs_it,
     "list": lambda: list(generator()),
     "generator expression": lambda: (x for x in [torch.ones(2)]),
+    "expression over results": lambda: (one.sum() for one in [model(batch)]),
+    "map over results": lambda: map(torch.sum, [model(batch)]),
+    "zip of models": lambda: zip([model], [plain()], strict=True),
+    "names of parameters": lambda: (name for name, _ in model.named_parameters()),
+    "iterator": lambda: iter([plain(), model]),
+    "also lazy": works_and_is_lazy,
     "with a context": lambda ctx: plain(),
 }
 MEASURES = {
@@ -129,6 +159,19 @@ def test_what_a_step_returns_unrun_is_refused_and_python_does_not_warn(kind, way
         with pytest.raises(StepError, match=r"that nobody runs; (write|give)") as told:
             MEASURES[way](RESULTS[kind])
     assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_what_a_step_leaves_to_do_is_refused_in_one_line(kind):
+    with pytest.raises(StepError, match=r"leaves a .+ that nobody runs; give a function") as told:
+        MEASURES["benchmark"](LAZY[kind])
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("way", MEASURES)
+def test_it_is_refused_by_every_way_to_measure(way):
+    with pytest.raises(StepError, match="leaves a map that nobody runs"):
+        MEASURES[way](LAZY["map"])
 
 
 @pytest.mark.parametrize("kind", TAKEN)

@@ -1,5 +1,5 @@
-"""Calls that change files without opening them, close them, or register something for good, as the
-user's own code spells them.
+"""Calls that change files without opening them, close them, reach other processes, or register
+something for good, as the user's own code spells them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import dis
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -50,10 +50,24 @@ OF_OS = [
     "sendfile",
     "posix_fallocate",
     "copy_file_range",
+    "splice",
+    "eventfd_write",
+    "set_blocking",
+    "set_inheritable",
+    "tcsetpgrp",
+    "kill",
+    "killpg",
+    "popen",
+    "fork",
+    "forkpty",
+    "posix_spawn",
+    "posix_spawnp",
 ]
 # Descriptors that the code itself opens it may close again.
 OPENING = ["open", "pipe", "pipe2", "dup", "openpty", "memfd_create", "eventfd"]
 CLOSING = ["close", "closerange", "dup2"]
+# What is read from a pipe is gone; where a file is read goes back.
+READING = ["read", "readv", "preadv", "eventfd_read"]
 OF_SHUTIL = [
     "copyfile",
     "copyfileobj",
@@ -68,8 +82,17 @@ OF_SHUTIL = [
     "make_archive",
     "unpack_archive",
 ]
-# What takes in something that it can't be asked for, or does not give out again.
-REGISTERING = (("atexit", "register"), ("codecs", "register"), ("codecs", "register_error"))
+# What takes in something that it can't be asked for, or does not give out again, and what another
+# process or the other end of a connection sees.
+LASTING = (
+    ("atexit", "register"), ("codecs", "register"), ("codecs", "register_error"),
+    ("subprocess", "run"), ("subprocess", "call"), ("subprocess", "check_call"),
+    ("subprocess", "check_output"), ("subprocess", "getoutput"),
+    ("subprocess", "getstatusoutput"), ("socket", "create_connection"),
+    ("socket", "create_server"), ("signal", "raise_signal"), ("signal", "pthread_kill"),
+    ("fcntl", "fcntl"), ("fcntl", "flock"), ("fcntl", "lockf"), ("fcntl", "ioctl"),
+    ("termios", "tcsetattr"), ("termios", "tcflush"), ("termios", "tcsendbreak"),
+)  # fmt: skip
 # Methods of paths; those that other types have too count where the receiver may be a path.
 OF_PATHS = frozenset(["unlink", "rmdir", "mkdir", "chmod", "lchmod", "symlink_to", "hardlink_to"])
 AMBIGUOUS = frozenset(["rename", "replace", "touch", "move", "copy"])
@@ -130,24 +153,38 @@ def _function(value: Any) -> Iterator[str]:
 
 @cache
 def _known() -> dict[Any, str]:
-    names = {getattr(os, name, None): f"os.{name}" for name in [*OF_OS, *OPENING, *CLOSING]}
+    of_os = [*OF_OS, *OPENING, *CLOSING, *READING]
+    names = {getattr(os, name, None): f"os.{name}" for name in of_os}
     names |= {getattr(shutil, name, None): f"shutil.{name}" for name in OF_SHUTIL}
-    names |= {getattr(owner_of(m), name): f"{m}.{name}" for m, name in REGISTERING}
+    names |= {_in_module(module, name): f"{module}.{name}" for module, name in LASTING}
     return {function: name for function, name in names.items() if function is not None}
 
 
 @cache
 def _candidates() -> frozenset[str]:
-    registering = [name for _, name in REGISTERING]
-    of_os = [*OF_OS, *OPENING, *CLOSING]
-    return frozenset([*of_os, *OF_SHUTIL, *registering, *OF_PATHS, *AMBIGUOUS])
+    lasting = [name for _, name in LASTING]
+    of_os = [*OF_OS, *OPENING, *CLOSING, *READING]
+    return frozenset([*of_os, *OF_SHUTIL, *lasting, *OF_PATHS, *AMBIGUOUS])
 
 
-def lasting(names: Iterable[str]) -> list[str]:
-    """Those of the calls of all of a step's code that leave something behind."""
+def _in_module(module: str, name: str) -> Any:
+    """None where this system has no such, or an importer of the user's is in the way."""
+    try:
+        return getattr(owner_of(module), name, None)
+    except Exception:
+        return None
+
+
+def lasting(names: Iterable[str], are_files: Callable[[], bool]) -> list[str]:
+    """Those of the calls of all of a step's code that leave something behind.
+
+    `are_files` says whether the descriptors that the code has by their numbers are those of files.
+    """
     called = list(dict.fromkeys(names))
-    opening, closing = ({f"os.{name}" for name in part} for part in (OPENING, CLOSING))
-    harmless = opening if opening.isdisjoint(called) else opening | closing
+    opening, closing, reading = ({f"os.{n}" for n in part} for part in (OPENING, CLOSING, READING))
+    harmless = opening if opening.isdisjoint(called) else opening | closing | reading
+    if not reading.isdisjoint(called) and are_files():
+        harmless = harmless | reading
     return [name for name in called if name not in harmless]
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable
+from multiprocessing.process import BaseProcess
 from types import AsyncGeneratorType, CoroutineType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
 
-# What runs elsewhere or can't be begun again: other threads and processes work on it.
+# What runs elsewhere, has another end, or can't be begun again: module and class.
 ELSEWHERE = (
     "concurrent.futures.", "multiprocessing.queues", "multiprocessing.managers",
     "multiprocessing.connection", "multiprocessing.pool", "_asyncio.", "torch.library.",
+    "subprocess.Popen.", "os._wrap_close.", "asyncio.subprocess.", "asyncio.streams.",
+    "http.client.HTTPConnection.", "http.client.HTTPSConnection.", "smtplib.SMTP", "ftplib.FTP",
+    "imaplib.IMAP4", "poplib.POP3", "xmlrpc.client.ServerProxy.", "requests.sessions.Session.",
+    "httpx.", "aiohttp.client.", "websockets.", "serial.",
 )  # fmt: skip
 # To say what they hold takes too long.
 TOO_DEAR = ("tokenizers",)
@@ -140,4 +145,6 @@ def is_elsewhere(cls: type) -> bool:
         return True
     if issubclass(cls, (ctypes.CDLL, vars(ctypes)["_CFuncPtr"])):  # nobody knows what C code does
         return True
-    return f"{cls.__module__}.".startswith(ELSEWHERE)
+    if issubclass(cls, BaseProcess) and str(cls.__module__).startswith("multiprocessing."):
+        return True
+    return f"{cls.__module__}.{cls.__qualname__}.".startswith(ELSEWHERE)

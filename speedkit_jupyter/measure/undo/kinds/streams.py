@@ -7,6 +7,7 @@ import io
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
+from inspect import GEN_CREATED, getgeneratorstate
 from types import GeneratorType
 from typing import Any
 
@@ -93,6 +94,8 @@ class Iterators(Kind):
         is_a_generator = isinstance(instance, GeneratorType)
         if type(instance).__module__ in KEPT_IN_C and not is_a_generator:
             yield from _behind(instance)
+        if (owner := epoch_of(instance)) is not None and has_not_begun(instance):
+            yield owner  # whose next epoch follows from how it stands
         frame = instance.gi_frame if is_a_generator else None
         if frame is None or is_installed(str(frame.f_globals.get("__name__")).partition(".")[0]):
             return
@@ -102,6 +105,23 @@ class Iterators(Kind):
     def beyond(self, instance: Any) -> str:
         """Unless what holds it holds a replaying one for a while."""
         return "is drawn from for real"
+
+
+def epoch_of(iterator: Any) -> Any:
+    """What has made a generator by its own `__iter__`: a loader of any library, or of the user's;
+    None for all else.
+    """
+    frame = iterator.gi_frame if type(iterator) is GeneratorType else None
+    if frame is None or frame.f_code.co_argcount != 1:
+        return None
+    owner = frame.f_locals.get(frame.f_code.co_varnames[0])
+    begin = getattr(type(owner), "__iter__", None)
+    return owner if getattr(begin, "__code__", None) is frame.f_code else None
+
+
+def has_not_begun(iterator: Any) -> bool:
+    """Whether none of a generator's code has run."""
+    return type(iterator) is GeneratorType and getgeneratorstate(iterator) == GEN_CREATED
 
 
 def _behind(iterator: Any) -> Iterator[Any]:
@@ -123,6 +143,9 @@ class Replaying(Kind):
 
     def children(self, instance: Any) -> Iterable[Any]:
         """Where it draws from: an object's attributes are put back."""
+        owner = vars(instance).get("_owner")
+        if owner is not None:
+            return (owner,)
         return () if isinstance(instance._source, GeneratorType) else (instance._source,)
 
 

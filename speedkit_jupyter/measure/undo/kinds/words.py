@@ -16,6 +16,7 @@ from speedkit_jupyter.measure.undo.kinds.calls import (
     lasting,
 )
 from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.kinds.numbers_of_files import are_files
 from speedkit_jupyter.measure.undo.kinds.origin import is_installed_code, is_the_users_function
 
 STORES = ("STORE_ATTR", "DELETE_ATTR")
@@ -24,9 +25,9 @@ STORES = ("STORE_ATTR", "DELETE_ATTR")
 LEAVES = {
     "write_text": "", "write_bytes": "", "savefig": "", "savez": "", "savez_compressed": "",
     "savetxt": "", "save": "torch np numpy", "system": "os", "Popen": "subprocess",
-    "addaudithook": "sys", "CDLL": "ctypes", "PyDLL": "ctypes", "cdll": "ctypes",
-    "register_event_handler": "monitor",
-    "set_wakeup_fd": "signal", "dump_traceback_later": "faulthandler",
+    "urlopen": "", "urlretrieve": "", "addaudithook": "sys", "CDLL": "ctypes", "PyDLL": "ctypes",
+    "cdll": "ctypes", "register_event_handler": "monitor", "set_wakeup_fd": "signal",
+    "dump_traceback_later": "faulthandler",
 }  # fmt: skip
 # How `open` is told to write, and methods that are called without being named.
 MODE = re.compile(r"[rbtU]*[wax+][rbtwax+]*")
@@ -75,7 +76,7 @@ class Words:
             ready = [code for code in left if code.co_name in names or UNNAMED.match(code.co_name)]
             left.difference_update(ready)
             ready = [code for code in ready if not is_installed_code(code)]
-        return lasting(calls)
+        return lasting(calls, lambda: are_files(objects))
 
     def _read(self, code: CodeType) -> None:
         self.named.update(code.co_names)

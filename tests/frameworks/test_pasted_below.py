@@ -1,0 +1,233 @@
+"""Framework code pasted below the notebook's cells goes on with the objects that are there."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from speedkit_jupyter import SpeedConfig
+from speedkit_jupyter.magics.commands import COMMANDS
+from speedkit_jupyter.session import Session
+from speedkit_jupyter.support.wrappers import unwrapped
+
+BEGIN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+"""
+MODELS = {
+    "mlp": """
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+given = (torch.randn(4, 8), torch.randint(2, (4,)), nn.functional.cross_entropy)
+""",
+    "several inputs": """
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 4), nn.Linear(8, 2)
+    def forward(self, one, other):
+        return self.left(one)[:, :2] + self.right(other)
+net = Pair()
+pair = torch.randn(4, 8), torch.randn(4, 8)
+given = (pair, torch.randint(2, (4,)), nn.functional.cross_entropy)
+""",
+    "hugging face": """
+import transformers
+net = transformers.BertForSequenceClassification(transformers.BertConfig(
+    vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+))
+given = ({"input_ids": torch.randint(20, (4, 5)), "labels": torch.tensor([0, 1, 1, 0])},)
+""",
+}
+MADE = {
+    "one": "opt = torch.optim.AdamW(net.parameters(), 1e-3)\nwords = ['opt']\n",
+    "groups": """
+weights = [p for p in net.parameters() if p.ndim > 1]
+rest = [p for p in net.parameters() if p.ndim < 2]
+opt = torch.optim.SGD([{"params": weights}, {"params": rest, "lr": 0.1}], 1e-3, momentum=0.9)
+words = ['opt']
+""",
+    "begun, with a schedule": """
+opt = torch.optim.Adam(net.parameters(), 1e-3)
+sched = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+for p in net.parameters():
+    p.grad = torch.ones_like(p)
+opt.step()
+sched.step()
+opt.zero_grad()
+words = ['opt']
+""",
+    "closure": "solver = torch.optim.LBFGS(net.parameters(), 0.01)\nwords = ['solver']\n",
+    "two": """
+every = list(net.parameters())
+opt_a, opt_b = torch.optim.AdamW(every[:2], 1e-3), torch.optim.SGD(every[2:], 1e-3, 0.9)
+words = ['opt_a', 'opt_b']
+""",
+    "in a list": "opts = [torch.optim.AdamW(net.parameters(), 1e-3)]\nwords = ['opts[0]']\n",
+    "in an object": """
+from types import SimpleNamespace
+self = SimpleNamespace(opt=torch.optim.AdamW(net.parameters(), 1e-3))
+words = ['self.opt']
+""",
+    "named as the code names others": """
+scaler = torch.optim.AdamW(net.parameters(), 1e-3)
+words = ['scaler']
+""",
+}  # fmt: skip
+WRAPPED = ", ".join(["{net}", "{opt}"])
+# The user's own framework object: its word, how it is made, and how it sets model and optimizer up.
+OWN = {
+    "accelerate": {
+        "none": "",
+        "another name": "from accelerate import Accelerator\nacc = Accelerator(cpu=True)\n",
+        "used": """
+from accelerate import Accelerator
+acc = Accelerator(cpu=True)
+prepared = acc.prepare(net, *map(eval, words))
+""",
+        "as planned": """
+from accelerate import Accelerator
+acc = Accelerator(cpu=True, mixed_precision="bf16")
+prepared = acc.prepare(net, *map(eval, words))
+""",
+        "accumulating": """
+from accelerate import Accelerator
+acc = Accelerator(cpu=True, gradient_accumulation_steps=2)
+""",
+    },
+    "fabric": {
+        "none": "",
+        "another name": """
+from lightning.fabric import Fabric
+fab = Fabric(accelerator="cpu", devices=1)
+""",
+        "as planned": """
+from lightning.fabric import Fabric
+fab = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+""",
+    },
+}
+NEEDED = {"accelerate": "accelerate", "fabric": "lightning"}
+CASES = [
+    (form, own, model, optimizer)
+    for form in OWN
+    for own, model, optimizer in itertools.product(OWN[form], MODELS, MADE)
+]
+NAMES_OF_ITS_OWN = {"accelerator", "fabric", "group", "scaler", "train_step", "__builtins__"}
+
+
+def reset() -> None:
+    """Accelerate's settings are the whole process's."""
+    if "accelerate.state" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
+def as_new(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield
+    reset()
+
+
+def printed(names: dict[str, Any], form: str, words: list[str], file, config: SpeedConfig) -> str:
+    """What `%speedkit code net` prints here."""
+    session = Session(names)
+    session.config = config
+    line = f"net --optimizer {','.join(words)} --as {form} --save {file} --force"
+    COMMANDS["code"].run(names, session, COMMANDS["code"].parse(line))
+    return file.read_text()
+
+
+def known(value: Any) -> bool:
+    return isinstance(value, ModuleType | type | FunctionType)
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize(("form", "own", "model", "optimizer"), CASES)
+def test_the_users_own_objects_are_trained(tmp_path, form, own, model, optimizer):
+    pytest.importorskip(NEEDED[form])
+    if model == "hugging face":
+        pytest.importorskip("transformers")
+    names: dict[str, Any] = {}
+    exec(BEGIN + MODELS[model] + MADE[optimizer] + OWN[form][own], names)
+    words = names["words"]
+    optimizers = [eval(word, names) for word in words]
+    net, before = names["net"], dict(names)
+    config = SpeedConfig(precision="bf16", fused_optimizer=True)
+    text = printed(names, form, words, tmp_path / "code.txt", config)
+    exec(compile(text, "pasted", "exec"), names)
+
+    assert "torch.optim." not in text
+    assert unwrapped(names["net"]) is unwrapped(net)
+    own_words = {"acc", "fab"} & before.keys()
+    assert own_words <= names.keys()
+    if own_words:
+        assert not {"accelerator", "fabric"} & names.keys(), text
+    for name in names.keys() - before.keys() - NAMES_OF_ITS_OWN:
+        assert known(names[name]) or unwrapped(names[name]) in map(unwrapped, optimizers), name
+    if own == "as planned":
+        assert names[own_words.pop()] is before.get("acc", before.get("fab"))
+
+    old = [p.detach().clone() for p in net.parameters()]
+    losses = [names["train_step"](*names["given"]).item() for _ in range(4)]
+    assert all(map(torch.isfinite, map(torch.tensor, losses)))
+    assert any(not torch.equal(a, b) for a, b in zip(old, net.parameters(), strict=True))
+    for one in map(unwrapped, optimizers):
+        assert one.state, "another optimizer has stepped"
+    steps = 2 if own == "accumulating" else 4
+    if "sched" in names:
+        names["sched"].step()
+        assert optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 / 4)
+        assert {int(s["step"]) for s in optimizers[0].state.values()} == {steps + 1}
+
+
+@pytest.mark.parametrize("form", OWN)
+def test_a_framework_object_that_is_set_as_planned_is_kept_and_others_are_replaced(tmp_path, form):
+    pytest.importorskip(NEEDED[form])
+    kept = {}
+    for own in OWN[form].keys() - {"none"}:
+        reset()
+        names: dict[str, Any] = {}
+        exec(BEGIN + MODELS["mlp"] + MADE["one"] + OWN[form][own], names)
+        text = printed(names, form, ["opt"], tmp_path / "code.txt", SpeedConfig(precision="bf16"))
+        kept[own] = "Accelerator(" not in text and "Fabric(" not in text
+        word = "acc" if form == "accelerate" else "fab"
+        assert kept[own] or f"\n{word} = " in text
+        assert kept[own] == (f"`{word}`" in text.partition("\n\n")[0])
+        assert kept[own] or "your other arguments" in text
+    assert [own for own in kept if kept[own]] == ["as planned"]
+
+
+def test_compiling_reaches_a_model_that_an_accelerator_has_prepared(tmp_path):
+    pytest.importorskip("accelerate")
+    names: dict[str, Any] = {}
+    exec(BEGIN + MODELS["mlp"] + MADE["one"] + OWN["accelerate"]["used"], names)
+    config = SpeedConfig(compile=True)
+    exec(printed(names, "accelerate", ["opt"], tmp_path / "code.txt", config), names)
+    assert hasattr(names["net"], "_orig_mod")
+
+
+def test_trainer_is_given_the_users_own_optimizer(tmp_path):
+    pytest.importorskip("transformers")
+    names: dict[str, Any] = {}
+    exec(BEGIN + MODELS["hugging face"] + MADE["one"], names)
+    config = SpeedConfig(fused_optimizer=True)
+    text = printed(names, "transformers", ["opt"], tmp_path / "code.txt", config)
+    assert "torch.optim." not in text
+    exec(text, names)
+    arguments = names["arguments"]
+    arguments.max_steps, arguments.disable_tqdm, arguments.report_to = 2, True, []
+    arguments.save_strategy = "no"
+    (batch,) = names["given"]
+    rows = [{name: one[n] for name, one in batch.items()} for n in range(4)]
+    trainer = names["train"](rows)
+    assert unwrapped(trainer.optimizer) is names["opt"]
+    assert {int(state["step"]) for state in names["opt"].state.values()} == {2}
