@@ -57,7 +57,8 @@ def twinned() -> type[torch.nn.Parameter]:
                     result = twin.forward(input)  # no hooks: it is no layer of the model
                     return result if bias is None else result + bias.to(result.dtype)
                 if twin is not None:
-                    return linear(input, twin, bias)
+                    product = in_rows if weight._speedkit_recipe.casts else linear
+                    return product(input, twin, bias)
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
             if not torch.compiler.is_compiling():
@@ -73,6 +74,21 @@ def twinned() -> type[torch.nn.Parameter]:
             return _as_it_was(self).__reduce_ex__(proto)
 
     return Twinned
+
+
+def in_rows(input: Any, twin: Any, bias: Any) -> Any:
+    """The product by kernels that take rows of their own dtype alone, and know no autocast: it is
+    of the dtype that torch's own would have.
+    """
+    import torch
+    from torch.nn.functional import linear
+
+    kind = input.device.type
+    wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+    with torch.autocast(kind, enabled=False):
+        rows = input.reshape(-1, input.shape[-1]).to(twin.dtype).contiguous()
+        result = linear(rows, twin, None if bias is None else bias.to(twin.dtype))
+    return result.to(wanted).reshape(*input.shape[:-1], result.shape[-1])
 
 
 def _is_trained(*tensors: Any) -> bool:
