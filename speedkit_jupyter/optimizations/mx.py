@@ -52,8 +52,8 @@ class Mx(Quantization):
     summary = "linear layers in microscaling formats (MXFP8, MXFP4), by torchao"
     helps = "inference with large linear layers on Blackwell, compiled"
     risk = (
-        "another model: by some percent of its outputs in `mxfp8`, by 10 and more in 4 bits; a "
-        "prototype of torchao's; slower where nothing fuses the casts, which `compile` does"
+        "another model: its outputs are off by some 4 % in `mxfp8`, 17 % in `mxfp4`; a prototype "
+        "of torchao's; slower where nothing fuses the casts, which `compile` does"
     )
     page = (
         "https://docs.pytorch.org/ao/stable/api_reference/generated/torchao.prototype.mx_formats."

@@ -50,7 +50,7 @@ class Sparsity(Compression):
     helps = "inference with large linear layers that were pruned to 2:4, on Ampere and later"
     risk = (
         "weights that are sparse already: rounding, and no gain for small layers or few rows; "
-        "`prune` is another model, whose half of the weights is left out without training again"
+        "`prune` makes another model: half of each weight is left out, and nothing trains the rest"
     )
     page = "https://docs.pytorch.org/docs/stable/sparse.html#sparse-semi-structured-tensors"
     on_request = (
