@@ -117,18 +117,18 @@ def _twin(input: Any, weight: Any, bias: Any) -> Any:
     if isinstance(twin, torch.Tensor) and _is_trained(input, weight, bias):
         return None
     if torch.compiler.is_compiling():
-        return twin if _suits(input, twin) else None
+        return twin if _suits(input, weight, twin) else None
     recipe = recipe_of(weight)
     if recipe is None or not recipe.is_for_here():
         return None
-    if _is_transformed(input) or not _suits(input, twin):
+    if _is_transformed(input) or not _suits(input, weight, twin):
         return None
     if isinstance(twin, torch.Tensor) and weight._speedkit_seen != seen(weight):
         return _renewed(weight, recipe)
     return twin
 
 
-def _suits(input: Any, twin: Any) -> bool:
+def _suits(input: Any, weight: Any, twin: Any) -> bool:
     """Whether there is something to multiply, and it fits; what is wrong torch itself shall say."""
     import torch
 
@@ -136,6 +136,9 @@ def _suits(input: Any, twin: Any) -> bool:
         return False
     is_tensor = isinstance(twin, torch.Tensor)
     if is_tensor and input.device != twin.device:
+        return False
+    is_other = weight._speedkit_recipe.casts and input.dtype != weight.dtype
+    if is_other and not torch.is_autocast_enabled(input.device.type):
         return False
     width = twin.shape[-1] if is_tensor else twin.in_features
     return bool(input.numel() > 0 and input.shape[-1] == width)

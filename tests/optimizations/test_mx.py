@@ -230,6 +230,9 @@ def test_empty_and_wrong_inputs_are_torchs_own(emulated):
         assert layer(torch.zeros(0, 64)).shape == (0, 32)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             layer(torch.ones(2, 63))
+        for dtype in (torch.float64, torch.bfloat16):
+            with pytest.raises(RuntimeError, match="same dtype"):
+                layer(torch.ones(2, 64, dtype=dtype))
 
 
 @real
