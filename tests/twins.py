@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -53,3 +57,47 @@ def with_plan(
     assert torch.equal(model(inputs), plain)
     assert_same(before, bits(model))
     return plain, found
+
+
+def assert_restored_after_errors(model: nn.Module, config: SpeedConfig) -> None:
+    """After an error inside the block, and after Ctrl-C."""
+    before = bits(model)
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), apply_speedups(model, config.alone())[1]:
+            raise error
+        assert_same(before, bits(model))
+
+
+@torch.no_grad()
+def assert_copies_are_plain(model: nn.Module, inputs: torch.Tensor, config: SpeedConfig) -> None:
+    """A state_dict, a copy and a file that are made meanwhile are as without the plan."""
+    plain, values = model(inputs), copy.deepcopy(model.state_dict())
+    with apply_speedups(model, config.alone())[1]:
+        found, copied, file = model.state_dict(), copy.deepcopy(model), io.BytesIO()
+        torch.save(model, file)
+    file.seek(0)
+    assert list(found) == list(values)
+    for name, value in values.items():
+        assert type(found[name]) is torch.Tensor
+        assert torch.equal(found[name], value)
+    for other in (copied, torch.load(file, weights_only=False)):
+        assert {type(p) for p in other.parameters()} == {nn.Parameter}
+        assert not any(p.__dict__ for p in other.parameters())
+        assert torch.equal(other(inputs), plain)
+
+
+@torch.no_grad()
+def assert_any_order(
+    make: Callable[[], tuple[nn.Module, Sequence[tuple[nn.Module, SpeedConfig]]]],
+    inputs: torch.Tensor,
+) -> None:
+    """A model, and plans on it and on what shares a layer with it: the one of the second plan."""
+    for order in itertools.permutations(range(len(make()[1]))):
+        model, wishes = make()
+        before, plain = bits(model), model(inputs)
+        contexts = [apply_speedups(part, config.alone())[1] for part, config in wishes]
+        for place in order:
+            assert "_speedkit_twin" in wishes[1][0].weight.__dict__
+            contexts[place].restore()
+        assert_same(before, bits(model))
+        assert torch.equal(model(inputs), plain)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import itertools
 import platform
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from twins import assert_same, bits, real, with_plan, with_torchao
+from twins import (
+    assert_any_order,
+    assert_restored_after_errors,
+    assert_same,
+    bits,
+    real,
+    with_plan,
+    with_torchao,
+)
 
 from speedkit_jupyter import (
     ConfigError,
@@ -180,12 +187,7 @@ def test_it_computes_what_torchao_does_and_everything_comes_back(value):
 
 @real
 def test_what_is_applied_is_restored_after_errors_and_interrupts():
-    model = tied()
-    before = bits(model)
-    for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), apply_speedups(model, INT8)[1]:
-            raise error
-        assert_same(before, bits(model))
+    assert_restored_after_errors(tied(), INT8)
 
 
 @real
@@ -217,17 +219,13 @@ def test_a_state_dict_a_copy_and_a_file_are_as_without_it():
 
 @real
 def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order():
-    for order in itertools.permutations(range(3)):
+    def made() -> tuple:
         model = tied()
         other = nn.Sequential(model.shared, nn.Linear(32, 2)).eval()
-        before, plain = bits(model), answer(model)
-        wishes = ((model, True), (model.shared, "weights"), (other, True))
-        contexts = [apply_speedups(m, SpeedConfig(int8=value).alone())[1] for m, value in wishes]
-        for place in order:
-            assert "_speedkit_twin" in model.shared.weight.__dict__
-            contexts[place].restore()
-        assert_same(before, bits(model))
-        assert torch.equal(answer(model), plain)
+        weights = SpeedConfig(int8="weights")
+        return model, ((model, INT8), (model.shared, weights), (other, INT8))
+
+    assert_any_order(made, TOKENS)
 
 
 @real

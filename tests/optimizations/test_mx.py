@@ -5,15 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import io
-import itertools
 import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from twins import assert_same, bits, needs_capability, real, with_plan, with_torchao
+from twins import (
+    assert_any_order,
+    assert_copies_are_plain,
+    assert_restored_after_errors,
+    assert_same,
+    bits,
+    needs_capability,
+    real,
+    with_plan,
+    with_torchao,
+)
 
 from speedkit_jupyter import (
     ConfigError,
@@ -236,44 +244,25 @@ def test_empty_and_wrong_inputs_are_torchs_own(emulated):
 
 
 @real
-def test_what_is_applied_is_restored_after_errors_and_interrupts(emulated):
-    model = network()
-    before = bits(model)
-    for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), apply_speedups(model, on())[1]:
-            raise error
-        assert_same(before, bits(model))
+@each
+def test_what_is_applied_is_restored_after_errors_and_interrupts(emulated, value):
+    assert_restored_after_errors(network(), on(value))
 
 
 @real
-def test_a_state_dict_a_copy_and_a_file_are_as_without_it(emulated):
-    model = network()
-    plain, values = answer(model), copy.deepcopy(model.state_dict())
-    with apply_speedups(model, on("mxfp4"))[1]:
-        found, copied, file = model.state_dict(), copy.deepcopy(model), io.BytesIO()
-        torch.save(model, file)
-    file.seek(0)
-    assert all(type(found[name]) is torch.Tensor for name in values)
-    assert all(torch.equal(found[name], value) for name, value in values.items())
-    for other in (copied, torch.load(file, weights_only=False)):
-        assert {type(p) for p in other.parameters()} == {nn.Parameter}
-        assert not any(p.__dict__ for p in other.parameters())
-        assert torch.equal(answer(other), plain)
+@each
+def test_a_state_dict_a_copy_and_a_file_are_as_without_it(emulated, value):
+    assert_copies_are_plain(network(), INPUTS, on(value))
 
 
 @real
 def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(emulated):
-    for order in itertools.permutations(range(3)):
+    def made() -> tuple:
         model = network()
         other = nn.Sequential(model[0], nn.Linear(96, 2)).eval()
-        before, plain = bits(model), answer(model)
-        wishes = ((model, on("mxfp8")), (model[0], on("mxfp4")), (other, on("mxfp8")))
-        contexts = [apply_speedups(part, config)[1] for part, config in wishes]
-        for place in order:
-            assert "_speedkit_twin" in model[0].weight.__dict__
-            contexts[place].restore()
-        assert_same(before, bits(model))
-        assert torch.equal(answer(model), plain)
+        return model, ((model, on("mxfp8")), (model[0], on("mxfp4")), (other, on("mxfp8")))
+
+    assert_any_order(made, INPUTS)
 
 
 @real

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
-import io
-import itertools
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from twins import assert_same, bits, needs_capability, real, with_plan
+from twins import (
+    assert_any_order,
+    assert_copies_are_plain,
+    assert_restored_after_errors,
+    assert_same,
+    bits,
+    needs_capability,
+    real,
+    with_plan,
+)
 
 from speedkit_jupyter import (
     ConfigError,
@@ -257,40 +264,21 @@ def test_weights_of_16_bits_multiply_in_their_own(emulated, dtype):
 
 @each
 def test_what_is_applied_is_restored_after_errors_and_interrupts(emulated, value):
-    model = network(sparse=True)
-    before = bits(model)
-    for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), apply_speedups(model, on(value))[1]:
-            raise error
-        assert_same(before, bits(model))
+    assert_restored_after_errors(network(sparse=True), on(value))
 
 
 @each
 def test_a_state_dict_a_copy_and_a_file_are_as_without_it(emulated, value):
-    model = network(sparse=True)
-    plain, values = answer(model), copy.deepcopy(model.state_dict())
-    with apply_speedups(model, on(value))[1]:
-        found, copied, file = model.state_dict(), copy.deepcopy(model), io.BytesIO()
-        torch.save(model, file)
-    file.seek(0)
-    assert all(torch.equal(found[name], value) for name, value in values.items())
-    for other in (copied, torch.load(file, weights_only=False)):
-        assert {type(p) for p in other.parameters()} == {nn.Parameter}
-        assert torch.equal(answer(other), plain)
+    assert_copies_are_plain(network(sparse=True), INPUTS, on(value))
 
 
 def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(emulated):
-    for order in itertools.permutations(range(3)):
+    def made() -> tuple:
         model = network(sparse=True)
         other = nn.Sequential(model[2], nn.Linear(32, 2)).eval()
-        before, plain = bits(model), answer(model)
-        wishes = ((model, on("prune")), (model[2], on(True)), (other, on(True)))
-        contexts = [apply_speedups(part, config)[1] for part, config in wishes]
-        for place in order:
-            assert "_speedkit_twin" in model[2].weight.__dict__
-            contexts[place].restore()
-        assert_same(before, bits(model))
-        assert torch.equal(answer(model), plain)
+        return model, ((model, on("prune")), (model[2], on(True)), (other, on(True)))
+
+    assert_any_order(made, INPUTS)
 
 
 def test_a_sparse_weight_that_is_written_dense_multiplies_by_itself(emulated):
