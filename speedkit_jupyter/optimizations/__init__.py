@@ -18,10 +18,12 @@ from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
+from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.rewrites import Rewrites
 from speedkit_jupyter.optimizations.sdpa import Sdpa
+from speedkit_jupyter.optimizations.sparsity import Sparsity
 from speedkit_jupyter.optimizations.tf32 import Tf32
 from speedkit_jupyter.optimizations.threads import Threads
 
@@ -44,6 +46,8 @@ CATALOG: tuple[Optimization, ...] = (
     Int8(),
     Int4(),
     Float8(),
+    Mx(),
+    Sparsity(),
     Compile(),
     Inference(),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -11,8 +11,9 @@ from pydantic import Field
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import quantizing
 from speedkit_jupyter.optimizations.base import Decision, Switch, Target
+from speedkit_jupyter.optimizations.compression import older_than
 from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.quantization import Quantization, older_than
+from speedkit_jupyter.optimizations.quantization import FUSED, Quantization
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 # The first compute capability whose Tensor Cores multiply float8.
 SINCE = (8, 9)
-# Both sizes of a weight have to be a multiple of this; rows of the input are filled up.
-MULTIPLE = 16
 CODE = """\
 convert_to_float8_training(
     model,
@@ -50,7 +49,8 @@ class Float8(Quantization):
         "convert_to_float8_training.html"
     )
     for_training = True
-    hint = "`compile` fuses the casts, without which it may be slower"
+    multiples = (16, 16)  # rows of the input are filled up
+    hint = FUSED
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
@@ -58,20 +58,9 @@ class Float8(Quantization):
         has = older_than(SINCE, hardware, facts)
         return has and f"float8 Tensor Cores come with compute capability 8.9 (Ada, Hopper); {has}"
 
-    def fits(self, weight: torch.Tensor) -> bool:
-        """Both sizes."""
-        return all(size % MULTIPLE == 0 for size in weight.shape)
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Lay a layer of torchao's beside every weight, which reads it."""
-        config = _config()
-
-        def make(weight: Any) -> torch.nn.Module:
-            return _layer(config, weight)
-
-        with quantizing.quantized(target, self.name, make, self.fits, makes_layers=True):
-            yield
+    def maker(self, decision: Decision, target: Target) -> Callable[[Any], Any]:
+        """Layers of torchao's."""
+        return partial(_layer, _config())
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torchao's own call, which replaces the layers."""

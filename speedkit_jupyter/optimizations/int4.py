@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -11,8 +10,9 @@ from pydantic import Field
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import quantizing
 from speedkit_jupyter.optimizations.base import Decision, Switch, Target
+from speedkit_jupyter.optimizations.compression import for_good, older_than
 from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.quantization import Quantization, older_than
+from speedkit_jupyter.optimizations.quantization import Quantization
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ class Int4(Quantization):
     summary = "linear layers with weights of 4 bits, by torchao"
     helps = "inference that waits for memory: language models that write one token after another"
     risk = "another model, by several percent of its outputs; slower for large batches"
-    undone = "the weights never left their places: nothing multiplies in their stead any more"
     page = (
         "https://docs.pytorch.org/ao/stable/api_reference/generated/torchao.quantization."
         "Int4WeightOnlyConfig.html"
     )
+    multiples = (1, GROUP)
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
@@ -57,13 +57,8 @@ class Int4(Quantization):
         has = older_than(SINCE, hardware, facts)
         return has and f"torch's kernel for 4 bits needs compute capability 8.0; {has}"
 
-    def fits(self, weight: torch.Tensor) -> bool:
-        """Rows of whole groups."""
-        return weight.shape[1] % GROUP == 0
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Lay a packed twin beside every weight."""
+    def maker(self, decision: Decision, target: Target) -> Callable[[Any], Any]:
+        """Packed twins."""
         config = quantizing.imported().Int4WeightOnlyConfig(
             group_size=GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
         )
@@ -71,13 +66,12 @@ class Int4(Quantization):
         def make(weight: torch.Tensor) -> torch.Tensor:
             return quantizing.by_torchao(config, weight.bfloat16())
 
-        with quantizing.quantized(target, self.name, make, self.fits):
-            yield
+        return make
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torchao's own call, which replaces the weights for good."""
         return Snippet(
-            f"{decision.reason}; it takes the weights' place for good",
+            for_good(decision),
             imports=("from torchao.quantization import Int4WeightOnlyConfig, quantize_",),
             model=tuple(CODE.splitlines()),
         )

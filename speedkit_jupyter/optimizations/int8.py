@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import quantizing
 from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.compression import for_good, older_than
 from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.quantization import Quantization, older_than
+from speedkit_jupyter.optimizations.quantization import Quantization, true_is
 from speedkit_jupyter.optimizations.snippet import Form, Snippet, call
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ CONFIGS = {
     "dynamic": "Int8DynamicActivationInt8WeightConfig",
     "weights": "Int8WeightOnlyConfig",
 }
-
-
-def _meant(value: Any) -> Any:
-    """`true`, as a shell may spell it, is the one that gains more."""
-    return "dynamic" if value in (True, "true", "on", "yes") else value
 
 
 class Int8(Quantization):
@@ -50,14 +45,14 @@ class Int8(Quantization):
         "another model, by about 1 % of its outputs; small layers lose, since rounding costs each "
         "some tenths of a millisecond; a quarter more memory, since the weights stay"
     )
-    undone = "the weights never left their places: nothing multiplies in their stead any more"
     page = (
         "https://docs.pytorch.org/ao/stable/api_reference/generated/torchao.quantization."
         "Int8DynamicActivationInt8WeightConfig.html"
     )
+    bare = "dynamic"  # which gains more
     Options = Annotated[
         Literal["auto", False, "dynamic", "weights"],
-        BeforeValidator(_meant),
+        true_is(bare),
         Field(description="auto, false, dynamic, weights"),
     ]
 
@@ -71,13 +66,8 @@ class Int8(Quantization):
             f"capability 7.5 and later with Tensor Cores; {has}: int8: weights is there"
         )
 
-    def changes(self) -> dict[str, Any]:
-        """The word alone is `dynamic`."""
-        return {self.name: "dynamic"} | super().changes()
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Lay an integer twin beside every weight."""
+    def maker(self, decision: Decision, target: Target) -> Callable[[Any], Any]:
+        """Twins of integers."""
         quantization, notes = quantizing.imported(), target.notes
 
         def make(weight: torch.Tensor) -> torch.Tensor:
@@ -88,8 +78,7 @@ class Int8(Quantization):
             more = {"reduce_range": True} if narrow else {}
             return quantizing.by_torchao(config(set_inductor_config=False, **more), weight)
 
-        with quantizing.quantized(target, self.name, make):
-            yield
+        return make
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torchao's own call, which replaces the weights for good."""
@@ -99,7 +88,7 @@ class Int8(Quantization):
             more.append('reduce_range=should_reduce_range(torch.device("cpu"))')
         config = call(name, *more, set_inductor_config=False)
         return Snippet(
-            f"{decision.reason}; it takes the float weights' place for good",
+            for_good(decision),
             imports=(f"from torchao.quantization import {name}, quantize_", *imports),
             model=("quantize_(", "    model,", f"    {config},", ")"),
         )

@@ -21,7 +21,8 @@ class Recipe:
 
     `kept` holds tensors that were made, with a checksum of what they were made of: plans are hidden
     and come back. `trained` is called where gradients are recorded, so that none of them
-    multiplies. In a benchmark it is for one `thread`; other threads multiply by the weights.
+    multiplies. In a benchmark it is for one `thread`; other threads multiply by the weights. With
+    `casts` the kernels behind its tensors take their own dtype alone.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Recipe:
     trained: Callable[[], None]
     thread: int | None = None
     makes_layers: bool = False
+    casts: bool = False
 
     def twin(self, weight: torch.Tensor) -> Any:
         """That of the weight as it is now."""

@@ -57,7 +57,8 @@ def twinned() -> type[torch.nn.Parameter]:
                     result = twin.forward(input)  # no hooks: it is no layer of the model
                     return result if bias is None else result + bias.to(result.dtype)
                 if twin is not None:
-                    return linear(input, twin, bias)
+                    product = in_rows if weight._speedkit_recipe.casts else linear
+                    return product(input, twin, bias)
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
             if not torch.compiler.is_compiling():
@@ -73,6 +74,21 @@ def twinned() -> type[torch.nn.Parameter]:
             return _as_it_was(self).__reduce_ex__(proto)
 
     return Twinned
+
+
+def in_rows(input: Any, twin: Any, bias: Any) -> Any:
+    """The product by kernels that take rows of their own dtype alone, and know no autocast: it is
+    of the dtype that torch's own would have.
+    """
+    import torch
+    from torch.nn.functional import linear
+
+    kind = input.device.type
+    wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+    with torch.autocast(kind, enabled=False):
+        rows = input.reshape(-1, input.shape[-1]).to(twin.dtype).contiguous()
+        result = linear(rows, twin, None if bias is None else bias.to(twin.dtype))
+    return result.to(wanted).reshape(*input.shape[:-1], result.shape[-1])
 
 
 def _is_trained(*tensors: Any) -> bool:
@@ -101,18 +117,18 @@ def _twin(input: Any, weight: Any, bias: Any) -> Any:
     if isinstance(twin, torch.Tensor) and _is_trained(input, weight, bias):
         return None
     if torch.compiler.is_compiling():
-        return twin if _suits(input, twin) else None
+        return twin if _suits(input, weight, twin) else None
     recipe = recipe_of(weight)
     if recipe is None or not recipe.is_for_here():
         return None
-    if _is_transformed(input) or not _suits(input, twin):
+    if _is_transformed(input) or not _suits(input, weight, twin):
         return None
     if isinstance(twin, torch.Tensor) and weight._speedkit_seen != seen(weight):
         return _renewed(weight, recipe)
     return twin
 
 
-def _suits(input: Any, twin: Any) -> bool:
+def _suits(input: Any, weight: Any, twin: Any) -> bool:
     """Whether there is something to multiply, and it fits; what is wrong torch itself shall say."""
     import torch
 
@@ -120,6 +136,9 @@ def _suits(input: Any, twin: Any) -> bool:
         return False
     is_tensor = isinstance(twin, torch.Tensor)
     if is_tensor and input.device != twin.device:
+        return False
+    is_other = weight._speedkit_recipe.casts and input.dtype != weight.dtype
+    if is_other and not torch.is_autocast_enabled(input.device.type):
         return False
     width = twin.shape[-1] if is_tensor else twin.in_features
     return bool(input.numel() > 0 and input.shape[-1] == width)

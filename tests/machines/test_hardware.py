@@ -121,6 +121,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         ("gtx1660", False, False, False),
         ("a100", True, True, True),
         ("h200", True, True, True),
+        ("b200", True, True, True),
         ("mi300x", False, True, False),
     ],
 )

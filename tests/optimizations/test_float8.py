@@ -13,20 +13,15 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from twins import needs_capability, real, with_torchao
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.optimizations import float8, named, quantizing
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter.optimizations import float8, named
 from speedkit_jupyter.optimizations.base import Decision, Target
 from speedkit_jupyter.optimizations.facts import OptimizerFacts
 
 SMALL = Facts(device="cuda:0", parameters=100, linears=4, optimizers=(OptimizerFacts(),))
-MISSING = quantizing.obstacle(Hardware.detect(), Facts(linears=1))
-real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 ON = Decision("float8", True, "as asked", active=True)
-
-
-def with_torchao(machine: Hardware, version: str = "0.18.0") -> Hardware:
-    return machine.model_copy(update={"libraries": {"torchao": version}})
 
 
 def network() -> nn.Module:
@@ -250,8 +245,7 @@ def test_the_line_of_the_code_takes_the_same_layers():
 @pytest.mark.gpu
 @real
 def test_on_a_gpu_training_is_near_that_without_it():
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("needs compute capability 8.9")
+    needs_capability(8, 9)
     model, plain = network().cuda(), network().cuda()
     inputs = INPUTS.cuda()
     with apply_speedups(model, SpeedConfig(float8=True).alone())[1] as context:

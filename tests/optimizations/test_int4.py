@@ -5,19 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from twins import needs_capability, real, with_plan, with_torchao
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.optimizations import named, quantizing
+from speedkit_jupyter import Facts, SpeedConfig, code, plan
+from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base import Decision, Target
 from speedkit_jupyter.optimizations.facts import OptimizerFacts
 
 SMALL = Facts(device="cuda:0", parameters=100, linears=4)
-MISSING = quantizing.obstacle(Hardware.detect(), Facts(linears=1))
-real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-
-
-def with_torchao(machine: Hardware, version: str = "0.18.0") -> Hardware:
-    return machine.model_copy(update={"libraries": {"torchao": version}})
 
 
 @pytest.mark.parametrize("machine", ["cpu", "h200", "t4", "mi300x"])
@@ -89,17 +84,11 @@ def test_the_code_to_take_along_is_torchaos_call(form, hardware):
 @real
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_it_is_near_the_model_and_comes_back(dtype):
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("needs compute capability 8.0")
+    needs_capability(8, 0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 60)).cuda().to(dtype)
     inputs = torch.randn(3, 256, device="cuda", dtype=dtype)
-    with torch.no_grad():
-        plain = model(inputs)
-        with apply_speedups(model, SpeedConfig(int4=True).alone())[1] as context:
-            assert "2 of 2 linear layers" in str(context.changes())
-            found = model(inputs)
-        assert torch.equal(model(inputs), plain)
+    plain, found = with_plan(model, inputs, SpeedConfig(int4=True), "2 of 2 linear layers")
     assert found.dtype is dtype
     assert not torch.equal(found, plain)
     assert (found - plain).norm() < 0.2 * plain.norm()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import itertools
 import platform
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from twins import (
+    assert_any_order,
+    assert_restored_after_errors,
+    assert_same,
+    bits,
+    real,
+    with_plan,
+    with_torchao,
+)
 
 from speedkit_jupyter import (
     ConfigError,
@@ -34,8 +42,6 @@ from speedkit_jupyter.plans.context import restore_all
 
 INT8 = SpeedConfig(int8=True).alone()
 SMALL = Facts(parameters=100, linears=4)
-MISSING = quantizing.obstacle(Hardware.detect(), SMALL)
-real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
 class Tied(nn.Module):
@@ -69,25 +75,7 @@ def answer(model: nn.Module) -> torch.Tensor:
     return model(TOKENS)
 
 
-def bits(model: nn.Module) -> list[tuple[Any, ...]]:
-    """All of each parameter: which object, of which class, where, what lies on it, its values."""
-    return [
-        (id(p), type(p), p.data_ptr(), dict(p.__dict__), p.requires_grad, p.detach().clone())
-        for p in model.parameters()
-    ]
-
-
-def assert_same(before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -> None:
-    for one, other in zip(before, after, strict=True):
-        assert one[:-1] == other[:-1]
-        assert torch.equal(one[-1], other[-1])
-
-
 # --- what is decided ---
-
-
-def with_torchao(machine: Hardware, version: str = "0.18.0", **more: Any) -> Hardware:
-    return machine.model_copy(update={"libraries": {"torchao": version}, **more})
 
 
 @pytest.mark.parametrize("machine", ["cpu", "h200", "t4", "apple_m2_mps"])
@@ -199,12 +187,7 @@ def test_it_computes_what_torchao_does_and_everything_comes_back(value):
 
 @real
 def test_what_is_applied_is_restored_after_errors_and_interrupts():
-    model = tied()
-    before = bits(model)
-    for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), apply_speedups(model, INT8)[1]:
-            raise error
-        assert_same(before, bits(model))
+    assert_restored_after_errors(tied(), INT8)
 
 
 @real
@@ -236,17 +219,13 @@ def test_a_state_dict_a_copy_and_a_file_are_as_without_it():
 
 @real
 def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order():
-    for order in itertools.permutations(range(3)):
+    def made() -> tuple:
         model = tied()
         other = nn.Sequential(model.shared, nn.Linear(32, 2)).eval()
-        before, plain = bits(model), answer(model)
-        wishes = ((model, True), (model.shared, "weights"), (other, True))
-        contexts = [apply_speedups(m, SpeedConfig(int8=value).alone())[1] for m, value in wishes]
-        for place in order:
-            assert "_speedkit_twin" in model.shared.weight.__dict__
-            contexts[place].restore()
-        assert_same(before, bits(model))
-        assert torch.equal(answer(model), plain)
+        weights = SpeedConfig(int8="weights")
+        return model, ((model, INT8), (model.shared, weights), (other, INT8))
+
+    assert_any_order(made, TOKENS)
 
 
 @real
@@ -570,6 +549,7 @@ quantization = quantizing.imported()
 config = quantization.Int8WeightOnlyConfig(set_inductor_config=False)
 quantizing.by_torchao(config, x)
 quantizing.imported("float8")
+quantizing.imported("prototype.mx_formats")
 after = state()
 assert "torchao" in __import__("sys").modules
 print([name for name in before if before[name] != after[name]])
@@ -620,11 +600,5 @@ def test_a_cpu_without_vnni_uses_seven_bits(tmp_path, monkeypatch):
 @real
 @pytest.mark.parametrize("value", ["dynamic", "weights"])
 def test_on_a_gpu_it_is_near_the_model_and_comes_back(value):
-    model = tied().cuda()
-    tokens = TOKENS.cuda()
-    with torch.no_grad():
-        plain = model(tokens)
-        with apply_speedups(model, SpeedConfig(int8=value).alone())[1]:
-            found = model(tokens)
-        assert torch.equal(model(tokens), plain)
+    plain, found = with_plan(tied().cuda(), TOKENS.cuda(), SpeedConfig(int8=value))
     torch.testing.assert_close(found, plain, rtol=0.1, atol=0.2)

@@ -60,7 +60,7 @@ def _line(name: str, value: object, words: str) -> str:
 def auto() -> str:
     """What auto.yaml is: every option of the catalog as it is without a word, and its words."""
     lines = [
-        "# Everything that SpeedKit decides by itself. `%speedkit report` gives the reason of each.",
+        "# Everything that SpeedKit decides by itself. `%speedkit report` has each reason.",
         _line(ALONE, False, "true: what is auto is left as it is"),
     ]
     for entry in CATALOG:
@@ -83,7 +83,9 @@ def test_auto_has_every_option_with_its_words(request):
 
 def test_auto_is_what_is_decided_without_a_config(hardware):
     for machine in machines.names():
-        plans = [plan(config, hardware(machine), FACTS) for config in (SpeedConfig(), loaded("auto"))]
+        plans = [
+            plan(config, hardware(machine), FACTS) for config in (SpeedConfig(), loaded("auto"))
+        ]
         one, other = ([(d.name, d.value, d.active) for d in decided] for decided in plans)
         assert one == other
 

@@ -62,6 +62,7 @@ def test_the_auto_plans_are_the_pinned_ones(hardware: Load, request: pytest.Fixt
     [
         ("a100", "bf16", False, "high"),
         ("h200", "bf16", False, "high"),
+        ("b200", "bf16", False, "high"),
         ("rtx4050_laptop_windows", "bf16", False, "high"),
         ("t4", "fp16", True, "highest"),
         ("v100", "fp16", True, "highest"),
@@ -85,7 +86,7 @@ def test_precision_follows_the_units_that_the_machine_has(
     assert found["tf32"].active == (tf32 == "high")
 
 
-ON = ("a100", "h200", "t4", "v100", "gtx1660", "arc_b580_xpu", "mi300x")
+ON = ("a100", "b200", "h200", "t4", "v100", "gtx1660", "arc_b580_xpu", "mi300x")
 OFF = ("gtx1080", "p100", "cpu", "cpu_avx512_bf16", "rtx4050_laptop_windows", "apple_m2_mps")
 
 

@@ -180,7 +180,9 @@ def deviation(tensor: torch.Tensor, reference: torch.Tensor, least: float = NOTH
 def _of_gradient(gradient: torch.Tensor, reference: torch.Tensor, least: float) -> Deviation:
     """With its parts, where it is off at all."""
     whole = deviation(gradient, reference, least)
-    return replace(whole, parts=parts(gradient - reference, reference)) if whole.distance else whole
+    if not whole.distance:
+        return whole
+    return replace(whole, parts=parts(gradient - reference, reference, least))
 
 
 def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], least: float = NOTHING) -> Deviation:

@@ -55,8 +55,11 @@ class Parts:
         raise IndexError(index)
 
 
-def parts(difference: torch.Tensor, reference: torch.Tensor) -> Parts | None:
-    """Of a gradient of any shape; None of one too small for any."""
+def parts(difference: torch.Tensor, reference: torch.Tensor, least: float = 0.0) -> Parts | None:
+    """Of a gradient of any shape; None of one too small for any.
+
+    Each is taken to have a root mean square of `least` at least: what is smaller may be noise.
+    """
     import torch
 
     products, means = (difference**2, reference**2, difference * reference), []
@@ -75,7 +78,7 @@ def parts(difference: torch.Tensor, reference: torch.Tensor) -> Parts | None:
     if not means:
         return None
     off, size, along = torch.cat(means, 1)
-    return Parts(reference.shape, off.sqrt(), size.sqrt(), along)
+    return Parts(reference.shape, off.sqrt(), size.sqrt().clamp_min(least), along)
 
 
 def beyond(
