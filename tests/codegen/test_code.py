@@ -67,6 +67,7 @@ def written(one, form: str) -> str | None:
 # --- what is written ---
 
 
+@pytest.mark.sampled(4)
 @every_machine
 @pytest.mark.parametrize("form", PYTHON_FORMS)
 def test_every_plan_is_code_that_compiles_and_names_what_is_active_and_no_more(machine, form):
@@ -85,6 +86,7 @@ def test_every_plan_is_code_that_compiles_and_names_what_is_active_and_no_more(m
     assert number
 
 
+@pytest.mark.slow
 def test_the_code_is_formatted_and_has_no_unused_import(tmp_path):
     texts = {
         text
@@ -276,6 +278,7 @@ def test_an_applied_plan_knows_its_optimizers():
 # --- as YAML ---
 
 
+@pytest.mark.sampled(4)
 @every_machine
 def test_a_plan_as_yaml_gives_just_this_plan_again(machine, tmp_path):
     path = tmp_path / "plan.yaml"

@@ -206,6 +206,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_a_guest_that_an_entry_point_names_waits_until_the_user_imports_it(tmp_path):
     (tmp_path / "visiting_package.py").write_text(GUEST)
     folder = tmp_path / "visiting_package-1.dist-info"

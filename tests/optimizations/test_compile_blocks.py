@@ -182,6 +182,7 @@ def test_what_the_user_compiles_meanwhile_stays():
     assert model.layers[0].__dict__[NAME] is own
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
 def test_plans_on_overlapping_models_are_taken_back_in_any_order(order):
     first, second = Model(), Model()

@@ -365,7 +365,7 @@ def test_a_candidates_name_is_the_variants_however_its_values_are_spelled(values
     assert Candidate(values).name == name
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("step_s", [0.05, 0.5, 1.5])
 @pytest.mark.parametrize("helps", ["fused_optimizer", "channels_last", "bf16"])
 def test_where_the_strongest_combination_loses_a_part_that_helps_alone_is_found(

@@ -43,7 +43,7 @@ def verdicts(name, word):
     return list(accused(examined(step, [word], model, optimizer), name))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", ACCUSED)
 def test_a_net_that_amplifies_rounding_is_not_accused(one_thread, name):
     for row in verdicts(name, ACCUSED[name]):

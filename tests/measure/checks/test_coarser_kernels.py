@@ -24,7 +24,7 @@ def unit(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_not_accused(kind, seed):

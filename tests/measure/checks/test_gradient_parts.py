@@ -15,14 +15,14 @@ from speedkit_jupyter.measure.checks.gradient_parts import parts
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("one", PACKED, ids=lambda one: f"{one.group}: {one.name}")
 def test_what_is_wrong_in_a_part_of_a_parameter_is_seen(one):
     found = judged(one)
     assert found["verdict"] == "wrong", found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_packed_parameter_is_not_accused(name):
     torch.manual_seed(1)

@@ -40,7 +40,7 @@ def named(one: Planted) -> str:
     return f"{one.group}: {one.name}"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("one", WRONG, ids=named)
 def test_what_is_wrong_is_not_taken_for_right(one):
     found = judged(one)
@@ -197,6 +197,7 @@ class Reordered(nn.Linear):
         return nn.functional.linear(x.flip(1), self.weight.flip(1), self.bias)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("only_float32", [False, True], ids=["float64", "float32 only"])
 @pytest.mark.parametrize("scales", [None, False, True], ids=["plain", "disabled", "enabled"])
 def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, only_float32):
@@ -244,6 +245,7 @@ def test_very_large_and_small_numbers_are_compared_too(one_thread, size, sign):
     assert word(found) in ("exact", "wrong")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fill", [float("-inf"), float("inf"), float("nan")], ids=str)
 @pytest.mark.parametrize("fault", ["", "masked other", "not masked", "scaled"])
 def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fault):
