@@ -11,6 +11,7 @@ from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
+from speedkit_jupyter.report.score_words import judged
 from speedkit_jupyter.report.units import count, day, ratio, seconds, size
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.tuning.outcome import Tuning
@@ -28,6 +29,8 @@ NEXT = (
 def tuning_report(tuning: Tuning) -> Document:
     """What to do, what it was proven to bring, and everything that was tried."""
     sections = []
+    if tuning.record is not None and tuning.record.score is not None:
+        sections.append(Section(f"{judged(tuning.record.score)}."))
     if tuning.helped:
         sections += _proof(tuning)
     if tuning.rejected:

@@ -16,13 +16,14 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import learning, other_models
 from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.candidates import (
     Candidate,
@@ -50,7 +51,8 @@ class Search:
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`; with `steps` it is the total time of so many steps, what
     comes before the first one included. `fresh` searches although a plan is known; the
-    optimizations in `keep` stay as they are. The budget
+    optimizations in `keep` stay as they are. Where the user names an `accuracy`, what makes another
+    model is tried in the end, and chosen where it is accepted. The budget
     begins when it runs, or began at `begun_s` on the clock, where that is set. Raises StepError.
     """
 
@@ -62,6 +64,7 @@ class Search:
         objective: str = "time",
         fresh: bool = False,
         keep: Collection[str] = (),
+        accuracy: NamedAccuracy | None = None,
     ) -> None:
         if not isinstance(objective, str) or objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r:.100}")
@@ -70,7 +73,9 @@ class Search:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self._fresh = step, fresh
+        self.step, self._fresh, self._accuracy = step, fresh, accuracy
+        if accuracy is not None:
+            accuracy.bound(step.models)  # raises for what can't be called
         with ExitStack() as stack:
             for model in step.models:
                 stack.enter_context(hidden(model))
@@ -138,6 +143,8 @@ class Search:
                 yield from self._check(winner)
             if not tuning.confirmed:
                 yield from self._search()
+            if self._accuracy is not None:
+                yield from other_models.choose(self._stages, self._accuracy)
         finally:
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
