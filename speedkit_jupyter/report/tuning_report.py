@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.plans.applying import plan_applied_to
+from speedkit_jupyter.report.attention_table import TITLE, attention_table
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
@@ -44,6 +45,8 @@ def tuning_report(tuning: Tuning) -> Document:
         sections.append(
             Section(f"Learned before ({when}) and checked again now; --fresh searches anew.")
         )
+    if tuning.facts.attention:
+        sections.append(Section(attention_table(tuning.facts.attention), TITLE))
     undone = "All that measuring did to model, optimizer and random state is undone."
     sections.append(Section(undone))
     if tuning.helped:
