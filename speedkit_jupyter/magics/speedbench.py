@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics import speedbench_options
+from speedkit_jupyter.magics import accuracy, speedbench_options
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.cell_output import streams_kept
@@ -113,6 +113,7 @@ def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str)
         throughput=arguments.throughput,
         check=arguments.check or (),
         command=command,
+        accuracy=accuracy.named(shell.user_ns, arguments, "%%speedbench"),
     )
 
 
@@ -124,7 +125,9 @@ def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
     step = _step(shell, cell, arguments)
     objective = arguments.objective or "time"
     keep = arguments.keep or ()
-    return Search(step, arguments.budget, arguments.steps, objective, arguments.fresh, keep)
+    named = accuracy.named(shell.user_ns, arguments, "%%speedbench")
+    fresh = arguments.fresh
+    return Search(step, arguments.budget, arguments.steps, objective, fresh, keep, named)
 
 
 def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:
@@ -145,7 +148,8 @@ def _refuse_setup(setup: str) -> None:
 
 def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Timer:
     """Without --compare: the cell as it stands, with a plan in force if there is one."""
-    _refuse(arguments, ("check", "throughput"), "to a comparison: add --compare")
+    of_a_comparison = ("check", "throughput", *accuracy.OPTIONS)
+    _refuse(arguments, of_a_comparison, "to a comparison: add --compare")
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
     loop, compile_s = _loop(cell, setup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from speedkit_jupyter.magics import suggestions
+from speedkit_jupyter.magics.accuracy import add_accuracy
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import (
     add_optimizer,
@@ -47,6 +48,7 @@ def parser() -> Parser:
     add_optimizer(parser, "their optimizers; without it those that the cell uses")
     check = "what the cell leaves, to compare in place of what backward ran on"
     parser.add_argument("--check", type=names, action="extend", metavar="NAMES", help=check)
+    add_accuracy(parser)
     save = "keep the result for %speedkit history and --compare"
     parser.add_argument("--save", metavar="NAME", help=save)
     for option, summary in SWITCHES.items():

@@ -50,6 +50,19 @@ def optimizations(names: Names) -> list[str]:
     return [optimization.name for optimization in CATALOG]
 
 
+def functions(names: Names) -> list[str]:
+    """The notebook's own functions."""
+    from types import FunctionType
+
+    public = [(name, value) for name, value in names.items() if name[:1] != "_"]
+    return [
+        name
+        for name, value in public
+        if type(value) is FunctionType
+        and not str(value.__globals__.get("__name__", "")).startswith("IPython")
+    ]
+
+
 def saved(names: Names) -> list[str]:
     """The names of saved benchmarks."""
     from speedkit_jupyter.support import database

@@ -46,7 +46,8 @@ class Decision:
 
     Why: `rule` names the rule or the fact; `asked` says that it is done as it was asked; `measured`
     is the number that decided, and `variable` the environment variable. `hint` is what follows
-    from it for the user. One of the first three is there.
+    from it for the user. One of the first three is there. `evidence` is the table behind the
+    number, row by row, where there is one.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Decision:
     measured: str = ""
     variable: str | None = None
     hint: str = ""
+    evidence: tuple[Any, ...] = ()
 
     @property
     def why(self) -> str:
@@ -108,9 +110,9 @@ class Request:
         """Change nothing; `value` is what is in force without SpeedKit."""
         return self._decision(value, rule, **more)
 
-    def offer(self, value: Any, worth_measuring: Any, rule: str) -> Decision:
+    def offer(self, value: Any, worth_measuring: Any, rule: str, **more: Any) -> Decision:
         """Change nothing: what may pay and may cost waits until it is measured."""
-        return self._decision(value, rule, worth_measuring=worth_measuring)
+        return self._decision(value, rule, worth_measuring=worth_measuring, **more)
 
     def decline(self, value: Any, rule: str, **more: Any) -> Decision:
         """Change nothing, although it was asked for."""

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.optimizations import backends, denormal_numbers
+from speedkit_jupyter.optimizations.attention import Measured, kept
 from speedkit_jupyter.optimizations.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.conv_norms import number_of_norms
@@ -83,7 +84,8 @@ class Facts:
     in while planning. `rewritable` are the modules that `rewrites` can make others of.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
-    `quantized` says which optimization multiplies in the stead of the weights.
+    `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
+    each kernel took on the calls that the model's step makes, where that was measured.
     """
 
     device: str = "cpu"
@@ -115,6 +117,7 @@ class Facts:
     checkpointed: bool = False
     compiles: bool = False
     quantized: str = ""
+    attention: tuple[Measured, ...] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -183,6 +186,7 @@ class Facts:
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),
+            attention=kept(model),
             flags=flags.snapshot(),
         )
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations import flash_attention, sdp_kernels
+from speedkit_jupyter.optimizations.attention import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.base import (
     Decision,
     Effect,
@@ -19,22 +22,17 @@ from speedkit_jupyter.optimizations.base import (
     overridden,
 )
 from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.flash_attention import IMPLEMENTATIONS
 from speedkit_jupyter.optimizations.options import Fields
 from speedkit_jupyter.optimizations.snippet import Form, Snippet
-
-BACKENDS = {
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "cudnn": "CUDNN_ATTENTION",
-    "math": "MATH",
-}
-SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority_order")
 
 
 class Sdpa(Optimization):
     """The chosen kernel comes first; inputs that it can't take go to the others, never to an error.
 
-    No fixed order is right on all GPUs, so `auto` leaves torch's own.
+    No fixed order is right everywhere, so `auto` leaves torch's own. A search measures each kernel
+    on the calls that the step makes, and tries what is faster there; on a CPU there are torch's
+    fused kernel (`flash`), which comes first by itself, and `math`.
     """
 
     name = "sdpa"
@@ -51,30 +49,49 @@ class Sdpa(Optimization):
     )
 
     class Options(Fields):
-        """`backend`: the kernel to try first; `math` allows no other."""
+        """`backend`: the kernel to try first; `math` allows no other, `fa3` and `fa4` are
+        FlashAttention's own packages in the place of torch's flash kernel.
+        """
 
-        backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
-            "auto", description="auto, flash, efficient, cudnn, math"
+        backend: Literal["auto", "flash", "efficient", "cudnn", "math", "fa3", "fa4"] = Field(
+            "auto", description="auto, flash, efficient, cudnn, math, fa3, fa4"
         )
 
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only, and only a kernel that the device has."""
+        """By request only, and only a kernel that the device has; with what was measured."""
+        rows = _here(facts)
+        return replace(self._decide(request, hardware, facts, rows), evidence=rows)
+
+    def _decide(
+        self, request: Request, hardware: Hardware, facts: Facts, rows: Sequence[Measured]
+    ) -> Decision:
         asked = request.value.backend
+        if asked == "auto" and (best := ahead(rows)):
+            return request.offer("auto", best[0], _told(rows, best[0]))
+        if asked == "auto" and rows:
+            return request.leave("auto", f"torch's own order stays: {_told(rows)}")
         if asked == "auto":
             return request.leave(
                 "auto", "torch's own order stays: no fixed one is right everywhere; measure yours"
             )
         if asked == "math":
-            return request.obey("math", "the plain kernel and no other")
+            told = f"; {_told(rows, asked)}" if rows else ""
+            return request.obey("math", f"the plain kernel and no other{told}")
         if facts.device_type == "cpu":
             return request.decline(
-                "auto", f"{asked!r} is a CUDA kernel; on a CPU torch uses its own fused one already"
+                "auto",
+                f"{asked!r} is a CUDA kernel; on a CPU torch uses its own fused one already, for "
+                "all that it can take",
             )
         gpu = hardware.accelerator(facts.device)
         if gpu is None or gpu.kind != "cuda":
             return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
+        if asked in IMPLEMENTATIONS:
+            if obstacle := flash_attention.obstacle(asked, hardware, gpu):
+                return request.decline("auto", obstacle)
+            return request.obey(asked, hint=flash_attention.HINT)
         if gpu.is_nvidia and asked in ("flash", "cudnn") and not gpu.bf16:
             return request.apply(
                 "efficient",
@@ -82,35 +99,23 @@ class Sdpa(Optimization):
                 "'efficient'",
                 declined=True,
             )
-        return request.obey(asked, hint="inputs that it can't take go to the other kernels")
+        told = _told(rows, asked) if rows else ""
+        return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Which kernels may be taken, and in which order."""
-        import torch
-        from torch.backends import cuda
-
-        off = (False,)
-        reorder = torch._C._set_sdp_priority_order
-        return {
-            "sdp.flash": flags.Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, off),
-            "sdp.efficient": flags.Switch(
-                cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp, off
-            ),
-            "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
-            "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
-            "sdp.priority_order": flags.Switch(
-                torch._C._get_sdp_priority_order, reorder, ([0, 1, 2, 3, 4],)
-            ),
-        }
+        return sdp_kernels.switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """The switches, and the tag for torch.compile's caches."""
-        first, kernels = _order(decision.value, facts.flags.get("sdp.priority_order", ()))
+        now = facts.flags.get("sdp.priority_order", ())
         fused = decision.value != "math"
+        wanted = IMPLEMENTATIONS.get(decision.value)
         return {
             **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
+            **({} if wanted is None else {flash_attention.SWITCH: wanted.name}),
             "sdp.math": True,
-            "sdp.priority_order": [first, *kernels],
+            "sdp.priority_order": sdp_kernels.order(decision.value, now),
             "compiler.cache_key_tag": _tag(
                 facts.flags.get("compiler.cache_key_tag", ""), decision.value
             ),
@@ -125,11 +130,11 @@ class Sdpa(Optimization):
         """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
         import torch.compiler.config as config
 
-        names = (*SWITCHES, "compiler.cache_key_tag")
+        names = (*sdp_kernels.names(decision.value), "compiler.cache_key_tag")
         tag = _tag(config.cache_key_tag, decision.value)
 
         def change() -> None:
-            _choose(decision.value)
+            sdp_kernels.choose(decision.value)
             config.cache_key_tag = tag
 
         with overridden(target, names, change):
@@ -141,20 +146,23 @@ class Sdpa(Optimization):
         """The same choice for one block, where another plan is in force process-wide."""
         if decision.value == "auto":
             return nullcontext
-        return lambda: overridden(target, SWITCHES, lambda: _choose(decision.value))
+        word, names = decision.value, sdp_kernels.names(decision.value)
+        return lambda: overridden(target, names, lambda: sdp_kernels.choose(word))
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torch's public context manager, with the same switches and order inside.
 
         Compiled code needs a tag: the choice is not part of its cache's key.
         """
-        first = BACKENDS[decision.value]
-        names = (first,) if decision.value == "math" else _in_order(first)
+        word, wanted = decision.value, IMPLEMENTATIONS.get(decision.value)
+        names = ("MATH",) if word == "math" else sdp_kernels.in_order(word)
         kernels = ", ".join(f"SDPBackend.{name}" for name in names)
-        tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{decision.value}"'
+        tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
+        more = "" if wanted is None else "activate_flash_attention_impl, "
+        register = () if wanted is None else (f'activate_flash_attention_impl("{wanted.name}")',)
         return Snippet(
-            imports=("from torch.nn.attention import SDPBackend, sdpa_kernel",),
-            setup=(f"attention = [{kernels}]",),
+            imports=(f"from torch.nn.attention import {more}SDPBackend, sdpa_kernel",),
+            setup=(*register, f"attention = [{kernels}]"),
             compiling=(
                 "# torch.compile's cache does not tell one choice of kernels from another.",
                 tag,
@@ -163,42 +171,34 @@ class Sdpa(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Every kernel that the GPU has; on a CPU torch's own choice has no rival."""
+        """What is ahead on the step's own calls; where they were not measured, every kernel of a
+        GPU, and on a CPU none.
+        """
+        if rows := _here(facts):
+            return tuple(ahead(rows))
         gpu = hardware.accelerator(facts.device)
         if gpu is None or gpu.kind != "cuda":
             return ()
         return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
 
 
-def _in_order(first: str) -> tuple[str, ...]:
-    """The chosen kernel, and after it the others in torch's own order."""
-    import torch
-    from torch.nn.attention import SDPBackend
-
-    names = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
-    order = [names[number] for number in torch._C._get_sdp_priority_order() if number in names]
-    return (first, *(name for name in order if name != first))
+def _here(facts: Facts) -> tuple[Measured, ...]:
+    """What was measured on the device that the model is on."""
+    kinds = [(row, row.call.device.partition(":")[0]) for row in facts.attention]
+    return tuple(row for row, kind in kinds if kind == facts.device_type)
 
 
-def _choose(backend: str) -> None:
-    import torch
-    from torch.backends import cuda
-
-    only_math = backend == "math"
-    cuda.enable_flash_sdp(not only_math)
-    cuda.enable_mem_efficient_sdp(not only_math)
-    cuda.enable_cudnn_sdp(not only_math)
-    cuda.enable_math_sdp(True)
-    first, kernels = _order(backend, torch._C._get_sdp_priority_order())
-    torch._C._set_sdp_priority_order([first, *kernels])
-
-
-def _order(backend: str, now: Sequence[int]) -> tuple[int, list[int]]:
-    """The number of the kernel that comes first, and those after it."""
-    from torch.nn.attention import SDPBackend
-
-    first = int(getattr(SDPBackend, BACKENDS[backend]))
-    return first, [number for number in now if number != first]
+def _told(rows: Sequence[Measured], word: str = "") -> str:
+    """The number that decided."""
+    kinds = len({replace(row.call, dtype="") for row in rows})
+    on = f"measured on {kinds} kind{'s' * (kinds > 1)} of calls that its step makes"
+    if not word:
+        return f"{on}, nothing is proven faster"
+    gains = speedups(rows, word)
+    dtype, engine = max(gains, key=lambda which: gains[which])
+    where = f"{dtype}, products by {engine}" if engine else dtype
+    gain = f"{word!r} is {gains[dtype, engine]:.2f} times as fast as torch's own choice"
+    return f"{on}, {gain} in all ({where})"
 
 
 def _tag(now: str, backend: str) -> str:

@@ -7,6 +7,7 @@ import inspect
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base import Decision, Optimization
 from speedkit_jupyter.plans.planning import Plan
+from speedkit_jupyter.report.attention_table import evidence
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table
 from speedkit_jupyter.report.plan_report import hardware_line, outcome, worth_measuring
@@ -52,8 +53,10 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
     table = Table(("", ""), tuple(Row(row) for row in about.items()))
     return Document(
         f"{optimization.name}: {optimization.summary}",
-        (Section(table),),
-        about | {"name": optimization.name, "effect": optimization.effect.value},
+        (Section(table), *evidence([decision])),
+        about
+        | {"name": optimization.name, "effect": optimization.effect.value}
+        | ({"evidence": [row.to_dict() for row in decision.evidence]} if decision.evidence else {}),
     )
 
 

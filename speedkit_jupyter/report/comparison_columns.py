@@ -13,12 +13,21 @@ from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.measure.rounds.budget import advice
 from speedkit_jupyter.report.elements import Row, Table, Tone
+from speedkit_jupyter.report.score_words import shown
 from speedkit_jupyter.report.units import ratio, seconds, share, size, with_unit
 
 BLANK = "–"
-TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "wrong": "bad", "failed": "bad"}
+TONES: dict[str, Tone] = {
+    "faster": "good",
+    "accepted": "good",
+    "slower": "bad",
+    "wrong": "bad",
+    "failed": "bad",
+}
 # A reason of so many characters has room in the table.
 SHORT = 60
+# An expression of more would take the others' place.
+LONG = 20
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ def counted(comparison: Comparison) -> list[Quantity]:
 
 def _columns(comparison: Comparison) -> list[Column]:
     """With those of what this machine counts beside the times."""
-    more = map(_column, counted(comparison))
+    more = [*map(_column, counted(comparison)), *_of_score(comparison)]
     place = next(n for n, column in enumerate(COLUMNS) if column.title == "accuracy")
     return [*COLUMNS[:place], *more, *COLUMNS[place:]]
 
@@ -71,6 +80,21 @@ def _column(quantity: Quantity) -> Column:
         return None if value is None else with_unit(value, quantity.unit)
 
     return Column(quantity.title, cell, leaves=3)
+
+
+def _of_score(comparison: Comparison) -> list[Column]:
+    """The number that the user has named, where there is one."""
+    score = comparison.baseline.score
+    if score is None:
+        return []
+
+    def cell(comparison: Comparison, record: Record) -> str | None:
+        after = None if record.score is None else record.score.after
+        return None if record.score is None or after is None else shown(record.score, after.value)
+
+    name = f"{score.function}()" if score.function.isidentifier() else score.function
+    title = name if len(name) <= LONG else f"{name[: LONG - 1]}…"
+    return [Column(title, cell, is_brief=True)]
 
 
 def _row(comparison: Comparison, record: Record, columns: list[Column]) -> Row:

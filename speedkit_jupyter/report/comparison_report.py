@@ -13,6 +13,7 @@ from speedkit_jupyter.measure.rounds.budget import advice
 from speedkit_jupyter.report.comparison_columns import comparison_table, counted, in_short, reason
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Picture, Section
+from speedkit_jupyter.report.score_words import change, judged
 from speedkit_jupyter.report.units import count, operations, ratio, seconds, size, word
 
 # An interval wider than this share of its median to both sides says where it begins, and no more.
@@ -22,6 +23,7 @@ LOOSE = 0.5
 SHOWN = 2
 
 OTHERS = ("is faster, as another model", "are faster, as other models")
+NAME_IT = "`--accuracy` takes a function of yours that tells"
 
 
 class Urgent(str):
@@ -70,7 +72,8 @@ def _headline(comparison: Comparison) -> str:
         return f"{comparison.baseline.name} takes {median} a step ({where})"
     if best is None:
         return f"{_nothing(comparison)} ({where})"
-    return f"{best.name} is {describe_verdict(comparison, best)} ({where})"
+    told = f"; {change(best.score)}" if best.score and best.changes_model else ""
+    return f"{best.name} is {describe_verdict(comparison, best)}{told} ({where})"
 
 
 def _nothing(comparison: Comparison) -> str:
@@ -126,8 +129,12 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
         lines.append(", ".join(words))
     if record.is_other_model(comparison.baseline) and not record.failure:
         lines.append(Urgent(_given_up(record)))
-    elif record.accuracy is not None:
-        lines += _errors(record.accuracy)
+    else:
+        if record.accuracy is not None:
+            lines += _errors(record.accuracy)
+        if record.score and not record.failure and record is not comparison.baseline:
+            line = judged(record.score)
+            lines.append(Urgent(line) if record.is_refused else line)
     if not record.declined:
         lines += [f"{name}: declined: {reason}" for name, reason in record.declines.items()]
     lines += [f"{name}: {note}" for name, note in record.notes.items()]
@@ -139,16 +146,17 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
 
 def _given_up(record: Record) -> str:
     """What another model computes otherwise, and what decides about it."""
-    accuracy = record.accuracy
+    accuracy, score = record.accuracy, record.score
     decides = f"its loss decides, not its speed: `%speedkit verify --plan {record.name}`"
     if accuracy is None or accuracy.verdict != "other model":
         told = "other model" if accuracy is None else f"{accuracy.verdict}: {accuracy.reason}"
-        return f"{told}; {decides}"
+        return f"{told}; {decides if score is None else judged(score)}"
     off = {"output off": accuracy.output_error, "loss": accuracy.loss_error}
     if accuracy.gradient_cosine is not None:
         off["gradients"] = accuracy.gradient_error
     else:
-        decides = "what it is for decides, not its speed"
+        decides = f"what it is for decides, not its speed: {NAME_IT}"
+    decides = decides if score is None else judged(score)
     known = [f"{name} by {error:.2g}" for name, error in off.items() if error is not None]
     return f"other model: {', '.join(known)}; {decides}"
 

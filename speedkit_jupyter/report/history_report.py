@@ -14,7 +14,7 @@ from speedkit_jupyter.support.database import Saved
 
 SAME_WHERE = ("device", "torch")
 # Of these the speed is not all that is to be known.
-NOT_THE_SAME = ("other model", "wrong", "not checked")
+NOT_THE_SAME = ("accepted", "other model", "wrong", "not checked")
 EARLIER = "of an earlier version of SpeedKit"
 
 

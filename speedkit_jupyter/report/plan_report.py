@@ -11,6 +11,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base import Decision
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
+from speedkit_jupyter.report.attention_table import evidence
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, size, word
@@ -36,7 +37,7 @@ def plan_report(plan: Plan, name: str = "model") -> Document:
     """What would be decided for a model; nothing is applied."""
     return Document(
         f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
-        (Section(decisions(plan)), *worth_measuring(plan)),
+        (Section(decisions(plan)), *worth_measuring(plan), *evidence(plan)),
         {"plan": plan.to_dict(), "hardware": plan.hardware.model_dump(mode="json")},
     )
 
@@ -47,6 +48,7 @@ def context_report(context: SpeedContext, name: str = "model", ctx: str = "ctx")
     sections = [
         Section(decisions(plan, context.restored)),
         *worth_measuring(plan),
+        *evidence(plan),
         Section(changed(changes), "Before and after"),
     ]
     sections += _notes(context, ctx)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Legible on white and on near-black; the same meaning stands in the label of each row.
-COLOURS = {"faster": "#2ea043", "slower": "#da3633"}
+COLOURS = {"faster": "#2ea043", "accepted": "#2ea043", "slower": "#da3633"}
 NEUTRAL = "#8b949e"
 
 

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.plans.applying import plan_applied_to
+from speedkit_jupyter.report.attention_table import TITLE, attention_table
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
+from speedkit_jupyter.report.score_words import judged
 from speedkit_jupyter.report.units import count, day, ratio, seconds, size
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.tuning.outcome import Tuning
@@ -28,6 +30,8 @@ NEXT = (
 def tuning_report(tuning: Tuning) -> Document:
     """What to do, what it was proven to bring, and everything that was tried."""
     sections = []
+    if tuning.record is not None and tuning.record.score is not None:
+        sections.append(Section(f"{judged(tuning.record.score)}."))
     if tuning.helped:
         sections += _proof(tuning)
     if tuning.rejected:
@@ -41,6 +45,8 @@ def tuning_report(tuning: Tuning) -> Document:
         sections.append(
             Section(f"Learned before ({when}) and checked again now; --fresh searches anew.")
         )
+    if tuning.facts.attention:
+        sections.append(Section(attention_table(tuning.facts.attention), TITLE))
     undone = "All that measuring did to model, optimizer and random state is undone."
     sections.append(Section(undone))
     if tuning.helped:

@@ -8,6 +8,7 @@ from functools import partial
 
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Picture, Row, Section, Table, Tone
+from speedkit_jupyter.report.score_words import change, precision, score_table
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.tuning.curves import RAN_ON, Curve
 from speedkit_jupyter.tuning.verified import Verification
@@ -17,8 +18,10 @@ WORDS = {
     "different": "the loss curve is another than the baseline's, and does not end above it",
     "worse": "the loss ends above the baseline's",
     "failed": "it failed",
+    "accepted": "accepted",
+    "other model": "another model",
 }
-TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad", "failed": "bad"}
+TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad"}
 ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own rounding"
 HINT = ". A step that scales its loss by itself should return it: what it returns is compared"
 
@@ -27,13 +30,17 @@ def verification_report(result: Verification) -> Document:
     """The verdict with its numbers, the curves, and some steps of them."""
     verdict = result.verdict
     steps = count(len(result.runs.baseline), "step")
-    title = f"{result.name}: {WORDS[verdict]} over {steps}"
+    title = f"{result.name}: {WORDS[verdict]}"
+    if result.score is not None and not result.failure:
+        title += f": {change(result.score)}"
+    if result.runs.baseline:
+        title += f" {'over' if result.score is None else 'after'} {steps}"
     if result.subject:
         title = f"{result.subject}: {title}"
     if result.failure:
         return Document(title, (Section(result.failure),), result.to_dict())
     curves = result.curves
-    sections = [*_given_up(result)] if result.changes_model else []
+    sections = [*_scored(result), *_given_up(result)]
     sections += [
         section for curve in curves for section in _sections(result, curve, len(curves) > 1)
     ]
@@ -43,11 +50,26 @@ def verification_report(result: Verification) -> Document:
     return Document(title, tuple(sections), result.to_dict())
 
 
+def _scored(result: Verification) -> Iterator[Section]:
+    """The number that the user has named, which decides."""
+    score = result.score
+    if score is None:
+        return
+    yield Section(score_table(score, result.name))
+    if note := precision(score):
+        yield Section(note)
+
+
 def _given_up(result: Verification) -> Iterator[Section]:
     """What another model is, and what its losses show of that: at once, and at the end."""
+    if not result.changes_model:
+        return
     words, loss = " and ".join(result.changes_model), result.loss
     notes = [f"{name}: {note}." for name, note in result.notes.items()]
-    yield Section("\n".join([f"{words} makes another model of it; what that gives up:", *notes]))
+    told = "; what that gives up:" if notes or loss.baseline else "."
+    yield Section("\n".join([f"{words} makes another model of it{told}", *notes]))
+    if not loss.baseline:
+        return
     runs = [run for run in (loss.baseline, loss.planned, loss.other) if run]
     rows = (
         Row(("the first loss, from the same weights", *(f"{run[0]:.5g}" for run in runs))),

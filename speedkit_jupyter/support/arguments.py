@@ -33,6 +33,19 @@ def seconds(name: str, value: Any) -> float | None:
     return number
 
 
+def amount(name: str, value: Any) -> float | None:
+    """A finite number that is not below 0, or None; raises StepError."""
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise StepError(f"{name} must be a number from 0 on, not {_of(value)}")
+    return number
+
+
 def whole(name: str, value: Any) -> int:
     """A whole number of a size that can be counted to; raises StepError."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > sys.maxsize:

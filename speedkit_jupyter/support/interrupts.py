@@ -89,6 +89,19 @@ def window() -> Window | None:
     return first if is_ours and first is not None and not first.is_always_open else None
 
 
+def in_a_window(function: Callable[[], Result]) -> Result:
+    """Call the user's code; what waits for a window may arrive in it."""
+    __tracebackhide__ = True
+    first = window()
+    if first is None:
+        return function()
+    first.open()
+    try:
+        return function()
+    finally:
+        first.close()
+
+
 def _with_a_handler(function: Callable[Given, Result], is_open: bool) -> Callable[Given, Result]:
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:

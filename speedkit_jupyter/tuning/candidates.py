@@ -113,7 +113,7 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
         (name,) = single.values
         lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
         joins = name not in CHOICES and name not in whole.values and not lowers_twice
-        if joins and _means_something(whole + single):
+        if joins and means_something(whole + single):
             whole = whole + single
     return whole
 
@@ -126,7 +126,7 @@ def combinations(singles: Sequence[Candidate], start: Candidate) -> list[Candida
     for single in singles:
         offered.setdefault(next(iter(single.values)), [Candidate({})]).append(single)
     sums = [sum(parts, Candidate({})) for parts in itertools.product(*offered.values())]
-    every = [plan for plan in sums if plan.values and _means_something(plan)]
+    every = [plan for plan in sums if plan.values and means_something(plan)]
     # The sort is stable, and the catalog puts the cheapest first.
     return sorted(every, key=lambda plan: (_rank(plan, start), distance(plan, start)))
 
@@ -144,7 +144,7 @@ def _rank(plan: Candidate, start: Candidate) -> int:
     return 2 if plan.values.keys() >= LOWERING else 1
 
 
-def _means_something(plan: Candidate) -> bool:
+def means_something(plan: Candidate) -> bool:
     """Whether each part does something beside the others."""
     return not any(optimizations.named(name).excludes & plan.values.keys() for name in plan.values)
 

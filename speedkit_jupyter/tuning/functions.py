@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import CURRENT, config_of, variant
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -34,6 +35,9 @@ def tune(
     objective: str = "time",
     fresh: bool = False,
     keep: str | Sequence[str] = (),
+    accuracy: Callable[..., object] | None = None,
+    allowed: float | None = None,
+    better: str | None = None,
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
@@ -42,16 +46,20 @@ def tune(
     many steps, compiling included; with `objective` "memory" the peak of a step, which may cost
     time and no accuracy. A plan that was learned for this very step is only checked again, unless
     the search shall be `fresh`. What is named in `keep` stays as it is:
-    `keep=("precision", "tf32")` searches in full float32. Nothing is applied: `Tuning.apply()`
-    does. Raises StepError where the step can't be measured; all that it changed is put back. Ctrl-C
-    goes on to the caller, with the best so far as the error's `tuning`.
+    `keep=("precision", "tf32")` searches in full float32. With an `accuracy`, a function of yours
+    as in `benchmark`, what makes another model is tried too, and may be the plan where it is
+    accepted. Nothing is applied: `Tuning.apply()` does. Raises StepError where the step can't be
+    measured; all that it changed is put back. Ctrl-C goes on to the caller, with the best so far as
+    the error's `tuning`.
     """
     begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)
     steps = None if steps is None else arguments.whole("steps", steps)
     fresh = arguments.flag("fresh", fresh)
     keep = [keep] if isinstance(keep, str) else keep
-    search = Search(step_of(step, model, optimizer), budget_s, steps, objective, fresh, keep)
+    named = named_accuracy(accuracy, better, allowed)
+    measured = step_of(step, model, optimizer)
+    search = Search(measured, budget_s, steps, objective, fresh, keep, named)
     search.begun_s = begun_s
     try:
         for _ in search.run():
@@ -74,18 +82,26 @@ def verify(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     steps: int = 50,
+    accuracy: Callable[..., object] | None = None,
+    allowed: float | None = None,
+    better: str | None = None,
 ) -> Verification:
     """Train for so many steps with and without a plan and compare the loss curves.
 
     `plan` is a variant's name (`current`: what is applied now) or a config. Each run begins from
     the model as it is, with the same seed and data; a second baseline with another seed shows how
-    far apart two curves lie anyway. All that the runs changed is put back. Raises StepError.
+    far apart two curves lie anyway. `accuracy` is a function of yours that gives a number (or how
+    many examples are right, of how many): it decides then, asked at the end of each run, or at once
+    where the step does not train. `allowed` is how much worse it may be, in its own units, `better`
+    is "higher" or "lower", by its name where you don't say. All that the runs changed is put back.
+    Raises StepError.
     """
     steps = arguments.whole("steps", steps)
     if not isinstance(plan, SpeedConfig):
         plan = arguments.name("plan", plan)
     measured = step_of(step, model, optimizer)
-    verifier = verifier_of(measured, plan, steps)
+    named = named_accuracy(accuracy, better, allowed)
+    verifier = verifier_of(measured, plan, steps, named)
     models = " and ".join(type(module).__name__ for module in measured.models)
     verifier.result().subject = f"{models} in `{getattr(step, '__name__', 'step')}`"
     for _ in verifier.run():
@@ -93,11 +109,13 @@ def verify(
     return verifier.result()
 
 
-def verifier_of(step: Step, plan: str | SpeedConfig, steps: int) -> Verifier:
+def verifier_of(
+    step: Step, plan: str | SpeedConfig, steps: int, accuracy: NamedAccuracy | None = None
+) -> Verifier:
     """A verifier of a variant by its name, or of a config."""
     if isinstance(plan, SpeedConfig):
-        return Verifier(step, "plan", plan, steps)
+        return Verifier(step, "plan", plan, steps, accuracy)
     chosen = variant(plan)
     configs = (config_of(chosen, model) for model in step.models)
     config = next((config for config in configs if config is not None), None)
-    return Verifier(step, plan, config, steps)
+    return Verifier(step, plan, config, steps, accuracy)

@@ -8,13 +8,15 @@ import math
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.checks.attention_calls import Seen
+from speedkit_jupyter.measure.checks.attention_calls import noted as noted_in
 from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
@@ -26,6 +28,7 @@ from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
+from speedkit_jupyter.optimizations.attention import Call
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -102,11 +105,12 @@ def identify(
     took_s: list[float] | None = None,
     budget: Budget | None = None,
     kept: tuple[str, ...] = (),
+    attention: dict[Call, Seen] | None = None,
 ) -> tuple[str, Task]:
     """The setting and the task of a step. Runs it once, undone at its end; raises what it raises.
 
     A short step runs some times, as the `budget` allows, since the first one is slower; `took_s`
-    gets the seconds of each.
+    gets the seconds of each, `attention` the calls of scaled_dot_product_attention.
     A model that was compiled by the user runs no hooks: its inputs stay unknown.
     """
     __tracebackhide__ = True
@@ -119,13 +123,17 @@ def identify(
         where = setting(step.models, hardware)
         facts = Facts.read(step.models[0], step.optimizers)
         watched = step.models if facts.compiled == "no" else ()
+        looked_at = nullcontext() if attention is None or not watched else noted_in(attention)
         start = stack.enter_context(step.isolated()).state
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
         with runner.applied():
-            with used(start), noted, _watched(watched, calls), made_inside(step.models) as made:
+            with (
+                used(start), noted, looked_at, _watched(watched, calls),
+                made_inside(step.models) as made,
+            ):  # fmt: skip
                 times_s.append(clock.timed(runner.once, runner.device))
             step.made = step.made or made
             while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:

@@ -105,7 +105,11 @@ def why_not(comparison: Comparison, record: Record, best: str, objective: str = 
         return f"wrong: {record.accuracy.reason}"
     if record.same_as_baseline:
         return "changes nothing here"
-    if record.is_other_model(comparison.baseline):
+    if record.score is not None and record.is_refused:
+        score = record.score
+        gives_up = score.failure or f"{score.function} gives up {score.lost:.2g}"
+        return f"another model: {gives_up}, {score.allowed:.2g} is allowed"
+    if record.is_other_model(comparison.baseline) and not record.is_accepted:
         return "another model: speed alone does not decide about it"
     if not record.is_checked and record.accuracy is not None:
         return f"not checked: {record.accuracy.reason}"

@@ -11,19 +11,24 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Generator
 from contextlib import ExitStack
+from dataclasses import replace
 
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.attention import Call, Measured
 from speedkit_jupyter.optimizations.facts import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import learning, other_models
 from speedkit_jupyter.tuning.allowance import Allowance
+from speedkit_jupyter.tuning.attention import keep, timed
 from speedkit_jupyter.tuning.candidates import (
     Candidate,
     candidates,
@@ -42,6 +47,8 @@ RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
 COMPILE_S = 20.0
 # Nor are the engines of float32 products measured, which is done once for a machine.
 ENGINES_S = 10.0
+# Its share of the budget is what measuring attention kernels may take.
+ATTENTION = 0.1
 
 
 class Search:
@@ -50,7 +57,8 @@ class Search:
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`; with `steps` it is the total time of so many steps, what
     comes before the first one included. `fresh` searches although a plan is known; the
-    optimizations in `keep` stay as they are. The budget
+    optimizations in `keep` stay as they are. Where the user names an `accuracy`, what makes another
+    model is tried in the end, and chosen where it is accepted. The budget
     begins when it runs, or began at `begun_s` on the clock, where that is set. Raises StepError.
     """
 
@@ -62,6 +70,7 @@ class Search:
         objective: str = "time",
         fresh: bool = False,
         keep: Collection[str] = (),
+        accuracy: NamedAccuracy | None = None,
     ) -> None:
         if not isinstance(objective, str) or objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r:.100}")
@@ -70,7 +79,9 @@ class Search:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self._fresh = step, fresh
+        self.step, self._fresh, self._accuracy = step, fresh, accuracy
+        if accuracy is not None:
+            accuracy.bound(step.models)  # raises for what can't be called
         with ExitStack() as stack:
             for model in step.models:
                 stack.enter_context(hidden(model))
@@ -80,6 +91,7 @@ class Search:
         self._tuning.kept = _known(keep)
         self.begun_s: float | None = None
         self._identity: tuple[str, Task] | None = None
+        self._calls: dict[Call, Seen] = {}
         self._allowance = Allowance(budget_s)
         self._stages = Stages(step, self._tuning, self._allowance)
 
@@ -113,6 +125,7 @@ class Search:
                 took_s,
                 self._allowance.budget,
                 tuning.kept,
+                self._calls,
             )
             self._allowance.is_known_to_take(min(took_s))
             made, others = self.step.made, tuning.facts_of_others
@@ -138,9 +151,12 @@ class Search:
                 yield from self._check(winner)
             if not tuning.confirmed:
                 yield from self._search()
+            if self._accuracy is not None:
+                yield from other_models.choose(self._stages, self._accuracy)
         finally:
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
+            self._calls = {}
 
     def _ahead(self) -> str:
         """How long it will take, and whether that is enough."""
@@ -170,6 +186,7 @@ class Search:
         __tracebackhide__ = True
         tuning, stages = self._tuning, self._stages
         yield from self._measure_engines()
+        yield from self._measure_attention()
         singles = candidates(
             tuning.hardware,
             tuning.facts,
@@ -215,6 +232,26 @@ class Search:
         if not is_known and not tuning.hardware.pinned and budget.seconds >= ENGINES_S:
             yield Progress(budget.share, "measuring the engines of float32 products, once")
             tuning.hardware = tuning.hardware.with_gemm()
+
+    def _measure_attention(self) -> Generator[Progress, None, None]:
+        """Its kernels, on the calls that the step makes: what is faster there is tried."""
+        tuning, budget = self._tuning, self._allowance.budget
+        calls, self._calls = self._calls, {}  # with tensors of the step
+        if not calls or "sdpa" in tuning.kept:
+            return
+        rows, left_out = list[Measured](), list[Call]()
+        yield Progress(budget.share, "measuring the attention kernels on the calls of the step")
+        seconds = ATTENTION * budget.seconds
+        for row in timed(calls, tuning.hardware, tuning.facts, seconds, left_out):
+            rows.append(row)
+            yield Progress(budget.share, "measuring the attention kernels on the calls of the step")
+        if left_out and not budget.is_a_look:
+            kinds = f"{len(set(left_out))} kind{'s' * (len(set(left_out)) > 1)} of calls"
+            tuning.notes.append(f"Attention kernels: no time was left to measure {kinds}")
+        keep(self.step.models, tuple(rows))
+        tuning.facts = replace(tuning.facts, attention=tuple(rows))
+        others = tuning.facts_of_others
+        tuning.facts_of_others = tuple(replace(one, attention=tuple(rows)) for one in others)
 
     def _best_of(self, singles: list[Candidate]) -> Generator[Progress, None, Candidate]:
         """What leads once everything that there is time for has raced; it proves nothing yet."""

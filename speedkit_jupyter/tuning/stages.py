@@ -11,6 +11,7 @@ from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo import custody
 from speedkit_jupyter.tuning import early_stopping, scoring
@@ -165,6 +166,7 @@ class Stages:
         tried: Sequence[Candidate],
         seconds: float,
         policy: Policy,
+        accuracy: NamedAccuracy | None = None,
     ) -> Generator[Progress, None, Comparison]:
         """Baseline and what is tried, as a stage of the result, also where it is cut short."""
         __tracebackhide__ = True
@@ -176,6 +178,7 @@ class Stages:
             seconds,
             policy=policy,
             within=self.allowance.budget,
+            accuracy=accuracy,
         )
         try:
             with closing(benchmark.run()) as run:
@@ -193,7 +196,7 @@ class Stages:
                         is_known = True
                         self.allowance.is_known_to_take(median(times_s))
         finally:
-            self.tuning.compiling_s += benchmark.budget.excluded_s
+            self.tuning.compiling_s += benchmark.budget.excluded_s - benchmark.judging_s
             comparison = benchmark.result()
             if benchmark.has_results():
                 self.tuning.stages.append(Stage(title, comparison))

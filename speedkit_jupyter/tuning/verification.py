@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks.rounding import unit
+from speedkit_jupyter.measure.checks.scorer import Scorer
+from speedkit_jupyter.measure.checks.scores import Score
 from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.replays import Replays
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.planning import together
+from speedkit_jupyter.plans.planning import Plan, together
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.losses import Losses, watched
@@ -47,19 +50,33 @@ DONE = (
 
 
 class Verifier:
-    """Drain `run()`, then read `result()`. Everything ends as it began. Raises StepError."""
+    """Drain `run()`, then read `result()`. Everything ends as it began. Raises StepError.
 
-    def __init__(self, step: Step, name: str, config: SpeedConfig | None, steps: int = 50) -> None:
-        if steps < 2:
+    With an `accuracy` that the user names it decides, asked at the end of each run; a step that
+    does not train is nothing to compare then, and neither are 0 `steps`.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        name: str,
+        config: SpeedConfig | None,
+        steps: int = 50,
+        accuracy: NamedAccuracy | None = None,
+    ) -> None:
+        if steps < 2 and (steps or accuracy is None):
             raise StepError(f"a curve needs 2 steps or more, not {steps}")
         if not step.models:
             raise StepError(step.why_no_model("verify"))
-        if kind := _hidden_iterator(step):
+        every = step if accuracy is None else step.with_others(accuracy.function)
+        if kind := _hidden_iterator(every):
             raise StepError(
                 f"the step draws from {kind}, which can't be replayed, so that the runs would see "
                 "other data: draw from an iterator that the cell names"
             )
-        self.step, self._config, self.steps = step, config, steps
+        self._scorer = None if accuracy is None else Scorer(accuracy, step)
+        self._before: Score | None = None
+        self.step, self._config, self.steps = every, config, steps
         self._result = Verification(name)
 
     def result(self) -> Verification:
@@ -68,7 +85,7 @@ class Verifier:
 
     def has_results(self) -> bool:
         """Whether there is anything to show already."""
-        return bool(self._result.runs.planned)
+        return bool(self._result.runs.planned or self._result.score)
 
     def run(self) -> Generator[Progress, None, None]:
         """Train three times from the user's state, or more where the plan lies far from the
@@ -82,6 +99,9 @@ class Verifier:
             start = stack.enter_context(self.step.isolated()).state
             with used(start), made_inside(self.step.models) as made:
                 yield from self._train("baseline", None, runs.baseline, 0)
+                if self._scorer is not None and self._before is None:
+                    start.restore()  # nothing is trained, and the accuracy alone decides
+                    yield from self._train("baseline", None, runs.baseline, 0)
             self.step.made = made
             result.environment = environment(self._device())
             start.restore()
@@ -93,12 +113,16 @@ class Verifier:
             except Exception as error:
                 result.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 return
+            if not self.steps or result.failure:
+                return
             while len(runs.others) < MOST_DRAWS and (not runs.others or self._is_open()):
                 yield from self._train_another(start)
 
     def _is_open(self) -> bool:
         """Whether one more baseline may lie as far from the first as the plan does."""
-        return any(curve.is_open for curve in self._result.curves)
+        result = self._result
+        is_open = result.score is not None and result.score.is_open
+        return is_open or any(curve.is_open for curve in result.curves)
 
     def _train_another(self, start: State) -> Iterator[Progress]:
         """A baseline with another seed, or from other weights where the seed changes nothing."""
@@ -126,7 +150,7 @@ class Verifier:
         contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
         runner = Runner(step, contexts, Record(title))
         if number == 1:
-            self._name_plan(together([context.plan for context in contexts]).active_values())
+            self._name_plan(together([context.plan for context in contexts]))
             for context in contexts:
                 self._result.changes_model |= context.plan.changes_model()
             self._result.runs.unit = max(unit(runner.precision), own_unit(step.models))
@@ -135,6 +159,9 @@ class Verifier:
             for index in range(self.steps):
                 with watched() as loss:
                     loss.returned = number_of(runner.once(rewind=False))
+                if not loss.ran_on and index == 0 and self._scorer is not None:
+                    self.steps = 0
+                    return
                 if not loss.ran_on:
                     raise StepError(NO_TRAINING if index == 0 else DONE)
                 losses.append(loss)
@@ -146,6 +173,21 @@ class Verifier:
                 if title == OTHER_SEED and len(losses) == min(EQUAL_STEPS, self.steps) and same:
                     self._result.by_weights = True
                     return
+            if self._scorer is not None:
+                self._ask(self._scorer, runner, number)
+                self._note(contexts if number == 1 else ())
+
+    def _ask(self, scorer: Scorer, runner: Runner, number: int) -> None:
+        """The accuracy that the user names, at the end of a run."""
+        result = self._result
+        if self._before is None:
+            self._before = scorer.before(runner)
+        elif number == 1:
+            result.score = scorer.after(runner, self._before)
+            result.failure = result.score.failure
+        elif result.score is not None:
+            other = scorer.after(runner, self._before).after
+            result.score.others.extend([] if other is None else [other.value])
 
     def _note(self, contexts: Sequence[SpeedContext]) -> None:
         """What a plan that makes another model has found to change."""
@@ -154,10 +196,13 @@ class Verifier:
                      if name in self._result.changes_model}  # fmt: skip
             self._result.notes |= notes
 
-    def _name_plan(self, values: dict[str, Any]) -> None:
-        result = self._result
+    def _name_plan(self, plan: Plan) -> None:
+        result, values = self._result, plan.active_values()
         if not values:
-            raise StepError(f"{result.name} changes nothing here, so there is nothing to verify")
+            why = "; ".join(["", *(f"{d.name}: {d.reason}" for d in plan if d.declined)])
+            raise StepError(
+                f"{result.name} changes nothing here, so there is nothing to verify{why}"
+            )
         result.plan, words = values, Candidate(values).name
         result.name = words if result.name == words else f"{result.name} ({words})"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from speedkit_jupyter.measure.checks.scores import Scored
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.tuning.curves import Curve, of_runs
 from speedkit_jupyter.tuning.losses import Losses
 
-Outcome = Literal["same", "different", "worse", "failed"]
+Outcome = Literal["same", "different", "worse", "failed", "accepted", "other model"]
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Verification(Shown):
     the other baselines start from weights with one rounding's noise. `failure` is the plan's, in a
     line. `subject` says which model was trained by which step, in the user's words.
     `changes_model` is what of the plan makes another model, and `notes` what is known of it.
+    `score` is the number that the user has named, which decides then.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Verification(Shown):
     subject: str = ""
     changes_model: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    score: Scored | None = None
 
     @property
     def curves(self) -> list[Curve]:
@@ -90,9 +93,11 @@ class Verification(Shown):
 
     @property
     def verdict(self) -> Outcome:
-        """That of the curve that agrees least."""
+        """The score's, where there is one; else that of the curve that agrees least."""
         if self.failure:
             return "failed"
+        if self.score is not None:
+            return "accepted" if self.score.is_accepted else "other model"
         agreements = {curve.agreement for curve in self.curves}
         outcomes: tuple[Outcome, ...] = ("worse", "different")
         return next((outcome for outcome in outcomes if outcome in agreements), "same")
@@ -111,6 +116,7 @@ class Verification(Shown):
             "plan": self.plan,
             "changes_model": self.changes_model,
             "notes": self.notes,
+            "score": None if self.score is None else self.score.to_dict(),
             "verdict": self.verdict,
             "compared": loss.what,
             "distance": loss.distance,

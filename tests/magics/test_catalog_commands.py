@@ -42,3 +42,33 @@ def test_explain_says_what_each_field_takes(shell):
     shown = " ".join(shell.run("%speedkit explain compile").split())
     assert "auto, true, false; scope: auto, model, blocks; mode: default" in shown
     assert "backend: inductor, eager" in shown
+
+
+def test_explain_measures_attention_on_the_calls_of_a_step(shell):
+    shell.run(
+        "class Attending(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.inner = nn.Linear(8, 8)\n"
+        "    def forward(self, x):\n        q = self.inner(x)\n"
+        "        return nn.functional.scaled_dot_product_attention(q, q, q)\n"
+        "attending = Attending()\nbatch = torch.rand(2, 2, 16, 8)\n"
+        "def step():\n    attending(batch).sum().backward()\n"
+        "    attending.zero_grad()\n"
+        "def plain():\n    model(x)"
+    )
+    shown = " ".join(shell.run("%speedkit explain sdpa attending --step step").split())
+    assert "Attention kernels on the calls of the step" in shown
+    assert "2×2×16×8" in shown
+    assert "flash (torch's own choice)" in shown
+    assert shell.names["attending"].inner.weight.grad is None
+    assert "measured on 1 kind of calls" in " ".join(
+        shell.run("%speedkit report attending").split()
+    )
+    shown = shell.run("%speedkit explain sdpa model --step plain")
+    assert "plain makes no call of scaled_dot_product_attention" in " ".join(shown.split())
+    for line, told in (
+        ("gemm --step step", "--step is for sdpa"),
+        ("sdpa --step nosuch", "no function 'nosuch'"),
+        ("sdpa --step x", "no function but of class Tensor"),
+    ):
+        assert told in str(shell.fails(f"%speedkit explain {line}"))

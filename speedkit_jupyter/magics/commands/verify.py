@@ -9,13 +9,20 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import suggestions
+from speedkit_jupyter.magics.accuracy import add_accuracy, named
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.line import Parser
-from speedkit_jupyter.magics.namespace import check_result_name, find_function, inside_others
+from speedkit_jupyter.magics.namespace import (
+    check_result_name,
+    find_function,
+    find_model,
+    inside_others,
+)
 from speedkit_jupyter.magics.options import offer, whole_number
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, required
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
 from speedkit_jupyter.plans.applying import plan_applied_to
@@ -30,9 +37,10 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     """Train with and without; Ctrl-C shows the curves so far and then stops the notebook."""
     __tracebackhide__ = True
     check_result_name("%speedkit verify", arguments.v, names)
-    step = _step(names, session, arguments.step)
-    verifier = verifier_of(step, arguments.plan or _plan(step), arguments.steps)
-    verifier.result().subject = subject = _subject(session, step, arguments.step)
+    accuracy = named(names, arguments, "%speedkit verify")
+    step, number, title = _step(names, session, arguments, accuracy)
+    verifier = verifier_of(step, arguments.plan or _plan(step), number, accuracy)
+    verifier.result().subject = subject = _subject(session, step, title)
     with ProgressLine(f"verifying {subject}".replace("`", "")) as progress:
         steps = verifier.run()
         try:
@@ -48,18 +56,31 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
         names[arguments.v] = verifier.result()
 
 
-def _step(names: Mapping[str, Any], session: Session, name: str | None) -> Step:
+def _step(
+    names: Mapping[str, Any],
+    session: Session,
+    arguments: Namespace,
+    accuracy: NamedAccuracy | None,
+) -> tuple[Step, int, str]:
+    """The step, how many of them are trained, and what it is called.
+
+    Where there is none but an accuracy, that is all that is run.
+    """
+    name = arguments.step
+    if accuracy is not None and name in (None, accuracy.name) and (name or not session.measured):
+        one = [find_model(names, None)[1]] if required(accuracy.function) else []
+        return step_of(accuracy.bound(one)), 0, accuracy.name
     if name is not None:
-        return step_of(find_function(names, name, "%speedkit verify"))
+        return step_of(find_function(names, name, "%speedkit verify")), arguments.steps, name
     if session.measured is None:
         raise UsageError(
             "%speedkit verify: which step? Run a %%speedbench cell before, or name a function: "
             "--step train_step"
         )
-    return session.measured.step()
+    return session.measured.step(), arguments.steps, session.measured.title
 
 
-def _subject(session: Session, step: Step, name: str | None) -> str:
+def _subject(session: Session, step: Step, title: str) -> str:
     """`model` in `train_step`: what the curves are of; one without a name is `a GAN`, say."""
     held = {id(model): word for word, model in inside_others(session.names or {}).items()}
     names = [session.name_of(model, held.get(id(model), "")) for model in step.models]
@@ -67,7 +88,6 @@ def _subject(session: Session, step: Step, name: str | None) -> str:
     models = " and ".join(
         f"`{word}`" if word else f"a {type(model).__name__}" for word, model in words
     )
-    title = name or (session.measured.title if session.measured else "")
     return f"{models} in `{title}`"
 
 
@@ -88,6 +108,7 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument("--step", metavar="NAME", help=step)
     plan = "a plan as for --compare; without it what is applied, learned, or by rules"
     offer(parser.add_argument("--plan", metavar="NAME", help=plan), suggestions.plans)
+    add_accuracy(parser)
     parser.add_argument("-v", metavar="NAME", help="the variable that the result gets")
 
 

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.checks.memory import Memory
+from speedkit_jupyter.measure.checks.scores import Scored
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.statistics import (
     ERROR,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Columns of `to_dict` whose values have parts, or may have.
-NESTED = ("times_s", "quartiles_s", "accuracy", "memory", "compilations", "quantities")
+NESTED = ("times_s", "quartiles_s", "accuracy", "memory", "compilations", "quantities", "score")
 
 
 @dataclass
@@ -42,7 +43,8 @@ class Record:
     `limit_s` is the machine's own limit for this step in this precision, `quantities` what else
     the machine counts of a step, by the names in `checks/quantities`. `declines` are the reasons
     of what the plan was refused, by optimization; `declined` says that nothing is left of it, so
-    that `failure` is a reason not to run it, and nothing that went wrong.
+    that `failure` is a reason not to run it, and nothing that went wrong. `score` is the number of
+    the user's, where one was named: the baseline's, and the one under this plan.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Record:
     compilations: Compilations = field(default_factory=Compilations)
     limit_s: float | None = None
     quantities: dict[str, float] = field(default_factory=dict)
+    score: Scored | None = None
 
     @property
     def why_not_measured(self) -> str:
@@ -77,6 +80,16 @@ class Record:
     def is_other_model(self, baseline: Record) -> bool:
         """Whether it computes something else on purpose, so that it can't win by speed alone."""
         return self.changes_model != baseline.changes_model
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the user has named a number, and no more of it is given up than is allowed."""
+        return self.score is not None and self.score.is_accepted
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the user has named a number, and more of it is given up than is allowed."""
+        return self.score is not None and not self.score.is_accepted
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,8 +123,9 @@ class Comparison(Shown):
 
     @property
     def best(self) -> Record | None:
-        """The fastest variant that is proven faster and was found right; None where none is."""
-        ahead = [record for record in self.records if self.verdict(record) == "faster"]
+        """The fastest that is proven faster, and right or accepted; None where none is."""
+        words = ("faster", "accepted")
+        ahead = [record for record in self.records if self.verdict(record) in words]
         return max(ahead, key=self._median, default=None)
 
     def runner_up(self) -> tuple[Record, Ratio] | None:
@@ -124,8 +138,9 @@ class Comparison(Shown):
             record
             for record in self.records
             if record is not best
-            and self.verdict(record) in ("faster", "same", "too noisy")
-            and not record.is_other_model(self.baseline)
+            and self.verdict(record) in ("faster", "accepted", "same", "too noisy")
+            and not record.is_refused
+            and (record.is_accepted or not record.is_other_model(self.baseline))
         ]
         if best is None or not rivals:
             return None
@@ -162,8 +177,9 @@ class Comparison(Shown):
             return "baseline"
         ratio = self.ratio(record)
         word = "too noisy" if ratio is None else ratio.verdict
-        if record.is_other_model(self.baseline):
-            return "other model" if word == "faster" else word
+        if record.is_refused or record.is_other_model(self.baseline):
+            judged: Word = "accepted" if record.is_accepted else "other model"
+            return judged if word == "faster" else word
         may_win = word in ("faster", "too noisy")
         return "not checked" if may_win and not record.is_checked else word
 
@@ -264,7 +280,8 @@ class Comparison(Shown):
             "break_even_steps": self.break_even_steps(record),
             "share_of_limit": self.share_of_limit(record),
         }
-        return derived | asdict(record) | {"times_s": list(seconds)}
+        score = None if record.score is None else record.score.to_dict()
+        return derived | asdict(record) | {"times_s": list(seconds), "score": score}
 
     @staticmethod
     def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,6 +294,7 @@ class Comparison(Shown):
             "accuracy": (row["accuracy"] or {}).get("verdict"),
             "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
             **row["quantities"],
+            "score": ((row["score"] or {}).get("after") or {}).get("value"),
         }
 
 

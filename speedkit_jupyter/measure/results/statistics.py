@@ -14,6 +14,7 @@ Word = Literal[
     "slower",
     "same",
     "too noisy",
+    "accepted",
     "other model",
     "not checked",
     "wrong",

@@ -11,6 +11,7 @@ from typing import Any
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
+from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock, warm_up
@@ -24,6 +25,7 @@ from speedkit_jupyter.measure.subject.each_model import changes_some
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant, config_of
 from speedkit_jupyter.measure.undo import beyond
@@ -47,10 +49,11 @@ class Benchmark:
     fewer variants are measured, and less is examined. None is enough for a clear answer. The
     device is synchronized around each step, or with `throughput` only around blocks of steps.
     `check` names what the step leaves in its namespace for the accuracy check, in place of what
-    backward ran on. The `policy` says which variants leave the rounds, when these end, and what is
-    checked. It ends `within` another budget, too; its own begins when it runs, or began at
-    `begun_s` on the clock, where that is set. Whatever happens, models, optimizers, random
-    generators and names end as they began. Raises StepError.
+    backward ran on. The `accuracy` that the user names is asked under each variant, and decides
+    about what makes another model; what that takes comes on top. The `policy` says which variants
+    leave the rounds, when these end, and what is checked. It ends `within` another budget, too; its
+    own begins when it runs, or began at `begun_s` on the clock, where that is set. Whatever
+    happens, models, optimizers, random generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Benchmark:
         command: str = "",
         policy: Policy | None = None,
         within: Budget | None = None,
+        accuracy: NamedAccuracy | None = None,
     ) -> None:
         if not step.models:
             raise StepError(step.why_no_model("vary"))
@@ -73,7 +77,9 @@ class Benchmark:
         budget_s = DEFAULT_S if budget_s is None else budget_s
         if not budget_s > 0 or math.isinf(budget_s):
             raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
-        self.step, self.variants, self.budget_s = step, tuple(variants), float(budget_s)
+        self._scorer = None if accuracy is None else Scorer(accuracy, step)
+        self.step = step if accuracy is None else step.with_others(accuracy.function)
+        self.variants, self.budget_s = tuple(variants), float(budget_s)
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
         self._policy = policy or Policy()
@@ -93,6 +99,11 @@ class Benchmark:
     def budget(self) -> Budget:
         """What it goes by; a default one grows with the step."""
         return self._pace.budget
+
+    @property
+    def judging_s(self) -> float:
+        """What the accuracy that the user names took; the budget does not count it."""
+        return 0.0 if self._scorer is None else self._scorer.took_s
 
     def result(self) -> Comparison:
         """What is known so far."""
@@ -146,12 +157,16 @@ class Benchmark:
                 runners = [self._runner(0, start.walk)]
                 yield from self._warm_up_first(runners[0], start, len(self.variants))
             step.leave_to_others(start)
+            if self._scorer is not None:
+                yield from self._scorer.of_baseline(runners[0], start, self.budget)
             # Planned once it is known which optimizers the step makes itself.
             runners += [self._runner(i, start.walk) for i in range(1, len(self.variants))]
             yield from self._warm_up(_working(runners), start)
             yield from self._weigh(_warm(runners), start)
             runners = self._pace.within(_warm(runners))
             check = yield from self._examine(runners, start)
+            if self._scorer is not None:
+                yield from self._scorer.of_others(_warm(runners)[1:], start, self.budget)
             yield from self._sample(_warm(runners), now)
             if check is not None:
                 yield from self._check_late(check, _warm(runners))

@@ -100,14 +100,7 @@ class Runner:
 
     def _once(self, rewind: bool) -> object:
         __tracebackhide__ = True
-        window = interrupts.window()
-        if window is None:
-            return self._run(rewind)
-        window.open()
-        try:
-            return self._run(rewind)
-        finally:
-            window.close()
+        return interrupts.in_a_window(partial(self._run, rewind))
 
     def _run(self, rewind: bool) -> object:
         __tracebackhide__ = True

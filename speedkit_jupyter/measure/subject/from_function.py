@@ -15,6 +15,7 @@ from speedkit_jupyter.measure.subject.discovery import (
     outermost,
     reached,
 )
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.unrun import refuse_unrun_function
 from speedkit_jupyter.measure.subject.variants import variant
@@ -38,6 +39,9 @@ def benchmark(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     budget_s: float | None = None,
     throughput: bool = False,
+    accuracy: Callable[..., object] | None = None,
+    allowed: float | None = None,
+    better: str | None = None,
 ) -> Comparison:
     """Measure `step()` under several variants for `budget_s` seconds in all.
 
@@ -45,18 +49,24 @@ def benchmark(
     long that a clear answer does. With a short one fewer variants are measured, which is said.
     Models and optimizers that are not given are those that the function's code reaches. A step
     that takes one argument is given the variant's context: `def step(ctx)`. The device is
-    synchronized around each step, or with `throughput` around blocks of steps. Raises StepError
-    where it can't be measured; whatever happens, all that it changed is put back.
+    synchronized around each step, or with `throughput` around blocks of steps. `accuracy` is a
+    function of yours that gives a number (or how many examples are right, of how many), asked under
+    each variant: it decides about plans that make another model. `allowed` is how much worse it may
+    be, in its own units (1 % of what it is, without), `better` is "higher" or "lower", by its name
+    where you don't say. What it takes comes on top. Raises StepError where something can't be
+    measured; whatever happens, all that it changed is put back.
     """
     begun_s = clock.now()
     names = arguments.names("variants", variants)
     budget_s = arguments.seconds("budget_s", budget_s)
+    named = named_accuracy(accuracy, better, allowed)
     measured = Benchmark(
         step_of(step, model, optimizer),
         [variant(name) for name in names],
         budget_s,
         throughput=arguments.flag("throughput", throughput),
-        command=_command(step, names, budget_s),
+        command=_command(step, names, budget_s, named),
+        accuracy=named,
     )
     measured.begun_s = begun_s
     for _ in measured.run():
@@ -98,11 +108,17 @@ def _takes_context(step: Callable[..., object]) -> bool:
     return first.default is first.empty or first.name == "ctx"
 
 
-def _command(step: Callable[..., object], names: Sequence[str], budget_s: float | None) -> str:
+def _command(
+    step: Callable[..., object],
+    names: Sequence[str],
+    budget_s: float | None,
+    accuracy: NamedAccuracy | None,
+) -> str:
     """The call and, where Python can still read it, the source of the step."""
     name = getattr(step, "__name__", "step")
     budget = "" if budget_s is None else f", budget_s={budget_s:g}"
-    call = f"benchmark({name}, {','.join(names)!r}{budget})"
+    judged = "" if accuracy is None else f", accuracy={accuracy.name}"
+    call = f"benchmark({name}, {','.join(names)!r}{budget}{judged})"
     try:
         return f"{inspect.getsource(step).rstrip()}\n\n{call}"
     except (OSError, TypeError):

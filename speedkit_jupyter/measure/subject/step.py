@@ -167,6 +167,10 @@ class Step:
         """
         return Visit(self)
 
+    def with_others(self, *more: Any) -> Step:
+        """The same step, where these are called between its steps, and reach what they reach."""
+        return replace(self, others=[*self.others, *more])
+
     def on(self, model: torch.nn.Module) -> Step:
         """The same step with plans for this model only; raises StepError where it uses it not."""
         same = [candidate for candidate in self.models if unwrapped(candidate) is unwrapped(model)]

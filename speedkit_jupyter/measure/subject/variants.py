@@ -80,7 +80,7 @@ def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
 
 def _saved(name: str, kept: database.Saved) -> SpeedConfig | None:
     """The plan of the fastest variant that was proven faster; the baseline where none was."""
-    ahead = [row for row in kept.result["variants"] if row.get("verdict") == "faster"]
+    ahead = [row for row in kept.result["variants"] if row.get("verdict") in ("faster", "accepted")]
     best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)
     return None if best is None else _config(best.get("plan", {}), name)
 

@@ -192,6 +192,19 @@ class State:
                 if kind.bulky and not self.meanwhile.is_theirs(kind, instance)
             )
 
+    def overwritten(self) -> list[Any]:
+        """The tensors, arrays and frames that do not hold the copied values any more."""
+        import torch
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return [
+                instance
+                for kind, instance, memory in self._memories
+                if kind.bulky
+                and not self.meanwhile.is_theirs(kind, instance)
+                and not kind.same_values(instance, memory)
+            ]
+
     def changed(self) -> Iterator[Memory]:
         """What does not hold what was copied; parameters, buffers and optimizers' own left out."""
         # Those of before too: a layout gives parameters other gradients.

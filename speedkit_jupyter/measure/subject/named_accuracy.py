@@ -1,0 +1,163 @@
+"""The accuracy that the user names: a function of theirs that gives one number."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import numbers
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.checks.scores import Better, Score
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.lookup import is_a
+
+if TYPE_CHECKING:
+    import torch
+
+# Of what is called so, less is better.
+LOWER = frozenset(
+    (
+        "loss", "error", "err", "perplexity", "ppl", "nll", "mse", "rmse", "mae", "mape", "wer",
+        "cer", "bpb", "fid", "distance",
+    )
+)  # fmt: skip
+WORD = re.compile(r"[a-z]+|[A-Z][a-z]*")
+
+
+@dataclass(frozen=True, eq=False)
+class NamedAccuracy:
+    """`function` gives the number, and `name` is the user's word for it.
+
+    `better` is the way in which it is; `allowed`, how much worse a plan may make it, in its own
+    units, or None for what `scores` has it. Raises StepError for what is no such function.
+    """
+
+    name: str
+    function: Callable[..., object]
+    better: Better = "higher"
+    allowed: float | None = None
+
+    def bound(self, models: Sequence[torch.nn.Module]) -> Callable[[], object]:
+        """As it is called; one that takes one argument is given the model of the step.
+
+        Raises StepError where it takes more, or there are more models.
+        """
+        needed = required(self.function)
+        if not needed:
+            return self.function
+        if len(needed) == 1 and len(models) == 1:
+            return partial(self.function, models[0])
+        takes = f"takes {', '.join(needed)}"
+        if len(needed) == 1:
+            takes += f", and the step has {len(models)} models"
+        raise StepError(
+            f"{self.name} {takes}: give an expression, as {self.name}({', '.join(needed)}), or "
+            f"from Python lambda: {self.name}(…)"
+        )
+
+    def score(self, given: object) -> Score:
+        """Of what the function gave: a number, or how many examples are right, of how many.
+
+        Raises StepError for everything else, and for numbers that are not finite.
+        """
+        if (pair := _pair(given)) is not None:
+            right, examples = pair
+            return Score(right / examples, right, examples)
+        if is_a(given, bool) or not is_a(given, numbers.Real):
+            raise StepError(f"{self.name} gives {_kind(given, self.name)}")
+        value = float(given)  # type: ignore[arg-type]
+        if not math.isfinite(value):
+            raise StepError(f"{self.name} gives {value}, by which nothing can be judged")
+        return Score(value)
+
+
+def named_accuracy(
+    function: Any, better: Any = None, allowed: Any = None, name: str = ""
+) -> NamedAccuracy | None:
+    """From what a public function was given; None without one. Raises StepError."""
+    allowed = arguments.amount("allowed", allowed)
+    if better not in (None, "higher", "lower"):
+        raise StepError(f"better must be 'higher' or 'lower', not {better!r:.80}")
+    if function is None:
+        if better is not None or allowed is not None:
+            raise StepError("better and allowed belong to an accuracy: accuracy=evaluate")
+        return None
+    if not callable(function) or isinstance(function, type):
+        kind = "a class" if isinstance(function, type) else f"of class {type(function).__name__}"
+        raise StepError(f"the accuracy must be a function that gives a number; this is {kind}")
+    name = name or _name(function)
+    return NamedAccuracy(name, function, better or by_its_name(name), allowed)
+
+
+def by_its_name(name: str) -> Better:
+    """Which way is better, by the last word of an expression: `trainer.evaluate()["eval_loss"]`."""
+    last = _last(name)
+    words = {word.lower() for word in WORD.findall(last)}
+    return "lower" if words & LOWER else "higher"
+
+
+def required(function: Any) -> list[str]:
+    """The arguments that must be given."""
+    try:
+        every = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some of those that are written in C
+        return []
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in every if one.default is one.empty and one.kind not in free]
+
+
+def _last(name: str) -> str:
+    """What the number is called at the end of an expression; nothing where it is computed."""
+    try:
+        node = ast.parse(name.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return name
+    while isinstance(node, ast.Call):
+        node = node.func
+    if isinstance(node, ast.Subscript):
+        return str(node.slice.value) if isinstance(node.slice, ast.Constant) else ""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return name if name.isidentifier() else "accuracy"  # a lambda has no name of its own
+
+
+def _pair(given: object) -> tuple[int, int] | None:
+    """How many are right, of how many; None for what is no such pair."""
+    if not is_a(given, tuple | list) or len(given) != 2:  # type: ignore[arg-type]
+        return None
+    counts = [one for one in given if is_a(one, numbers.Integral)]  # type: ignore[attr-defined]
+    if len(counts) != 2 or any(is_a(one, bool) for one in counts):
+        return None
+    right, examples = (int(one) for one in counts)
+    return (right, examples) if 0 <= right <= examples and examples else None
+
+
+def _kind(given: object, name: str) -> str:
+    """What came, and what to write in its stead."""
+    import torch
+
+    if is_a(given, torch.Tensor):
+        return "a tensor: give the number in it, as .item() does"
+    if given is None:
+        return "nothing: end it with `return` and its number"
+    if is_a(given, dict):
+        keys = [key for key, value in given.items() if is_a(value, numbers.Real)]  # type: ignore[attr-defined]
+        key = keys[0] if keys else "accuracy"
+        return f"a dict: name one number of it, as {name.removesuffix('()')}()[{key!r}]"
+    return (
+        f"{type(given).__name__}, and not a number: give one, or how many examples are right, of "
+        "how many"
+    )

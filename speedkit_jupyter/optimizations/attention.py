@@ -1,0 +1,142 @@
+"""What each kernel of scaled_dot_product_attention took on the calls that a model's own step makes.
+
+Measured in `measure/checks`, and kept beside the model for as long as it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.support.registry import Registry
+from speedkit_jupyter.support.wrappers import unwrapped
+
+if TYPE_CHECKING:
+    import torch
+
+# What torch takes by itself.
+AUTO = "auto"
+# All calls of a step together have to gain so much; and a kernel's error may be so many times that
+# of torch's own choice, or as small as this.
+LEAST_GAIN, MOST_ERROR, NO_ERROR = 1.02, 4.0, 1e-6
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kind of call. Sizes are torch's: batch, heads, length, width; `dtype` is what the kernel
+    gets, under the step's own autocast; `mask` is its dtype and sizes; `trains` says that gradients
+    are recorded.
+    """
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    dtype: str = "float32"
+    device: str = "cpu"
+    mask: str = ""
+    is_causal: bool = False
+    dropout: float = 0.0
+    scale: float | None = None
+    enable_gqa: bool = False
+    trains: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A kernel: the median of its seconds for one call, with its backward pass where it trains, and
+    torch's own choice's time over it, with the interval; `error` is the largest relative one of
+    output and gradients against the math kernel in float64, None where none can be told.
+    """
+
+    kernel: str
+    seconds: float
+    speedup: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One kind of call, so many `calls` a step, and the kernels that take it; `own` is torch's
+    choice. `engine` multiplies float32 matrices meanwhile, empty for torch's own.
+    """
+
+    call: Call
+    calls: int
+    own: str
+    kernels: tuple[Timed, ...]
+    engine: str = ""
+
+    def timed(self, kernel: str) -> Timed:
+        """Of that kernel; where it does not take such a call, of torch's own choice."""
+        found = {one.kernel: one for one in self.kernels}
+        return found.get(kernel, found[self.own])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def keep(model: torch.nn.Module, rows: Sequence[Measured]) -> None:
+    """Beside the model, in place of what was kept before."""
+    inner = unwrapped(model)
+    for entry in _KEPT.on(inner):
+        _KEPT.take(inner, entry)
+    if rows:
+        _KEPT.put(inner, tuple(rows))
+
+
+def kept(model: torch.nn.Module) -> tuple[Measured, ...]:
+    """What was measured for it."""
+    return next(iter(_KEPT.on(unwrapped(model))), ())
+
+
+def speedups(rows: Iterable[Measured], kernel: str) -> dict[tuple[str, str], float]:
+    """Torch's own choice's time for all calls of a step over this kernel's, by dtype and engine."""
+    return {which: _speedup(group, kernel) for which, group in _groups(rows).items()}
+
+
+def ahead(rows: Sequence[Measured]) -> list[str]:
+    """The kernels that are proven faster for some call and gain something in all, in one dtype and
+    under one engine, the best first; none that is far less exact.
+    """
+    names = dict.fromkeys(one.kernel for row in rows for one in row.kernels)
+    gains = {name: max(_gains(rows, name), default=0.0) for name in names}
+    able = [
+        name
+        for name in names
+        if gains[name] >= LEAST_GAIN
+        and not any(_is_far_off(row.timed(name), row.timed(row.own)) for row in rows)
+    ]
+    return sorted(able, key=lambda name: -gains[name])
+
+
+def _groups(rows: Iterable[Measured]) -> dict[tuple[str, str], list[Measured]]:
+    groups: dict[tuple[str, str], list[Measured]] = {}
+    for row in rows:
+        groups.setdefault((row.call.dtype, row.engine), []).append(row)
+    return groups
+
+
+def _speedup(group: Sequence[Measured], kernel: str) -> float:
+    own_s = sum(row.calls * row.timed(row.own).seconds for row in group)
+    return own_s / sum(row.calls * row.timed(kernel).seconds for row in group)
+
+
+def _gains(rows: Sequence[Measured], kernel: str) -> list[float]:
+    """Where something of it is proven."""
+    groups = _groups(rows).values()
+    proven = [group for group in groups if any(row.timed(kernel).low > 1 for row in group)]
+    return [_speedup(group, kernel) for group in proven]
+
+
+def _is_far_off(one: Timed, own: Timed) -> bool:
+    known = one.error is not None and own.error is not None
+    return known and one.error > max(MOST_ERROR * own.error, NO_ERROR)  # type: ignore[operator]
+
+
+# State at module level, on purpose: what was measured belongs to the model, which carries nothing
+# of ours.
+_KEPT: Registry[tuple[Measured, ...]] = Registry(lambda entries: None)

@@ -1,0 +1,76 @@
+"""The attention kernels on the calls of a step: noted while it is looked at, timed after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.checks.attention_calls import Seen
+from speedkit_jupyter.measure.checks.attention_kernels import measured
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.optimizations import attention, named
+from speedkit_jupyter.optimizations.attention import Call, Measured
+from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.tuning import learning
+
+if TYPE_CHECKING:
+    import torch
+
+# What it may take where there is no search that it is a part of.
+SECONDS = 6.0
+# Values of `precision` that attention is lowered to, as torch calls them.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def of_step(
+    step: Step, hardware: Hardware, seconds: float = SECONDS, left_out: list[Call] | None = None
+) -> tuple[Measured, ...]:
+    """What each kernel takes, kept beside the step's models; runs the step, and undoes what it did.
+
+    `left_out` gets the calls that take too long to be measured. Raises what the step raises.
+    """
+    __tracebackhide__ = True
+    calls: dict[Call, Seen] = {}
+    learning.identify(step, hardware, "time", None, attention=calls)
+    facts = Facts.read(step.models[0], step.holders(step.models[0]))
+    rows = tuple(timed(calls, hardware, facts, seconds, left_out))
+    keep(step.models, rows)
+    return rows
+
+
+def timed(
+    calls: dict[Call, Seen],
+    hardware: Hardware,
+    facts: Facts,
+    seconds: float,
+    left_out: list[Call] | None = None,
+) -> Iterator[Measured]:
+    """As the step makes them, and as it would in what else a search tries: a lower precision, the
+    other engine of float32 products.
+    """
+    lowered = [DTYPES[v] for v in named("precision").candidates(hardware, facts) if v in DTYPES]
+    every = dict(calls)
+    for dtype in lowered:
+        every |= {replace(call, dtype=dtype): _in(dtype, seen) for call, seen in calls.items()
+                  if call.dtype == "float32"}  # fmt: skip
+    engines = ("", *map(str, named("gemm").candidates(hardware, facts)))
+    yield from measured(every, seconds, engines, left_out)
+
+
+def keep(models: Sequence[torch.nn.Module], rows: tuple[Measured, ...]) -> None:
+    """Beside each of the models: which of them has called is not known."""
+    for model in models:
+        attention.keep(model, rows)
+
+
+def _in(dtype: str, seen: Seen) -> Seen:
+    import torch
+
+    to = getattr(torch, dtype)
+    query, key, value = (tensor.to(to) for tensor in seen.tensors)
+    mask = seen.mask
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(to)
+    return replace(seen, tensors=(query, key, value), mask=mask)

@@ -1,0 +1,85 @@
+"""What makes another model, on top of the plan that was found: where the user names an accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.base import Effect
+from speedkit_jupyter.plans.planning import plan
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.tuning import ablation
+from speedkit_jupyter.tuning.candidates import Candidate, means_something
+from speedkit_jupyter.tuning.outcome import Tuning
+from speedkit_jupyter.tuning.policies import Grid
+from speedkit_jupyter.tuning.stages import Stages
+
+# More are not told apart in the time that a search leaves.
+MOST = 6
+
+
+def choose(stages: Stages, accuracy: NamedAccuracy) -> Generator[Progress, None, None]:
+    """The fastest that the user's number accepts, where it is proven faster than what was found.
+
+    It is not remembered: the number decides anew each time.
+    """
+    __tracebackhide__ = True
+    tuning = stages.tuning
+    tried = candidates(tuning) if tuning.objective == "time" else []
+    if not tried:
+        nothing = "Nothing makes another model of it here"
+        tuning.notes.append(f"{nothing}, so {accuracy.name} had nothing to decide")
+        return
+    if not stages.allowance.has_time(len(tried) + 1):
+        names = ", ".join(candidate.name for candidate in tried)
+        tuning.notes.append(f"No time was left for other models: {names}")
+        return
+    found = tuning.winner
+    asked = [found, *tried] if found.values else tried
+    try:
+        comparison = yield from stages.benchmark(
+            "other models", asked, stages.left_s, Grid(), accuracy
+        )
+    except StepError as error:  # what was found stays
+        tuning.notes.append(f"Other models were not tried: {error}")
+        return
+    able = [one for one in tried if _is_ahead(comparison, found, one)]
+    best = max(able, key=lambda one: _speedup(comparison, one), default=found)
+    if able:
+        tuning.winner, tuning.comparison, tuning.confirmed = best, comparison, True
+        tuning.parts_found, tuning.learned, tuning.unclear = [], None, ""
+    records = {record.name: record for record in comparison.records}
+    for one in tried:
+        stages.reject(comparison, records[one.name], best.name)
+
+
+def candidates(tuning: Tuning) -> list[Candidate]:
+    """Each of the catalog that makes another model here, beside what was found."""
+    every = (tuning.facts, *tuning.facts_of_others)
+    found: list[Candidate] = []
+    for entry in CATALOG:
+        if entry.effect is not Effect.CHANGES_MODEL or entry.name in tuning.kept:
+            continue
+        for value in entry.changes().values():
+            one = tuning.winner + Candidate({entry.name: value})
+            config = one.variant().config
+            changes = [plan(config, tuning.hardware, facts).changes_model() for facts in every]
+            if means_something(one) and any(entry.name in change for change in changes):
+                found.append(one)
+    return list({one.name: one for one in found}.values())[:MOST]
+
+
+def _is_ahead(comparison: Comparison, found: Candidate, one: Candidate) -> bool:
+    """Whether it is accepted, and proven faster than the baseline and than what was found."""
+    record = next(row for row in comparison.records if row.name == one.name)
+    lead = ablation.lead(comparison, found, one)
+    return comparison.verdict(record) == "accepted" and lead is not None and lead.low > 1
+
+
+def _speedup(comparison: Comparison, one: Candidate) -> float:
+    record = next(row for row in comparison.records if row.name == one.name)
+    ratio = comparison.ratio(record)
+    return 0.0 if ratio is None else ratio.median

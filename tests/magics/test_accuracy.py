@@ -1,0 +1,123 @@
+"""`--accuracy` as a user types it."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.error import UsageError
+
+FUNCTIONS = """
+def evaluate(net=None, data=None):
+    (net or model).eval()
+    with torch.no_grad():
+        found = (net or model)(x).argmax(1)
+    return int((found == y).sum()), len(y)
+def of_the_model(net):
+    return evaluate(net)[0] / 8
+def of_two(net, data):
+    return 0.5
+def step():
+    with torch.no_grad():
+        return model(x)
+metrics = {"of": lambda: {"eval_loss": float(loss_fn(model(x), y).detach())}}
+"""
+
+
+@pytest.fixture
+def named(shell):
+    shell.run(FUNCTIONS)
+    return shell
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "better"),
+    [
+        ("evaluate", "higher"),
+        ("of_the_model", "higher"),
+        ("'evaluate(model)[0] / 8'", "higher"),
+        ("\"metrics['of']()['eval_loss']\"", "lower"),
+        ("evaluate --allowed 0.5 --better lower", "lower"),
+    ],
+)
+def test_a_comparison_takes_a_function_or_an_expression(named, accuracy, better):
+    line = f"%%speedbench --compare baseline,bf16 --budget 0.1 -v found --accuracy {accuracy}"
+    named.run(f"{line}\nstep()")
+    score = named.names["found"].records[1].score
+    assert score.better == better
+    assert score.before.value >= 0
+    assert named.names["model"].training
+
+
+def test_verify_needs_no_step_beside_it(named):
+    shown = named.run("%speedkit verify --plan bf16 --accuracy evaluate -v found")
+    assert "`model` in `evaluate`: bf16: " in words(shown)
+    assert "of 8)" in shown
+    assert named.names["found"].curves == []
+    shown = named.run("%speedkit verify --plan bf16 --accuracy of_the_model")
+    assert "`model` in `of_the_model`: bf16: " in words(shown)
+    shown = named.run('%speedkit verify --plan bf16 --accuracy "evaluate(model)" --allowed 1')
+    assert "accepted" in shown
+    assert "as you said" in shown
+    assert named.names["model"].training
+
+
+def test_verify_trains_the_step_and_asks_at_the_end(named):
+    named.run(
+        "def train():\n    loss_fn(model(x), y).backward()\n    optimizer.step()\n"
+        "    optimizer.zero_grad()"
+    )
+    shown = named.run(
+        "%speedkit verify --step train --plan bf16 --steps 3 --accuracy evaluate -v found"
+    )
+    assert "after 3 steps" in words(shown)
+    assert len(named.names["found"].baseline) == 3
+    named.run("%speedkit verify --step evaluate --plan bf16 --accuracy evaluate -v found")
+    assert named.names["found"].baseline == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--accuracy nosuch", "no function 'nosuch'"),
+        ("--accuracy x", "x is no function but of class Tensor"),
+        ("--accuracy of_two", "takes net, data: give an expression"),
+        ("--accuracy 'of_two('", "is no expression"),
+        ("--accuracy 'nosuch(model)'", "raises NameError: name 'nosuch' is not defined"),
+        ("--accuracy 'model(x)'", "gives a tensor"),
+        ("--accuracy 'metrics[\"of\"]()'", "name one number of it, as"),
+        ("--accuracy evaluate --allowed -1", "from 0 on"),
+        ("--accuracy evaluate --allowed x", "from 0 on"),
+        ("--accuracy evaluate --better more", "not allowed"),
+        ("--allowed 1", "belong to --accuracy"),
+        ("--better lower", "belong to --accuracy"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "%speedkit verify --step step --plan bf16 {}",
+        "%%speedbench --compare baseline,bf16 --budget 0.1 {}\nstep()",
+    ],
+)
+def test_a_wrong_line_is_one_usage_error(named, command, line, told):
+    error = named.fails(command.format(line))
+    assert isinstance(error, UsageError)
+    assert told in str(error)
+    assert len(str(error).splitlines()) == 1
+    assert named.names["model"].training
+
+
+def test_it_does_not_belong_to_timing(named):
+    error = named.fails("%%speedbench --accuracy evaluate\nstep()")
+    assert "--accuracy belongs to a comparison" in str(error)
+
+
+def test_a_search_takes_it(named):
+    shown = named.run(
+        "%%speedbench --tune --fresh --budget 0.2 --accuracy evaluate -v found\nstep()"
+    )
+    assert "Other models were not tried" not in shown
+    assert not named.names["found"].winner.values.keys() & {"rewrites", "int8", "int4", "float8"}

@@ -1,0 +1,376 @@
+"""The accuracy that the user names decides about other models, and everything is put back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import StepError, benchmark, verify
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.scores import Score, Scored
+from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.optimizations import rewrites
+from speedkit_jupyter.report.comparison_report import narrow_comparison_report
+
+OTHER = {"rewrites": {"gelu": True}}
+
+
+def words(text: object) -> str:
+    return " ".join(repr(text).split())
+
+
+class Parts:
+    """A classifier of points, its training and inference steps, and data that it never sees."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(4, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 2)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.x, self.test = torch.rand(64, 4), torch.rand(200, 4)
+        self.y, self.truth = self.labels(self.x), self.labels(self.test)
+        self.seen = SimpleQueue[Any]()
+
+    @staticmethod
+    def labels(points: torch.Tensor) -> torch.Tensor:
+        return (points.sum(1) > 2).long()
+
+    def train(self) -> None:
+        self.model.train()
+        nn.functional.cross_entropy(self.model(self.x), self.y).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def infer(self) -> torch.Tensor:
+        with torch.no_grad():
+            return self.model(self.x)
+
+    def right(self) -> tuple[int, int]:
+        self.model.eval()
+        self.seen.put((self.model[2].approximate, torch.is_grad_enabled()))
+        found = self.model(self.test).argmax(1)
+        return int((found == self.truth).sum()), len(self.truth)
+
+    def loss(self) -> float:
+        self.model.eval()
+        return float(nn.functional.cross_entropy(self.model(self.test), self.truth))
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+def state(parts: Parts) -> dict[str, Any]:
+    return {
+        "values": copy.deepcopy(parts.model.state_dict()),
+        "modes": [part.training for part in parts.model.modules()],
+        "random": torch.get_rng_state(),
+        "steps": copy.deepcopy(parts.optimizer.state_dict()["state"]),
+    }
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert before["modes"] == after["modes"]
+    assert torch.equal(before["random"], after["random"])
+    assert before["steps"].keys() == after["steps"].keys()
+    for name, value in before["values"].items():
+        assert torch.equal(value, after["values"][name]), name
+
+
+# --- a comparison ---
+
+
+def test_a_benchmark_asks_it_under_each_variant_and_puts_everything_back(parts):
+    before = state(parts)
+    found = benchmark(parts.infer, "baseline,rewrites:gelu", budget_s=0.2, accuracy=parts.right)
+    assert_same(before, state(parts))
+    seen = [parts.seen.get_nowait() for _ in range(parts.seen.qsize())]
+    assert seen == [("none", False), ("tanh", False)]
+    baseline, gelu = found.records
+    assert baseline.score.before == baseline.score.after == gelu.score.before
+    assert gelu.score.function == "right"
+    assert gelu.score.after.examples == 200
+    assert gelu.is_accepted
+    assert "right()" in words(found)
+    again = Comparison.from_dict(found.to_dict())
+    assert again.to_dict() == found.to_dict()
+    assert again.records[1].score == gelu.score
+    assert found.rows()[1]["score"] == gelu.score.after.value
+
+
+def test_of_a_loss_less_is_better_and_nothing_may_be_allowed(parts):
+    found = benchmark(
+        parts.infer, "baseline,rewrites:gelu", budget_s=0.1, accuracy=parts.loss, allowed=0
+    )
+    score = found.records[1].score
+    assert (score.better, score.allowed) == ("lower", 0.0)
+    assert score.after.value != score.before.value
+    assert score.is_accepted is (score.after.value < score.before.value)
+
+
+def test_one_that_needs_gradients_has_them(parts):
+    def forces() -> float:
+        points = parts.test.clone().requires_grad_()
+        parts.model.eval()
+        (slope,) = torch.autograd.grad(parts.model(points).sum(), points)
+        return float(slope.norm())
+
+    found = benchmark(parts.infer, "baseline,rewrites:gelu", budget_s=0.1, accuracy=forces)
+    assert found.records[1].score.after.value > 0
+
+
+def test_a_plan_that_lowers_the_precision_lowers_the_accuracys_too(parts):
+    def dtype() -> float:
+        parts.model.eval()
+        parts.seen.put(parts.model(parts.test).dtype)
+        return 1.0
+
+    benchmark(parts.infer, "baseline,bf16", budget_s=0.1, accuracy=dtype)
+    seen = [parts.seen.get_nowait() for _ in range(parts.seen.qsize())]
+    assert seen == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("way", ["raises", "nan"])
+def test_where_it_fails_under_a_plan_that_is_the_plans_fault(parts, way):
+    def fragile() -> float:
+        parts.model.eval()
+        parts.model(parts.test)
+        if parts.model[2].approximate == "none":
+            return 0.5
+        if way == "nan":
+            return float("nan")
+        raise ValueError("no tanh\nplease")
+
+    found = benchmark(parts.infer, "baseline,rewrites:gelu", budget_s=0.1, accuracy=fragile)
+    score = found.records[1].score
+    told = "fragile gives nan" if way == "nan" else "fragile raises ValueError: no tanh"
+    assert score.failure.startswith(told)
+    assert found.records[1].is_refused
+    verified = verify(parts.infer, "rewrites:gelu", accuracy=fragile)
+    assert verified.verdict == "failed"
+    assert told in words(verified)
+
+
+def comparison(before: float, after: float, other: bool = True, speed: float = 2.0) -> Comparison:
+    """What a plan gives that is proven faster."""
+    times = [1.0 + i % 7 / 1000 for i in range(200)]
+    scores = [Scored("evaluate", Score(before), Score(one)) for one in (before, after)]
+    plan = Record("plan", times_s=[one / speed for one in times], score=scores[1])
+    plan.accuracy = Accuracy("other model" if other else "exact", "", 0.012)
+    if other:
+        plan.changes_model = OTHER
+    bf16 = Record("bf16", times_s=[one / 1.2 for one in times], score=scores[0])
+    baseline = Record("baseline", times_s=times, score=scores[0])
+    return Comparison((baseline, plan, bf16), {"device": "a CPU", "torch": "2"}, 10.0, 0.01, 0.1)
+
+
+def test_what_is_accepted_wins_and_the_report_says_what_was_given_up():
+    found = comparison(0.912, 0.908)
+    assert found.verdict(found.records[1]) == "accepted"
+    assert found.best is found.records[1]
+    assert found.runner_up()[0] is found.records[2]
+    shown = words(found)
+    assert "plan is 2.00× as fast as baseline" in shown
+    assert "evaluate 0.912 → 0.908" in shown
+    assert "accepted, 0.004 is given up, 0.0091 is allowed (1 % of the baseline's" in shown
+    assert "higher is better" in shown
+    assert "evaluate()" in repr(narrow_comparison_report(found))
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_what_gives_up_more_than_is_allowed_wins_by_no_speed(other):
+    found = comparison(0.912, 0.85, other)
+    assert found.verdict(found.records[1]) == "other model"
+    assert found.best is found.records[2]
+    assert found.runner_up() is None
+    assert "another model, 0.062 is given up, 0.0091 is allowed" in words(found)
+
+
+@pytest.mark.parametrize(("speed", "word"), [(0.5, "slower"), (1.0, "same")])
+def test_what_is_not_faster_is_accepted_for_nothing(speed, word):
+    found = comparison(0.912, 0.912, speed=speed)
+    assert found.verdict(found.records[1]) == word
+
+
+def test_what_is_wrong_is_wrong_whatever_the_accuracy_says():
+    found = comparison(0.912, 0.912)
+    found.records[1].accuracy = Accuracy("wrong", "output or gradients: not finite")
+    assert found.verdict(found.records[1]) == "wrong"
+
+
+def test_without_one_it_is_said_that_one_can_be_named():
+    found = comparison(0.912, 0.912)
+    records = tuple(replace(record, score=None) for record in found.records)
+    assert "`--accuracy` takes a function" in words(replace(found, records=records))
+
+
+# --- what can't be used ---
+
+
+def trains(parts: Parts) -> float:
+    parts.train()
+    return 0.5
+
+
+def forgets_eval(parts: Parts) -> float:
+    parts.model.train()
+    parts.model(parts.test)
+    return 0.5
+
+
+def uses_no_model(parts: Parts) -> float:
+    return 0.5
+
+
+def raises(parts: Parts) -> float:
+    raise ValueError("no data\nmore")
+
+
+def gives_a_tensor(parts: Parts) -> Any:
+    return parts.model.eval()(parts.test).mean()
+
+
+def gives_nan(parts: Parts) -> float:
+    parts.model.eval()(parts.test)
+    return float("nan")
+
+
+WAYS: dict[str, Callable[..., Any]] = {"benchmark": benchmark, "verify": verify}
+FAULTS: list[tuple[Callable[[Parts], Any], str]] = [
+    (trains, "accuracy raises RuntimeError"),
+    (forgets_eval, "accuracy changes the model: 1.running_mean is another after it; is model.eval"),
+    (uses_no_model, "accuracy calls no model that the step uses"),
+    (raises, "accuracy raises ValueError: no data"),
+    (gives_a_tensor, "accuracy gives a tensor"),
+    (gives_nan, "accuracy gives nan"),
+]
+
+
+@pytest.mark.parametrize(("fault", "told"), FAULTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_can_be_no_measure_is_one_clear_line_and_everything_is_put_back(
+    parts, fault, told, way
+):
+    before = state(parts)
+    plans, more = "rewrites:gelu", {"accuracy": lambda: fault(parts)}
+    if way == "benchmark":
+        plans, more["budget_s"] = f"baseline,{plans}", 0.1
+    with pytest.raises(StepError) as error:
+        WAYS[way](parts.infer, plans, **more)
+    text = str(error.value)
+    assert told in text or (fault is trains and "changes the model: 0.weight is another" in text)
+    assert len(text.splitlines()) == 1
+    assert_same(before, state(parts))
+
+
+def test_what_a_model_keeps_between_its_calls_may_change(parts):
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 8), nn.GELU())
+            self.register_buffer("cache", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.inner(x)
+            self.cache.copy_(out[0].detach())
+            return out
+
+    model = Caching()
+
+    def number() -> float:
+        return float(model(parts.test).mean())
+
+    found = benchmark(
+        lambda: model(parts.x), "baseline,rewrites:gelu", budget_s=0.1, accuracy=number
+    )
+    assert found.records[1].score is not None
+    assert torch.equal(model.cache, torch.zeros(8))
+
+
+# --- a verification ---
+
+
+def test_verify_asks_it_at_the_end_of_each_run_and_the_number_decides(parts):
+    before = state(parts)
+    found = verify(parts.train, "rewrites:gelu", steps=4, accuracy=parts.right)
+    assert_same(before, state(parts))
+    assert found.verdict in ("accepted", "other model")
+    assert found.verdict == ("accepted" if found.score.is_accepted else "other model")
+    assert found.score.others
+    assert len(found.score.others) == len(found.runs.others)
+    shown = words(found)
+    assert "after 4 steps" in shown
+    assert "given up (higher is better)" in shown
+    assert "other baselines" in shown
+    assert "rewrites:gelu makes another model" in shown or "rewrites makes another model" in shown
+    assert found.to_dict()["score"]["accepted"] is found.score.is_accepted
+
+
+def test_of_a_step_that_does_not_train_the_number_alone_is_compared(parts):
+    before = state(parts)
+    found = verify(parts.infer, "rewrites:gelu", accuracy=parts.right)
+    assert_same(before, state(parts))
+    assert found.verdict == "accepted"
+    assert found.curves == []
+    assert found.score.others == []
+    shown = words(found)
+    assert "of 200)" in shown
+    assert "95 % interval" in shown
+    assert "200 examples tell such a share to" in shown
+    assert "2: GELU -> tanh" in shown
+
+
+def test_a_step_that_leaves_statistics_behind_is_undone_before_it_is_asked(parts):
+    """Both numbers are those of the same weights and buffers."""
+
+    def infer() -> None:
+        parts.model.train()
+        with torch.no_grad():
+            parts.model(100 * parts.x)
+
+    def mean() -> float:
+        parts.model.eval()
+        return float(parts.model[1](parts.model[0](parts.test)).mean())
+
+    found = verify(infer, "rewrites:gelu", accuracy=mean)
+    assert found.score.after.value == found.score.before.value
+
+
+def test_a_plan_that_gives_up_too_much_is_another_model(parts, monkeypatch):
+    real = rewrites.Rewrites.applied
+
+    def spoiled(self: Any, decision: Any, target: Any) -> Any:
+        inner = real(self, decision, target)
+
+        class Spoiled:
+            def __enter__(self) -> None:
+                inner.__enter__()
+                target.model[2].forward = torch.zeros_like
+
+            def __exit__(self, *error: object) -> None:
+                del target.model[2].forward
+                inner.__exit__(*error)
+
+        return Spoiled()
+
+    monkeypatch.setattr(rewrites.Rewrites, "applied", spoiled)
+    for _ in range(30):
+        parts.train()
+    found = verify(parts.infer, "rewrites:gelu", accuracy=parts.right)
+    assert found.verdict == "other model"
+    assert found.score.lost > 0.1
+    assert "another model: right 0." in words(found)
+
+
+def test_what_changes_nothing_says_why(parts):
+    with pytest.raises(StepError, match=r"changes nothing here.*int8: "):
+        verify(parts.train, "int8", accuracy=parts.right, steps=2)
