@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results import export
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.tracebacks import lets_go
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,11 +50,13 @@ class Shown:
         """The plain values as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
+    @lets_go
     def report(self) -> Any:
         """What a notebook shows of it, and what it leaves folded there."""
         import_module(REPORTS)
         return report_of(self)
 
+    @lets_go
     def save(self, path: str | Path) -> Path:
         """Write `path` in the format of its ending, one of `export.FORMATS`.
 
@@ -61,9 +64,11 @@ class Shown:
         """
         return export.save(self, path)
 
+    @lets_go
     def __repr__(self) -> str:
         return str(self.report().brief().to_text())
 
+    @lets_go
     def _repr_mimebundle_(
         self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
     ) -> dict[str, Any]:

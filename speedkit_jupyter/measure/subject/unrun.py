@@ -79,6 +79,6 @@ def refuse_lazy_results(results: Sequence[Any], again: Callable[[], object]) -> 
 
 def _parts(result: Any) -> list[Any]:
     """Itself, or what it consists of."""
-    if type(result) in (list, tuple):
+    if type(result) is list or type(result) is tuple:
         return [*islice(result, MOST)]
     return [*islice(result.values(), MOST)] if type(result) is dict else [result]

@@ -45,7 +45,7 @@ def names(walk: Walk, models: Sequence[torch.nn.Module]) -> list[str]:
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     cls = type(value)
-    if cls in (list, tuple):
+    if cls is list or cls is tuple:
         yield from ((f"{name}[{number}]", part) for number, part in enumerate(value[:MOST]))
     elif cls is dict:
         yield from ((f"{name}[{key!r:.40}]", part) for key, part in islice(value.items(), MOST))

@@ -41,7 +41,7 @@ def _values(instance: Any) -> Iterable[Any]:
             return [instance.cell_contents]
         except ValueError:  # no value yet
             return []
-    if cls in (list, tuple):
+    if cls is list or cls is tuple:
         return list(instance[:MOST])
     values = instance if cls is dict else attribute_dict(instance)
     return list(values.values())[:MOST] if values else []
