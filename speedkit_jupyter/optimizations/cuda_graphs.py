@@ -49,8 +49,9 @@ def forward(*inputs, **more):
         torch.cuda.make_graphed_callables(model, samples, allow_unused_input=True)
         torch.set_autocast_cache_enabled(cached)
         graphed[kind], model.forward = model.forward, forward
+        # Warming up has changed these.
         for buffer, before in zip(model.buffers(), buffers):
-            buffer.copy_(before)  # warming up has changed them, and drawn random numbers
+            buffer.copy_(before)
         torch.cuda.set_rng_state(drawn)
     return graphed[kind](*inputs)
 
