@@ -29,13 +29,16 @@ class Unfit(Exception):
 @dataclass
 class State:
     """What a model is made of: where its tensors lie (`weights`), and all else that its code may
-    read on its modules (`marks`). `device` is that of its first weight.
+    read on its modules (`marks`). `device` is that of its first weight; `parameters` are its
+    parameters, each once.
     """
 
     weights: list[int] = field(default_factory=list)
     marks: list[Hashable] = field(default_factory=list)
     device: torch.device | None = None
     hooked: bool = False
+    first: torch.Tensor | None = field(default=None, compare=False)
+    parameters: list[torch.Tensor] = field(default_factory=list, compare=False)
 
 
 def arguments(values: Any, tensors: list[torch.Tensor]) -> Hashable:
@@ -147,10 +150,15 @@ def _function_modes() -> list[Any]:
 
 
 def state(model: torch.nn.Module) -> State:
-    """Of a model, as it is at this call. Raises Unfit where its tensors have no plain memory."""
+    """Of a model, as it is at this call. Raises Unfit where its tensors have no plain memory.
+
+    At every call, so it has to be quick: some 5 microseconds a module.
+    """
     import torch
 
+    common, plain = _of_every_module(), frozenset((*PLAIN, *_plain_of_torch()))
     found, seen, met, waiting = State(), set[int](), set[int](), [model]
+    marks = found.marks
     while waiting:
         part = waiting.pop()
         if id(part) in seen:
@@ -159,30 +167,42 @@ def state(model: torch.nn.Module) -> State:
         if isinstance(part, torch.jit.ScriptModule):
             raise Unfit("a part of it is a TorchScript module")
         attributes = part.__dict__
-        found.hooked = found.hooked or any(attributes.get(name) for name in HOOKS)
-        found.marks += (id(part), attributes["training"])
-        for holder in (attributes["_parameters"], attributes["_buffers"]):
-            for name, tensor in holder.items():
-                if tensor is not None:
-                    found.weights.append(_place(tensor))
-                    found.marks += (name, tensor.requires_grad)
-                    found.device = found.device or tensor.device
+        marks += (id(part), attributes["training"])
+        _add_tensors(found, attributes["_parameters"], seen, found.parameters)
+        _add_tensors(found, attributes["_buffers"], seen, None)
+        if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
+            found.hooked = True
+        if attributes["_backward_hooks"] or attributes["_backward_pre_hooks"]:
+            found.hooked = True
         waiting += [child for child in attributes["_modules"].values() if child is not None]
-        own = [name for name in attributes if name not in _of_every_module()]
-        for name in own:
-            found.marks.append(name)
-            found.marks += _marks(attributes[name], met)
+        for name, value in attributes.items():
+            if name in common:
+                continue
+            kind = type(value)
+            if kind in plain:
+                marks.extend((name, kind, value))
+            else:
+                marks.append(name)
+                marks += _marks(value, met)
+    found.device = found.first.device if found.first is not None else None
     return found
 
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _place(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        raise Unfit("a weight of it has no memory of its own") from None
+def _add_tensors(
+    found: State, holder: Mapping[str, Any], seen: set[int], parameters: list[Any] | None
+) -> None:
+    for name, tensor in holder.items():
+        if tensor is None:
+            continue
+        try:
+            found.weights.append(tensor.data_ptr())
+        except RuntimeError:
+            raise Unfit("a weight of it has no memory of its own") from None
+        found.marks += (name, tensor.requires_grad)
+        found.first = tensor if found.first is None else found.first
+        if parameters is not None and id(tensor) not in seen:
+            seen.add(id(tensor))
+            parameters.append(tensor)
 
 
 @cache

@@ -36,10 +36,10 @@ class Captured:
     """Records a call of the model when it is made.
 
     `call` is given the arguments, with `tensors` among them; `seen` is what the first call has
-    shown. `parameters` is how many the model has, each counted once. `epoch` is the device's: once
-    that goes on this is of no use any more. `why` says from when on calls must not come here, and
-    `pending` is the forward pass that a backward pass may still come for: the next one would write
-    over what it needs. Raises Unfit.
+    shown. `parameters` are the model's, each once, and then their number. `epoch` is the device's:
+    once that goes on this is of no use any more. `why` says from when on calls must not come here,
+    and `pending` is the forward pass that a backward pass may still come for: the next one would
+    write over what it needs. Raises Unfit.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Captured:
         device: Cuda,
         call: Callable[..., Any],
         model: torch.nn.Module,
+        parameters: Sequence[torch.Tensor],
         given: tuple[Any, Any],
         tensors: Sequence[torch.Tensor],
         seen: Seen,
@@ -59,7 +60,6 @@ class Captured:
             twin.fill(tensor)
         inputs = [twin.tensor for twin in self._inputs]
         args, kwargs = filled(given, by_id(tensors, inputs))
-        parameters = [*model.parameters()]
         weights = [*parameters, *model.buffers()]
         aliases = [_alias(tensor) for tensor in weights]
         sources = [*inputs, *aliases[: len(parameters)]]

@@ -63,7 +63,7 @@ LIMITS = (
 )
 KEYWORDS = (
     "{} passes batches by keyword, which torch.cuda.make_graphed_callables does not take: "
-    "take --as torch, or torch_compile with mode reduce-overhead"
+    "take --as torch"
 )
 
 

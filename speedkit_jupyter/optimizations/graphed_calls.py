@@ -82,15 +82,16 @@ class GraphedCalls(Call):
         if not is_here or is_recorded() or _is_in_backward():
             return self.below(*args, **kwargs)
         tensors: list[torch.Tensor] = []
+        parameters: list[torch.Tensor] = []
         why = ""
         try:
-            kind = self._kind(args, kwargs, tensors)
+            kind = self._kind(args, kwargs, tensors, parameters)
             with self._lock:
                 known = self._kinds.get(kind)
                 if isinstance(known, str):
                     raise Unfit(known)
                 if known is not None:
-                    return self._replayed(kind, (args, kwargs), tensors)
+                    return self._replayed(kind, (args, kwargs), tensors, parameters)
                 if len(self._kinds) >= MOST_SEEN:
                     raise Unfit(EVER_NEW)
         except Unfit as unfit:  # what the model itself raises is no consequence of that
@@ -110,12 +111,21 @@ class GraphedCalls(Call):
             with self._lock:
                 self._inside -= 1
 
-    def _kind(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Hashable:
-        """Raises Unfit where such calls are made as ever, whatever was recorded."""
+    def _kind(
+        self,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        parameters: list[torch.Tensor],
+    ) -> Hashable:
+        """Adds the tensors among the arguments, and the model's parameters. Raises Unfit where such
+        calls are made as ever, whatever was recorded.
+        """
         if why := hindrance():
             raise Unfit(why)
         passed = arguments((args, kwargs), tensors)
         now = state(self.module)
+        parameters += now.parameters
         if now.hooked:
             raise Unfit(HOOKED)
         self._meet(now)
@@ -151,11 +161,17 @@ class GraphedCalls(Call):
         self._count(FIRST)
         return result
 
-    def _replayed(self, kind: Hashable, given: tuple[Any, Any], tensors: list[torch.Tensor]) -> Any:
+    def _replayed(
+        self,
+        kind: Hashable,
+        given: tuple[Any, Any],
+        tensors: list[torch.Tensor],
+        parameters: list[torch.Tensor],
+    ) -> Any:
         """Recorded before that where it is not yet. Raises Unfit."""
         import torch
 
-        captured = self._captured(kind, given, tensors)
+        captured = self._captured(kind, given, tensors, parameters)
         pending = captured.pending() if captured.pending is not None else None
         if pending is not None and not pending.done:
             raise Unfit(PENDING)
@@ -163,13 +179,17 @@ class GraphedCalls(Call):
         self.counts.replays += 1
         if not (torch.is_grad_enabled() and any(captured.trains)):
             return captured.put_together(captured.forward(tensors))
-        sources = [*tensors, *self.module.parameters()]
+        sources = [*tensors, *parameters]
         turn = Turn(self, self._device, captured, given, sources)
         captured.pending = weakref.ref(turn)
         return turn.run()
 
     def _captured(
-        self, kind: Hashable, given: tuple[Any, Any], tensors: list[torch.Tensor]
+        self,
+        kind: Hashable,
+        given: tuple[Any, Any],
+        tensors: list[torch.Tensor],
+        parameters: list[torch.Tensor],
     ) -> Captured:
         known = self._kinds[kind]
         if isinstance(known, Captured) and known.epoch != self._device.epoch:
@@ -187,7 +207,8 @@ class GraphedCalls(Call):
         seen = known
 
         def record() -> Captured:
-            return Captured(self._device, self.below, self.module, given, tensors, seen)
+            model, passed = self.module, (given, tensors)
+            return Captured(self._device, self.below, model, parameters, *passed, seen)
 
         captured = self._recorded(kind, record)
         self._kinds[kind] = captured

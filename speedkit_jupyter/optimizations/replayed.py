@@ -61,7 +61,8 @@ class Turn:
         self._call, self._model, self._device = call, call.module, device
         self._given, self._sources = given, sources
         self._drawn = device.random_state() if captured.seen.draws else None
-        written = [b for b in self._model.buffers() if memory(b) in captured.seen.writes]
+        writes = captured.seen.writes
+        written = [b for b in self._model.buffers() if memory(b) in writes] if writes else []
         pairs = zip(written, copies(written), strict=True)
         self._buffers = [(buffer, before) for buffer, before in pairs if before is not None]
         self._kernels = kernels()
