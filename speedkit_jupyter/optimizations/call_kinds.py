@@ -178,9 +178,9 @@ def state(model: torch.nn.Module) -> State:
         for name, value in attributes.items():
             if name in common:
                 continue
-            kind = type(value)
+            kind: Any = type(value)
             if kind in plain:
-                marks.extend((name, kind, value))
+                marks += (name, kind, value)
             else:
                 marks.append(name)
                 marks += _marks(value, met)

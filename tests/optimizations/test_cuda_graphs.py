@@ -341,6 +341,7 @@ def assert_alike(name: str, loop, found: list, expected: list) -> None:
     (assert_close if in_another_order else assert_same)(found, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "loop"), CASES, ids=lambda one: getattr(one, "__name__", one))
 def test_replays_give_the_same_bits_and_leave_the_same_behind(name, loop):
     make, batch = MODELS[name]
@@ -638,6 +639,7 @@ def test_what_is_made_anew_for_other_weights_while_it_is_recorded_is_put_back():
     assert all(map(operator.is_, weights, model.parameters()))
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
 def test_a_hook_runs_as_often_as_the_module_also_one_that_comes_later(kind):
     model, x, ran = Net(), rows(), []
