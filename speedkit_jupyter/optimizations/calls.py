@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from speedkit_jupyter.optimizations.properties import (
     MISSING,
@@ -82,16 +82,25 @@ class Calls(Property):
             put_back_entries(thing.__dict__, {SLOT: original})
 
 
+Layered = TypeVar("Layered", bound=Call)
+
 # State at module level, on purpose: what lies around a module's calls is known to the process.
 CALLS = Calls()
 
 
+def layer_of(module: torch.nn.Module, kind: type[Layered]) -> Layered | None:
+    """The outermost layer of this kind that is in force on the module."""
+    call = getattr(module, SLOT, None)
+    while isinstance(call, Call):
+        if isinstance(call, kind):
+            return call
+        call = call.inner
+    return None
+
+
 def around(module: torch.nn.Module, kind: type[Call]) -> bool:
     """Whether a layer of this kind is in force on the module."""
-    call = getattr(module, SLOT, None)
-    while isinstance(call, Call) and not isinstance(call, kind):
-        call = call.inner
-    return isinstance(call, kind)
+    return layer_of(module, kind) is not None
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

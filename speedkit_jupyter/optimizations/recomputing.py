@@ -102,7 +102,7 @@ class _Runs:
             for number, tensor in enumerate(passed.tensors)
         ]
         self._versions = [_version(tensor) for tensor in passed.tensors]
-        self._random, self._kernels = _random_states(), _kernels()
+        self._random, self._kernels = _random_states(), kernels()
         self.written = written or Written(frozenset(), frozenset())
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -140,15 +140,15 @@ class _Runs:
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(_attributes_kept(self._block))
+            stack.enter_context(attributes_kept(self._block))
             for (path, name), before in self._buffers.items():
                 holder = self._block.get_submodule(path)._buffers
                 stack.callback(put_back_entries, holder, {name: holder.get(name, MISSING)})
                 holder[name] = before.clone()
             stack.callback(_set_random_states, _random_states())
             _set_random_states(self._random)
-            stack.callback(_set_kernels, _kernels())
-            _set_kernels(self._kernels)
+            stack.callback(set_kernels, kernels())
+            set_kernels(self._kernels)
             yield
 
 
@@ -190,19 +190,19 @@ def _set_random_states(states: tuple[Any, Any]) -> None:
         sys.modules["numpy"].random.set_state(states[1])
 
 
-def _kernels() -> dict[str, Any]:
+def kernels() -> dict[str, Any]:
     """Those of attention, which may be chosen around the forward pass alone."""
     return {name: switch.read() for name, switch in Sdpa().switches().items()}
 
 
-def _set_kernels(values: dict[str, Any]) -> None:
+def set_kernels(values: dict[str, Any]) -> None:
     for name, switch in Sdpa().switches().items():
         if switch.read() != values[name]:
             switch.write(values[name])
 
 
 @contextmanager
-def _attributes_kept(block: torch.nn.Module) -> Iterator[None]:
+def attributes_kept(block: torch.nn.Module) -> Iterator[None]:
     """What a run counts or notes on the modules is not counted and noted twice."""
     before = [(part, dict(part.__dict__)) for part in block.modules()]
     try:

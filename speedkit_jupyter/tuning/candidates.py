@@ -118,6 +118,14 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
     return whole
 
 
+def joined(plan: Candidate, single: Candidate) -> Candidate:
+    """Both, without the parts of the plan that mean nothing beside it."""
+    (name,) = single.values
+    beside = optimizations.named(name).excludes
+    idle = [n for n in plan.values if n in beside or name in optimizations.named(n).excludes]
+    return plan.without(*idle) + single
+
+
 def combinations(singles: Sequence[Candidate], start: Candidate) -> list[Candidate]:
     """All of them, without the empty one: `start`, each of its parts alone, which tells what makes
     a combination far slower, then on to what differs from it in most parts.

@@ -34,6 +34,7 @@ from speedkit_jupyter.tuning.candidates import (
     candidates,
     combinations,
     distance,
+    joined,
     strongest,
 )
 from speedkit_jupyter.tuning.learning import Task
@@ -260,9 +261,8 @@ class Search:
         costly, start = [single for single in singles if single.costly], strongest(cheap)
         # The strongest with and without compiling, then its parts are taken out one by one.
         every = combinations(cheap, start)
-        compiled = [
-            plan for plan in [start + single for single in costly[:1]] if self._can_pay(plan)
-        ]
+        compiled = [joined(start, single) for single in costly[:1]]
+        compiled = [plan for plan in compiled if self._can_pay(plan)]
         every = [*every[:1], *compiled, *every[1:]]
         best = yield from stages.race("what the machine suggests", every, RACE)
         for _ in range(len(cheap) if not best.costly else 0):
@@ -271,7 +271,7 @@ class Search:
             if better.name == best.name:
                 break
             best = better
-        compiled = stages.new([best + single for single in costly])
+        compiled = stages.new([joined(best, single) for single in costly])
         compiled = [plan for plan in compiled if self._can_pay(plan)]
         best = yield from stages.race("compiled", compiled, COMPILED, best)
         no_race = not stages.has_raced and self._allowance.budget.allows(self._allowance.step_s)

@@ -175,6 +175,8 @@ def test_exact_means_bit_equal_outputs(optimization):
         assert optimization.effect in (Effect.ROUNDING, Effect.CHANGES_MODEL)
         return
     model, optimizers, value = here(optimization)
+    if value is None:
+        return
     model.eval()
     x = torch.rand(2, 2, 5, 5)
     plain = model(x)

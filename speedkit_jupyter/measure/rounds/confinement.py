@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.replayed import is_recorded
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.threads import is_here, is_pythons
 
@@ -38,7 +39,8 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # what is compiled now would break in two here
+        # What is compiled now would break in two here; what is recorded is no part of the step.
+        if torch.compiler.is_compiling() or is_recorded():
             return original(*args, **kwargs)
         chosen = ours if threading.get_ident() == here else original
         return chosen(*args, **kwargs)
