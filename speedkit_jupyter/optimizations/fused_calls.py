@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "fused_kernels"
 # Whose layers keep nothing of their results but what autograd knows of.
-LAYERS = {"torch", "transformers", "peft", "bitsandbytes"}
+LAYERS = {"torch", "transformers"}
 
 
 class Fused(Call):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "liger-kernel"
 # The first whose kernels were compared with the modules; Triton's own limit.
-SINCE, CAPABILITY = (0, 6), (7, 0)
+SINCE, CAPABILITY = (0, 8), (7, 0)
 # Liger's own: rows that are longer have no kernel.
 LONGEST = 65536
 # Beside the devices that Triton writes for: `cpu` in its interpreter, which tests use.

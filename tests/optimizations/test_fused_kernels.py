@@ -44,7 +44,7 @@ LLAMA = Facts(
 )
 
 
-def with_liger(machine: Hardware, version: str = "0.6.0", **more: Any) -> Hardware:
+def with_liger(machine: Hardware, version: str = "0.8.5", **more: Any) -> Hardware:
     return machine.model_copy(update={"libraries": {"liger-kernel": version}, **more})
 
 
