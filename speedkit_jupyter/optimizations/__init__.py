@@ -13,6 +13,7 @@ from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.float8 import Float8
 from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
+from speedkit_jupyter.optimizations.fused_kernels import FusedKernels
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
@@ -43,6 +44,7 @@ CATALOG: tuple[Optimization, ...] = (
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
+    FusedKernels(),
     ActivationCheckpointing(),
     Int8(),
     Int4(),

@@ -88,7 +88,7 @@ class ActivationCheckpointing(Optimization):
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """Compiled code would pass by it."""
-        return replace(facts, checkpointed=decision.active)
+        return replace(facts, passed_by=self.name) if decision.active else facts
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """How many blocks will be computed again."""

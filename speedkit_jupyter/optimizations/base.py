@@ -280,7 +280,7 @@ class Optimization(ABC):
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
     `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
-    wrong, how it goes back; `page` is torch's own about it.
+    wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
     """
 
     name: ClassVar[str]

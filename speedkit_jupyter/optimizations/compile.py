@@ -222,8 +222,8 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
     """Why this can't be compiled here, or None."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
-    if facts.checkpointed:
-        return "compiled code passes by activation_checkpointing, which this plan has"
+    if facts.passed_by:
+        return f"compiled code passes by {facts.passed_by}, which this plan has"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
     if options.scope == "blocks" and not facts.block_names:

@@ -149,7 +149,7 @@ def _obstacle(facts: Facts) -> str:
             "this plan compiles the model, and compile:reduce-overhead records what is compiled; "
             "`compile: false` leaves its calls to this"
         )
-    if facts.checkpointed or facts.own_checkpointing == "on":
+    if facts.passed_by == "activation_checkpointing" or facts.own_checkpointing == "on":
         return "activation checkpointing runs Python code in the backward pass"
     if len(facts.devices) > 1:
         return f"its weights are on {' and '.join(facts.devices)}: a graph is of one device"

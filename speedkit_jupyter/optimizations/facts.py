@@ -14,6 +14,7 @@ from speedkit_jupyter.optimizations.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.conv_norms import number_of_norms
 from speedkit_jupyter.optimizations.flattening import flattens
+from speedkit_jupyter.optimizations.fusible import Fusible, fusible
 from speedkit_jupyter.optimizations.rewriting import Rewritable, rewritable
 from speedkit_jupyter.optimizations.settings import users_own
 from speedkit_jupyter.support.wrappers import each_once, layers
@@ -80,8 +81,9 @@ class Facts:
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
     `block_classes` the names of their classes; `training` says that some module is in training
-    mode, `lazy` that some have no shape yet. `precision`, `checkpointed` and `compiles` are filled
-    in while planning. `rewritable` are the modules that `rewrites` can make others of.
+    mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
+    pass by) and `compiles` are filled in while planning. `rewritable` are the modules that
+    `rewrites` can make others of, `fusible` those that `fused_kernels` has a kernel for.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
@@ -108,13 +110,14 @@ class Facts:
     lazy: bool = False
     compiled: Compiled = "no"
     rewritable: tuple[Rewritable, ...] = ()
+    fusible: tuple[Fusible, ...] = ()
     block_names: tuple[str, ...] = ()
     blocks_of_torch: bool = False
     backends: tuple[str, ...] = backends.OWN
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
-    checkpointed: bool = False
+    passed_by: str = ""
     compiles: bool = False
     quantized: str = ""
     attention: tuple[Measured, ...] = ()
@@ -180,6 +183,7 @@ class Facts:
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
             rewritable=tuple(place for place, _ in rewritable(model)),
+            fusible=tuple(place for place, _ in fusible(model)),
             block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
             backends=backends.loaded(),

@@ -36,6 +36,7 @@ from speedkit_jupyter import (
     code,
     plan,
 )
+from speedkit_jupyter.machines.hardware import OPTIONAL
 from speedkit_jupyter.optimizations import quantizing
 from speedkit_jupyter.optimizations.facts import OptimizerFacts
 from speedkit_jupyter.plans.context import restore_all
@@ -153,7 +154,7 @@ def test_where_torch_has_moved_what_it_stands_on_it_is_declined_by_name(
 
 
 def test_what_is_installed_is_read_without_importing_it():
-    assert Hardware.detect().libraries.keys() <= {"torchao"}
+    assert Hardware.detect().libraries.keys() <= {*OPTIONAL}
     assert Hardware.from_json('{"libraries": {"torchao": "1.0"}}').libraries == {"torchao": "1.0"}
 
 
