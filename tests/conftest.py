@@ -233,7 +233,7 @@ def one_thread() -> Iterator[None]:
 def no_rates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines are measured in a process that takes seconds: where real time is the subject."""
     if not request.node.get_closest_marker("real_time"):
-        monkeypatch.setattr(gemm_rates, "_measure", lambda threads: gemm_rates.GemmRates())
+        monkeypatch.setattr(gemm_rates, "_measure", lambda *given: gemm_rates.GemmRates())
 
 
 @pytest.fixture

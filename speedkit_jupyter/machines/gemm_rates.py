@@ -26,6 +26,8 @@ BATCHED = (96, 128, 160, 192, 256)
 AHEAD = 1.1
 # All is timed twice: where both differ by more than this, others have kept the processor busy.
 STEADY = 1.5
+# What was found while others kept the processor busy, for the next that asks in this process.
+DISTURBED: dict[str, GemmRates] = {}
 SCRIPT = """
 import json, sys, time, torch
 threads, sizes, batched = json.loads(sys.argv[1])
@@ -92,24 +94,30 @@ def known(machine: str) -> GemmRates | None:
     return found if is_whole else None
 
 
-def measured(machine: str, threads: int) -> GemmRates:
+def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
     """What is known, or else what a process of its own finds now (about 2 s); it is kept.
 
-    Never raises: what goes wrong is the `failure`.
+    Where that was disturbed it is kept for this process only. Never raises: what goes wrong, and
+    that it took longer than `patience_s` seconds, is the `failure`.
     """
-    found = known(machine)
+    found = known(machine) or DISTURBED.get(machine)
     if found is None:
-        found = _measure(threads)
-        with suppress(SpeedKitError):  # measured anew the next time
-            if found.steady:
+        found = _measure(threads, patience_s)
+        if found.steady:
+            with suppress(SpeedKitError):  # measured anew the next time
                 database.keep_rates(machine, found.model_dump_json())
+        elif not found.failure:
+            DISTURBED[machine] = found
     return found
 
 
-def _measure(threads: int) -> GemmRates:
+def _measure(threads: int, patience_s: float) -> GemmRates:
     command = [sys.executable, "-c", SCRIPT, json.dumps([threads, SIZES, BATCHED])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        why = f"the engines could not be measured within {patience_s:.2g} s: the machine is busy"
+        return GemmRates(failure=why, steady=False)
     except (OSError, subprocess.SubprocessError) as error:
         why = f"the engines could not be measured: {type(error).__name__}"
         return GemmRates(failure=why, steady=False)

@@ -172,14 +172,15 @@ class Hardware(_Record):
             triton=probes.has_triton(),
         )
 
-    def with_gemm(self) -> Hardware:
+    def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
         """The same with the rates of its engines, measured now where they are not known (2 s).
 
-        Not for a machine that only plans are made for.
+        Not for a machine that only plans are made for. What takes longer than `patience_s` seconds
+        has failed.
         """
         if self.cpu.gemm is not None or self.pinned:
             return self
-        rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores)
+        rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
         return self.model_copy(update={"cpu": self.cpu.model_copy(update={"gemm": rates})})
 
     @classmethod

@@ -13,8 +13,10 @@ from collections.abc import Collection, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 
+from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.attention_calls import Seen
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -46,8 +48,9 @@ from speedkit_jupyter.tuning.stages import BASELINE, Stages
 RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
 # Compiling is not tried for less than so many seconds of budget, or of all the user's steps.
 COMPILE_S = 20.0
-# Nor are the engines of float32 products measured, which is done once for a machine.
-ENGINES_S = 10.0
+# Nor are the engines of float32 products measured, which is done once for a machine, takes two
+# seconds and at most this share of the budget.
+ENGINES_S, ENGINES = 12.0, 0.25
 # Its share of the budget is what measuring attention kernels may take.
 ATTENTION = 0.1
 
@@ -226,13 +229,17 @@ class Search:
     def _measure_engines(self) -> Generator[Progress, None, None]:
         """Once for a machine: what was never measured would never be tried.
 
-        It takes two seconds, so not with a short budget.
+        The budget does not count it.
         """
         tuning, budget = self._tuning, self._allowance.budget
         is_known = tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm is not None
         if not is_known and not tuning.hardware.pinned and budget.seconds >= ENGINES_S:
             yield Progress(budget.share, "measuring the engines of float32 products, once")
-            tuning.hardware = tuning.hardware.with_gemm()
+            begun_s = clock.now()
+            tuning.hardware = tuning.hardware.with_gemm(ENGINES * budget.seconds)
+            took_s = clock.now() - begun_s
+            budget.exclude(took_s)
+            tuning.notes.append(_of_engines(tuning.hardware.cpu.gemm, took_s))
 
     def _measure_attention(self) -> Generator[Progress, None, None]:
         """Its kernels, on the calls that the step makes: what is faster there is tried."""
@@ -305,6 +312,15 @@ class Search:
             learning.keep(*self._identity, tuning.plan, winner.values, winner.name, tuning.ratio)
         except SpeedKitError as error:
             tuning.notes.append(f"the plan was not kept for the next time: {error}")
+
+
+def _of_engines(rates: GemmRates | None, took_s: float) -> str:
+    if rates is not None and rates.failure:
+        return f"gemm was not tried: {rates.failure}"
+    return (
+        f"It took {took_s:.1f} s more to measure the engines of float32 products, which is done "
+        "once for this machine"
+    )
 
 
 def _known(keep: Collection[str]) -> tuple[str, ...]:

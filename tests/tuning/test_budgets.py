@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter.machines import gemm_rates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.measure.results.comparison import Record
 from speedkit_jupyter.measure.rounds.budget import Budget, advice, clear_answer_s
 from speedkit_jupyter.measure.rounds.pace import Pace
@@ -227,3 +229,29 @@ def test_a_default_budget_follows_the_steps_that_are_measured(made_time, first_s
     took_s = made_time.now_s() - began_s
     assert search.budget_s == pytest.approx(120 * later_s, rel=0.5)
     assert took_s < 1.25 * search.budget_s + first_s
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("takes_s", [2.5, 400.0])
+def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
+    work, made_time, takes_s, monkeypatch
+):
+    patience = []
+
+    def measured(machine: str, threads: int, patience_s: float) -> GemmRates:
+        patience.append(patience_s)
+        made_time.sleep(min(takes_s, patience_s))
+        why = "the machine is busy" if takes_s > patience_s else ""
+        return GemmRates(blas=1.0, onednn=1.0, failure=why)
+
+    monkeypatch.setattr(gemm_rates, "measured", measured)
+    network, optimizer, step = work(0.01)
+    search = Search(step_of(step, network, optimizer), 20.0)
+    for _ in search.run():
+        pass
+    tuning = search.result()
+    assert patience == [5.0]
+    assert tuning.confirmed
+    assert tuning.seconds <= 1.25 * 20 + 0.01
+    said = "2.5 s more" if takes_s < 5 else "gemm was not tried: the machine is busy"
+    assert any(said in note for note in tuning.notes)

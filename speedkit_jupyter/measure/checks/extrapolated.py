@@ -1,4 +1,7 @@
-"""What rounding does to a stretch that no control was run for: as to one that is like it."""
+"""What rounding does to a stretch that no control was run for: as to one that is like it.
+
+Of later steps smaller samples are kept: their tensors are compared with larger ones.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks.deviation import Deviation, Errors
+from speedkit_jupyter.measure.checks.leaves import FEW_ELEMENTS
 from speedkit_jupyter.measure.checks.magnitudes import norm
 from speedkit_jupyter.measure.checks.observation import Observation
 
@@ -25,22 +29,25 @@ def extrapolated(
     """By the latest stretch of the same shape; else by the worst that is known at all."""
     here = baseline[number]
     there = [index for index in known if known[index]]
-    alike = [index for index in there if _shape(baseline[index]) == _shape(here)]
+    alike = [index for index in there if _outline(baseline[index]) == _outline(here)]
     if alike:
         latest = baseline[max(alike)]
         of_numbers = LIKE * _shrunk(_numbers(here), _numbers(latest))
         of_gradients = LIKE * _shrunk(_gradients(here), _gradients(latest))
         noise = _of_buffers(known)
         return [_times(errors, of_numbers, of_gradients, noise) for errors in known[max(alike)]]
-    worst = [_worst(errors) for number in there for errors in known[number]]
-    if not worst:
+    every = [errors for number in there for errors in known[number]]
+    if not every:
         return []
-    estimate = _deviation(max(worst, key=lambda deviation: deviation.distance), UNLIKE)
-    counts = len(_numbers(here)), sum(gradient is not None for gradient in here.gradients)
-    made = [index for index, gradient in enumerate(here.gradients) if gradient is not None]
+    results = [each for errors in every for each in errors.numbers]
+    gradients = [each for errors in every for each in errors.gradients]
+    # A gradient may be nothing but noise, which says nothing of results where any are known.
+    result = _worst(results or gradients or [errors.output for errors in every])
+    gradient = _worst(gradients) if gradients else result
+    made = [index for index, each in enumerate(here.gradients) if each is not None]
     return [
         Errors(
-            [estimate] * counts[0], [estimate] * counts[1], [], estimate, estimate,
+            [result] * len(_numbers(here)), [gradient] * len(made), [], result, gradient,
             which=made, buffers=_of_buffers(known),
         )
     ]  # fmt: skip
@@ -61,9 +68,11 @@ def with_alike(
 
 
 def _shrunk(now: Sequence[torch.Tensor], then: Sequence[torch.Tensor]) -> float:
-    """How many times smaller they are, if they are."""
-    sizes = [math.hypot(*map(norm, tensors)) for tensors in (then, now)]
-    return max(1.0, sizes[0] / sizes[1]) if sizes[1] > 0 else 1.0
+    """How many times smaller they are, if they are; of samples as large as they would be whole."""
+    pairs = list(zip(now, then, strict=True))
+    before = math.hypot(*map(norm, then))
+    here = math.hypot(*(norm(a) * (b.numel() / max(a.numel(), 1)) ** 0.5 for a, b in pairs))
+    return max(1.0, before / here) if here > 0 else 1.0
 
 
 def _numbers(observation: Observation) -> list[torch.Tensor]:
@@ -82,15 +91,25 @@ def _shape(observation: Observation) -> tuple[object, ...]:
     return tuple(tensor.shape for tensor in _numbers(observation)), tuple(made)
 
 
-def _worst(errors: Errors) -> Deviation:
-    """In each of the ways in which a tensor can be off."""
-    ones = [*errors.numbers, *errors.gradients, errors.output, errors.gradient]
+def _outline(observation: Observation) -> tuple[object, ...]:
+    """Its shape, but for that of tensors of which other courses may keep a sample."""
+    made = [
+        None if gradient is None else _whole_shape(gradient) for gradient in observation.gradients
+    ]
+    return tuple(map(_whole_shape, _numbers(observation))), tuple(made)
+
+
+def _whole_shape(tensor: torch.Tensor) -> object:
+    return tensor.shape if tensor.numel() <= FEW_ELEMENTS // 2 else "large"
+
+
+def _worst(deviations: Sequence[Deviation]) -> Deviation:
+    """In each of the ways in which a tensor can be off, times what is unlike."""
     distance, slope, shift, row, element = map(
-        max, zip(*(deviation.values() for deviation in ones), strict=True)
+        max, zip(*(deviation.values() for deviation in deviations), strict=True)
     )
-    return Deviation(
-        max(deviation.size for deviation in ones), distance, slope, shift, row, element
-    )
+    size = max(deviation.size for deviation in deviations)
+    return _deviation(Deviation(size, distance, slope, shift, row, element), UNLIKE)
 
 
 def _of_buffers(known: Mapping[int, Sequence[Errors]]) -> list[float | None]:

@@ -235,9 +235,11 @@ class Benchmark:
                 runner.record.notes["dropped"], runner.warm = why, None
                 continue
             yield Progress(0.0, f"{ahead}warming up {name} ({number} of {len(runners)})")
-            begun_s = clock.now()
+            begun_s, excluded_s = clock.now(), budget.excluded_s
             try:
                 with runner.applied():
+                    if runner.record.applied.get("compile"):  # the first to do so loads Inductor
+                        budget.exclude(clock.now() - begun_s)
                     if self.step.afresh:
                         runner.warm = runner.state()
                     most_s, hasty = self._most_warm_s(), self._policy.hasty
@@ -245,7 +247,7 @@ class Benchmark:
             except Exception as error:
                 runner.fail(error)  # a row; the others go on
                 if runner.record.applied.get("compile"):  # what it took was no step
-                    budget.exclude(clock.now() - begun_s)
+                    budget.exclude(clock.now() - begun_s - (budget.excluded_s - excluded_s))
             start.restore()
             if runner.warm is not None and not self._policy.keeps(runner, first):
                 runner.warm = None  # not even checked, which takes one more step
