@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups
-from speedkit_jupyter.optimizations import quantizing
+from speedkit_jupyter.optimizations.twins import quantizing
 
 MISSING = quantizing.obstacle(Hardware.detect(), Facts(linears=1))
 real = pytest.mark.skipif(bool(MISSING), reason=MISSING)

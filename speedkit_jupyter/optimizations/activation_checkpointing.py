@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
+from speedkit_jupyter.optimizations.base.optimization import (
     Decision,
     Effect,
     Optimization,
@@ -19,12 +19,12 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.blocks import repeated_blocks
-from speedkit_jupyter.optimizations.calls import CALLS, around, is_compiled
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.recomputing import Recomputed
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.properties.calls import CALLS, around, is_compiled
+from speedkit_jupyter.optimizations.recomputing.recomputed import Recomputed
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import capture
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
+from speedkit_jupyter.optimizations.base.optimization import (
     Decision,
     Effect,
     Optimization,
@@ -19,10 +19,10 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.calls import CALLS, layer_of
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.graphed_calls import Counts, GraphedCalls
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.graphs.graphed_calls import Counts, GraphedCalls
+from speedkit_jupyter.optimizations.properties.calls import CALLS, layer_of
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # So many layers launch enough kernels for their launches to count, unless these are large: from

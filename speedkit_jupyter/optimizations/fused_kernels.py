@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import liger
-from speedkit_jupyter.optimizations.base import (
+from speedkit_jupyter.optimizations.base.optimization import (
     Decision,
     Effect,
     Optimization,
@@ -30,19 +29,20 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.calls import CALLS, around
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.fused_calls import (
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.facts.fusible import Fusible, fusible
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.fusing import liger
+from speedkit_jupyter.optimizations.fusing.fused_calls import (
     NAME,
     Fused,
     FusedMlp,
     FusedNorm,
     FusedRotation,
 )
-from speedkit_jupyter.optimizations.fused_source import fused_source
-from speedkit_jupyter.optimizations.fusible import Fusible, fusible
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.fusing.fused_source import fused_source
+from speedkit_jupyter.optimizations.properties.calls import CALLS, around
 
 if TYPE_CHECKING:
     import torch

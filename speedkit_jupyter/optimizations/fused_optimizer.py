@@ -11,7 +11,8 @@ from pydantic import AliasChoices, Field
 
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
+from speedkit_jupyter.optimizations.base.newcomers import newcomers
+from speedkit_jupyter.optimizations.base.optimization import (
     Decision,
     Effect,
     Optimization,
@@ -19,11 +20,10 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.facts import Facts, OptimizerFacts
-from speedkit_jupyter.optimizations.newcomers import newcomers
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.settings import FUSED
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.facts.model import Facts, OptimizerFacts
+from speedkit_jupyter.optimizations.properties.settings import FUSED
 from speedkit_jupyter.support.exceptions import did_you_mean
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
+from speedkit_jupyter.optimizations.autocast.autocast_source import framework_precision
+from speedkit_jupyter.optimizations.base.optimization import (
     Decision,
     Effect,
     Optimization,
@@ -20,10 +21,9 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.precision import framework_precision
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
+from speedkit_jupyter.optimizations.base.optimization import (
     Decision,
     Effect,
     Optimization,
@@ -18,11 +18,11 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.calls import CALLS, around
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.predicting import Predicting
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.predicting.predicted_calls import Predicting
+from speedkit_jupyter.optimizations.properties.calls import CALLS, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # Folded as torch.fx does it, part by part where it can't trace the whole.

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
-from speedkit_jupyter.optimizations.base import (
+from speedkit_jupyter.optimizations.base.optimization import (
     Decision,
     Effect,
     Optimization,
@@ -20,8 +20,8 @@ from speedkit_jupyter.optimizations.base import (
     Target,
     overridden,
 )
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.facts.model import Facts
 
 ACCUMULATION = "cuda.matmul.allow_fp16_accumulation"
 REDUCTIONS = tuple(

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import in_place
-from speedkit_jupyter.optimizations.base import (
+from speedkit_jupyter.optimizations.base.optimization import (
     Decision,
     Effect,
     Optimization,
@@ -19,9 +18,11 @@ from speedkit_jupyter.optimizations.base import (
     Switch,
     Target,
 )
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.rewriting import (
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, source
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.rewriting import in_place
+from speedkit_jupyter.optimizations.rewriting.rewritable import (
     APPROXIMATION,
     CLASS,
     GROUPS,
@@ -32,7 +33,6 @@ from speedkit_jupyter.optimizations.rewriting import (
     is_rewritten,
     rewritable,
 )
-from speedkit_jupyter.optimizations.snippet import Form, Snippet, source
 
 WORDS = {"instance_norm": "as GroupNorm", "gelu": "by tanh", "inplace": "in place"}
 KINDS = tuple(WORDS)

@@ -28,8 +28,8 @@ from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
-from speedkit_jupyter.optimizations.attention import Call
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.attention.timings import Call
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe

@@ -12,9 +12,9 @@ from torch import nn
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machines
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Decision, Effect, Target
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
-from speedkit_jupyter.optimizations.flash_attention import IMPLEMENTATIONS
+from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
+from speedkit_jupyter.optimizations.base.optimization import Decision, Effect, Target
+from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
 from speedkit_jupyter.plans.context import observed
 
 ROOT = Path(__file__).parents[2]

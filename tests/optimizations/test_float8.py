@@ -17,8 +17,8 @@ from twins import needs_capability, real, with_torchao
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.optimizations import float8, named
-from speedkit_jupyter.optimizations.base import Decision, Target
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.base.optimization import Decision, Target
+from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
 
 SMALL = Facts(device="cuda:0", parameters=100, linears=4, optimizers=(OptimizerFacts(),))
 ON = Decision("float8", True, "as asked", active=True)

@@ -37,8 +37,8 @@ from speedkit_jupyter import (
     plan,
 )
 from speedkit_jupyter.machines.hardware import OPTIONAL
-from speedkit_jupyter.optimizations import quantizing
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.twins import quantizing
 from speedkit_jupyter.plans.context import restore_all
 
 INT8 = SpeedConfig(int8=True).alone()
@@ -527,7 +527,7 @@ import torch._dynamo.config as dynamo
 import torch._inductor.config as inductor
 from torch._inductor.fx_passes import joint_graph, post_grad
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations import quantizing
+from speedkit_jupyter.optimizations.twins import quantizing
 
 x = torch.randn(64, 64)
 

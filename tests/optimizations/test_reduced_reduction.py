@@ -12,7 +12,7 @@ from torch import nn
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.base.optimization import Decision, Target
 from speedkit_jupyter.optimizations.reduced_reduction import ACCUMULATION, REDUCTIONS, WORDS
 
 ENTRY = named("reduced_reduction")
