@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
-    from speedkit_jupyter.optimizations.base.optimization import Decision as Decision
+    from speedkit_jupyter.optimizations.base.decision import Decision as Decision
     from speedkit_jupyter.optimizations.facts.model import Facts as Facts
     from speedkit_jupyter.plans.applying import apply_speedups as apply_speedups
     from speedkit_jupyter.plans.applying import autocast_context as autocast_context
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _HOMES = {  # where each public name lives
     "ConfigError": "support.exceptions",
-    "Decision": "optimizations.base.optimization",
+    "Decision": "optimizations.base.decision",
     "Facts": "optimizations.facts.model",
     "Hardware": "machines.hardware",
     "Panel": "widgets.panel",

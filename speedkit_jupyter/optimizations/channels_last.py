@@ -12,23 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.newcomers import newcomers
-from speedkit_jupyter.optimizations.base.optimization import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.flattening import flattens
-from speedkit_jupyter.optimizations.facts.model import (
-    Facts,
+from speedkit_jupyter.optimizations.facts.layers import (
     channels_last_stride,
     is_channels_last,
     is_convolution,
 )
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.memory_layout import (
     LAYOUT,
     Found,

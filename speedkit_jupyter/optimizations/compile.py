@@ -12,17 +12,11 @@ from pydantic import AfterValidator, Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.optimization import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-    overridden,
-)
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.compiling.compile_source import compiled_source, options_of
 from speedkit_jupyter.optimizations.compiling.compiled_calls import CompiledCall, CompiledCode
 from speedkit_jupyter.optimizations.facts import backends

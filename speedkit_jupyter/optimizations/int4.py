@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.optimization import Decision, Switch, Target
+from speedkit_jupyter.optimizations.base.decision import Decision, Switch
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.twins import quantizing
 from speedkit_jupyter.optimizations.twins.compression import for_good, older_than

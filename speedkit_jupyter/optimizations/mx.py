@@ -10,8 +10,9 @@ from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.autocast.autocast_source import autocast_source
-from speedkit_jupyter.optimizations.base.optimization import Decision, Target
+from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.twins import quantizing
 from speedkit_jupyter.optimizations.twins.compression import for_good, older_than

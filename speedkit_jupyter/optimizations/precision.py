@@ -16,14 +16,10 @@ from speedkit_jupyter.optimizations.autocast.autocast_source import DTYPES, auto
 from speedkit_jupyter.optimizations.autocast.native import has_fp16, native_precision
 from speedkit_jupyter.optimizations.autocast.reused import Autocasts
 from speedkit_jupyter.optimizations.autocast.switches import autocast_switches
-from speedkit_jupyter.optimizations.base.optimization import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Target,
-)
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.autocast.autocast_source import DTYPES
-from speedkit_jupyter.optimizations.base.optimization import Decision, Effect, Target
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.twins.compression import Compression, for_good, older_than
 

@@ -16,7 +16,8 @@ from pydantic_core import ErrorDetails
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.optimizations import CATALOG, find
-from speedkit_jupyter.optimizations.base.optimization import Optimization, Request, Source
+from speedkit_jupyter.optimizations.base.decision import Request, Source
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.support import arguments, database, yaml_lines
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed
-from speedkit_jupyter.optimizations.base.optimization import Decision
+from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.report.elements import Row, Section, Table
 from speedkit_jupyter.report.units import ratio, seconds
 

@@ -11,7 +11,8 @@ from speedkit_jupyter import optimizations
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.subject.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base.optimization import Effect, Optimization
+from speedkit_jupyter.optimizations.base.decision import Effect
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.planning import plan
 

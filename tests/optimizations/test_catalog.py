@@ -13,8 +13,9 @@ from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machi
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
-from speedkit_jupyter.optimizations.base.optimization import Decision, Effect, Target
-from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import observed
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.machines import capture
 from speedkit_jupyter.optimizations import cuda_graphs, named
-from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.graphs import captured, graphed_calls
 from speedkit_jupyter.optimizations.graphs.graphed_calls import GraphedCalls
 from speedkit_jupyter.optimizations.properties.calls import layer_of

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.base.optimization import Target
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.fusing import liger
 from speedkit_jupyter.optimizations.fusing.fused_calls import Fused

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.optimizations.facts.conv_norms import pairs
-from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
 

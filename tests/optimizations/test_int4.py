@@ -9,8 +9,9 @@ from twins import needs_capability, real, with_plan, with_torchao
 
 from speedkit_jupyter import Facts, SpeedConfig, code, plan
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.base.optimization import Decision, Target
-from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 SMALL = Facts(device="cuda:0", parameters=100, linears=4)
 

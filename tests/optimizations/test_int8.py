@@ -37,7 +37,7 @@ from speedkit_jupyter import (
     plan,
 )
 from speedkit_jupyter.machines.hardware import OPTIONAL
-from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.twins import quantizing
 from speedkit_jupyter.plans.context import restore_all
 

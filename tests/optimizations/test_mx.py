@@ -35,7 +35,7 @@ from speedkit_jupyter import (
 )
 from speedkit_jupyter.machines.hardware import Accelerator
 from speedkit_jupyter.optimizations import mx
-from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import restore_all
 
 SMALL = Facts(device="cuda:0", parameters=100, linears=4)

@@ -30,8 +30,8 @@ from speedkit_jupyter import (
     plan,
 )
 from speedkit_jupyter.optimizations import named, sparsity
-from speedkit_jupyter.optimizations.base.optimization import Effect
-from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.base.decision import Effect
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 SMALL = Facts(device="cuda:0", parameters=100, linears=4)
 HALF = Facts(device="cuda:0", parameters=100, linears=4, dtypes=("bfloat16",))

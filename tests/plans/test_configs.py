@@ -10,8 +10,8 @@ import yaml
 
 from speedkit_jupyter import Facts, SpeedConfig, machines, plan
 from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base.optimization import Effect
-from speedkit_jupyter.optimizations.facts.model import OptimizerFacts
+from speedkit_jupyter.optimizations.base.decision import Effect
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.config import ALONE
 
 CONFIGS = Path(__file__).parents[2] / "configs"

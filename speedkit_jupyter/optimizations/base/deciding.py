@@ -5,7 +5,8 @@ on, or nobody asked for another model.
 from __future__ import annotations
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.optimization import Decision, Effect, Optimization, Request
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support.moved import moved
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.base.optimization import Target
+from speedkit_jupyter.optimizations.base.target import Target
 
 if TYPE_CHECKING:
     import torch

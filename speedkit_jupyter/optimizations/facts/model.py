@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.optimizations.attention.timings import Measured, kept
 from speedkit_jupyter.optimizations.facts import backends, denormal_numbers
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.conv_norms import number_of_norms
-from speedkit_jupyter.optimizations.facts.flattening import flattens
 from speedkit_jupyter.optimizations.facts.fusible import Fusible, fusible
+from speedkit_jupyter.optimizations.facts.layers import (
+    attribute,
+    is_channels_last,
+    is_convolution,
+    is_linear,
+    weight_of,
+)
+from speedkit_jupyter.optimizations.facts.optimizers import (
+    OptimizerFacts,
+    distinct,
+    words,
+)
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
-from speedkit_jupyter.optimizations.properties.settings import users_own
 from speedkit_jupyter.optimizations.rewriting.rewritable import Rewritable, rewritable
 from speedkit_jupyter.support.wrappers import each_once, layers
 
@@ -25,49 +34,6 @@ if TYPE_CHECKING:
 Compiled = Literal["no", "in place", "wrapper", "script"]
 # Gradient checkpointing as Hugging Face models bring it along.
 OwnCheckpointing = Literal["none", "off", "on"]
-
-
-@dataclass(frozen=True)
-class OptimizerFacts:
-    """One optimizer. `fused` and `foreach` hold the distinct values of its groups, as the user set
-    them: what a plan on another model of the same optimizer put there does not count. `flattens`
-    says that its step needs gradients that are contiguous in memory; `sparse_gradients`, that it
-    holds a parameter whose gradients are sparse.
-    """
-
-    name: str = "AdamW"
-    has_fused: bool = True
-    fused: tuple[bool | None, ...] = (None,)
-    foreach: tuple[bool | None, ...] = (None,)
-    differentiable: bool = False
-    capturable: bool = False
-    devices: tuple[str, ...] = ("cpu",)
-    dtypes: tuple[str, ...] = ("float32",)
-    flattens: bool = False
-    sparse_gradients: bool = False
-
-    @classmethod
-    def read(
-        cls, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module] = ()
-    ) -> OptimizerFacts:
-        """Read the facts of one, which steps parameters of these models."""
-        groups = optimizer.param_groups
-        parameters = [p for group in groups for p in group["params"]]
-        sparse = {id(p) for model in models for p in _with_sparse_gradients(model)}
-        settings = [users_own(optimizer, group) for group in groups]
-        own_step = type(optimizer).step.__module__.startswith("torch.optim")
-        return cls(
-            name=type(optimizer).__name__,
-            has_fused=own_step and all("fused" in group for group in groups),
-            fused=_distinct(values.get("fused") for values in settings),
-            foreach=_distinct(values.get("foreach") for values in settings),
-            differentiable=any(group.get("differentiable") for group in groups),
-            capturable=any(group.get("capturable") for group in groups),
-            devices=_words(p.device for p in parameters),
-            dtypes=_words(p.dtype for p in parameters),
-            flattens=flattens(optimizer),
-            sparse_gradients=any(id(p) in sparse or _has_sparse_gradient(p) for p in parameters),
-        )
 
 
 @dataclass(frozen=True)
@@ -158,14 +124,14 @@ class Facts:
         tensors = [*parameters, *model.buffers()]
         shaped = [tensor for tensor in tensors if not is_lazy(tensor)]
         convolutions = [m for m in modules if isinstance(m, _ConvNd) and is_convolution(m)]
-        weights = {id(weight): weight for weight in map(_weight, convolutions)}
+        weights = {id(weight): weight for weight in map(weight_of, convolutions)}
         devices = Counter(tensor.device for tensor in tensors)
         layered, repeated = layers(model), repeated_blocks(model)
         blocks = _blocks(layered[-1], repeated if layered[-1] is model else None)
         return cls(
             device=str(devices.most_common(1)[0][0]) if devices else "cpu",
-            devices=_words(devices) or ("cpu",),
-            dtypes=_words(p.dtype for p in parameters),
+            devices=words(devices) or ("cpu",),
+            dtypes=words(p.dtype for p in parameters),
             parameters=sum(p.numel() for p in parameters if not is_lazy(p)),
             convolutions=len(convolutions),
             convolution_dims=tuple(sorted({weight.dim() for weight in weights.values()})) or (4,),
@@ -176,7 +142,7 @@ class Facts:
             lstms=sum(isinstance(m, torch.nn.LSTM) for m in modules),
             denormals=denormal_numbers.share(tensors, each_once(optimizers)),
             blocks=len(repeated),
-            block_classes=_distinct(type(block).__name__ for block in repeated),
+            block_classes=distinct(type(block).__name__ for block in repeated),
             own_checkpointing=_own_checkpointing(modules),
             batch_norms=number_of_norms(modules),
             training=any(module.training for module in modules),
@@ -193,80 +159,6 @@ class Facts:
             attention=kept(model),
             flags=flags.snapshot(),
         )
-
-
-def is_convolution(module: torch.nn.Module) -> bool:
-    """Whether this is a 2-D or 3-D convolution with a plain weight that can be laid out anew."""
-    from torch.nn.modules.conv import _ConvNd
-    from torch.nn.parameter import is_lazy
-
-    weight = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
-    return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
-
-
-def is_linear(module: torch.nn.Module) -> bool:
-    """Whether this is a linear layer that multiplies by itself: the last one of torch's attention
-    only lends its weight.
-    """
-    import torch
-    from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
-
-    return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
-
-
-def _with_sparse_gradients(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """The weights of `Embedding(sparse=True)` and of all that has such a switch."""
-    for module in model.modules():
-        if _attribute(module, "sparse") is True:
-            yield from module.parameters(recurse=False)
-
-
-def _has_sparse_gradient(parameter: torch.Tensor) -> bool:
-    """Now: a function can make it so, without a module that says it."""
-    import torch
-
-    gradient = parameter.grad if parameter.is_leaf else None
-    return gradient is not None and gradient.layout is not torch.strided
-
-
-def _weight(convolution: torch.nn.Module) -> torch.nn.Parameter:
-    weight = convolution._parameters["weight"]
-    assert weight is not None
-    return weight
-
-
-def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
-    """Whether some parameter gets its shape at the first forward pass only."""
-    import torch
-    from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
-
-    if isinstance(holder, torch.optim.Optimizer):
-        return False
-    tensors = (*holder.parameters(), *holder.buffers())
-    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in tensors)
-
-
-def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a 4-D or 5-D tensor of this shape with its channels last, in elements."""
-    return _channels_last_stride(tuple(tensor.shape))
-
-
-@lru_cache(maxsize=1024)
-def _channels_last_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    import torch
-
-    layout = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
-    return torch.empty(shape, memory_format=layout, device="meta").stride()
-
-
-def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Whether the weight lies in memory with its channels last.
-
-    By its strides: with one channel or a 1x1 kernel both layouts hold the same bytes in the same
-    order, and yet torch's kernels choose by the strides.
-    """
-    weight = _weight(convolution)
-    return weight.stride() == channels_last_stride(weight)
 
 
 def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
@@ -295,21 +187,7 @@ def _has_forward_of_torch(module: torch.nn.Module) -> bool:
 
 
 def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
-    words = [_attribute(module, "gradient_checkpointing") for module in modules]
+    words = [attribute(module, "gradient_checkpointing") for module in modules]
     if any(word is True for word in words):
         return "on"
     return "off" if any(word is False for word in words) else "none"
-
-
-def _attribute(module: torch.nn.Module, name: str) -> Any:
-    """Its own or its class's; a module looks long for what it does not have."""
-    return vars(module).get(name, getattr(type(module), name, None))
-
-
-def _words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
-    """`cuda:0`, `float32`, each once."""
-    return tuple(str(value).removeprefix("torch.") for value in dict.fromkeys(values))
-
-
-def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))

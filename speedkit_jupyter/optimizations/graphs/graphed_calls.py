@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import capture
-from speedkit_jupyter.optimizations.base.optimization import Target
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.graphs.call_kinds import (
     State,
     Unfit,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.base.optimization import Target
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.conv_norms import number_of_norms
 from speedkit_jupyter.optimizations.predicting.folding import Folding
 from speedkit_jupyter.optimizations.predicting.released import release_state, released

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.base.newcomers import newcomers
-from speedkit_jupyter.optimizations.base.optimization import Target
-from speedkit_jupyter.optimizations.facts.model import Facts, is_linear
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.layers import is_linear
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.wishes import Layer
 from speedkit_jupyter.optimizations.twins.recipe import Recipe, recipe_of
 from speedkit_jupyter.optimizations.twins.twinned import in_rows

@@ -12,13 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.optimization import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Target,
-)
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.twins import compressing
 from speedkit_jupyter.optimizations.twins.twinned import internals
