@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -149,5 +148,5 @@ def _layers(target: Target, decision: Decision) -> list[tuple[torch.nn.Module, R
 def _layer(target: Target, block: torch.nn.Module) -> Recomputed:
     """The same one whenever the plan is in force: it knows what its block writes to."""
     layer: Recomputed = target.memo.calls.setdefault(block, Recomputed(block))
-    layer.only_in = None if target.search else threading.get_ident()
+    layer.only_in = target.only_in
     return layer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -176,5 +175,5 @@ def _layer(decision: Decision, target: Target) -> Iterator[Any]:
     calls = target.memo.graphed
     if calls is None:
         calls = target.memo.graphed = GraphedCalls(target)
-    calls.only_in = None if target.search else threading.get_ident()
+    calls.only_in = target.only_in
     yield target.model, calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -135,5 +134,5 @@ def _layers(decision: Decision, target: Target) -> Iterator[Any]:
         predicting = target.memo.predicting = Predicting(
             target, details.get("fold", True), details.get("freezing", False)
         )
-    predicting.only_in = None if target.search else threading.get_ident()
+    predicting.only_in = target.only_in
     yield from predicting.layers()

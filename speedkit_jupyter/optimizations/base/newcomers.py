@@ -31,7 +31,7 @@ def newcomers(
         return
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    here = None if target.search else threading.get_ident()
+    here = target.only_in
     reference = weakref.ref(target)
     members = weakref.WeakSet(known)
     strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -86,6 +87,11 @@ class Target:
 
     def __post_init__(self) -> None:
         self.optimizers = each_once(self.optimizers)
+
+    @property
+    def only_in(self) -> int | None:
+        """The number of the one thread that a benchmark's plan acts in; None for all."""
+        return None if self.search else threading.get_ident()
 
     def let_go(self) -> None:
         """Keep no optimizer alive from now on; those that are there are still known."""

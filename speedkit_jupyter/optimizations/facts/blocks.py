@@ -103,8 +103,3 @@ def _size(module: torch.nn.Module) -> int:
     from torch.nn.parameter import is_lazy
 
     return sum(0 if is_lazy(p) else p.numel() for p in module.parameters()) or 1
-
-
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether something of the user's runs whenever a part of it runs."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())

@@ -122,6 +122,12 @@ def is_nobodys(tensor: torch.Tensor) -> bool:
     )
 
 
+def are_nobodys(one: Any, other: Any) -> bool:
+    """Whether a kernel may write over both."""
+    apart = one.data_ptr() != other.data_ptr()
+    return apart and is_nobodys(one) and is_nobodys(other)
+
+
 class Once:
     """Before a kernel's backward pass: torch would not notice that it can't be had twice."""
 
@@ -150,3 +156,10 @@ def once(kind: str, result: torch.Tensor, writes: bool) -> torch.Tensor:
     if result.grad_fn is not None:
         result.grad_fn.register_prehook(Once(kind, writes))
     return result
+
+
+def promoted(*tensors: Any) -> torch.dtype:
+    """What a product of these is of: under autocast weights and angles are float32."""
+    import torch
+
+    return torch.promote_types(*(tensor.dtype for tensor in tensors))

@@ -60,10 +60,7 @@ class GraphedCalls(Call):
 
     The first call of a kind is looked at while it is made, the second one is recorded, and from
     then on it is replayed; whatever can't be is called as ever, counted, and said in the notes.
-    `only_in` is the number of the one thread that it acts in; None for all.
     """
-
-    only_in: int | None = None
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.model)
@@ -78,8 +75,7 @@ class GraphedCalls(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result is the user's own: no replay writes over it."""
-        is_here = self.only_in in (None, threading.get_ident())
-        if not is_here or is_recorded() or _is_in_backward():
+        if not self.is_here() or is_recorded() or _is_in_backward():
             return self.below(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         parameters: list[torch.Tensor] = []

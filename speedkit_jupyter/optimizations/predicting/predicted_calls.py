@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -28,11 +27,8 @@ CHANGED = "weights have changed since they were frozen, so the model is not comp
 class Predicting(Call):
     """Where a call trains after all, or asks for gradients, it is as ever; `notes` say so.
 
-    `only_in` is the number of the one thread that it acts in; None for all. It is kept for the
-    life of a context, and so are the folded weights.
+    It is kept for the life of a context, and so are the folded weights.
     """
-
-    only_in: int | None = None
 
     def __init__(self, target: Target, fold: bool, freezing: bool) -> None:
         super().__init__(target.model)
@@ -73,7 +69,7 @@ class Predicting(Call):
     def _predicts(self, model: torch.nn.Module, given: tuple[Any, ...]) -> bool:
         import torch
 
-        if self.only_in not in (None, threading.get_ident()) or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if not self.is_here() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return False
         if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
             return False

@@ -6,6 +6,7 @@ neither copies nor files of the module contain.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
@@ -27,10 +28,12 @@ class Call:
     """One layer around the calls of `module`, which it doesn't keep alive.
 
     `inner` is the layer below, None where that is the module's own call. `compiles` is for one
-    that stands for compiled code.
+    that stands for compiled code. `only_in` is the number of the one thread that it acts in, where
+    it asks; None for all.
     """
 
     compiles: ClassVar[bool] = False
+    only_in: int | None = None
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -40,6 +43,10 @@ class Call:
     def module(self) -> torch.nn.Module:
         """The one that is called, which lives as long as it is; None once it is gone."""
         return cast("torch.nn.Module", self._module())
+
+    def is_here(self) -> bool:
+        """Whether it acts in this thread."""
+        return self.only_in in (None, threading.get_ident())
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
         """The call without this layer."""

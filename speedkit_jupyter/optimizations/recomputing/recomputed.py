@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.attention import sdp_kernels
-from speedkit_jupyter.optimizations.facts.blocks import has_hooks
 from speedkit_jupyter.optimizations.properties.calls import Call
+from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks
 from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_entries
 from speedkit_jupyter.optimizations.recomputing.passed import Passed
 
@@ -37,12 +36,7 @@ class Written:
 
 
 class Recomputed(Call):
-    """The calls of one block. Where nothing is kept for a backward pass they are as ever.
-
-    `only_in` is the number of the one thread that it acts in; None for all.
-    """
-
-    only_in: int | None = None
+    """The calls of one block. Where nothing is kept for a backward pass they are as ever."""
 
     def __init__(self, block: torch.nn.Module) -> None:
         super().__init__(block)
@@ -71,10 +65,10 @@ class Recomputed(Call):
 
         return (
             torch.is_grad_enabled()
-            and self.only_in in (None, threading.get_ident())
+            and self.is_here()
             and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
             and not torch.jit.is_tracing()  # type: ignore[attr-defined]
-            and not has_hooks(block)
+            and not has_forward_hooks(block)
         )
 
 

@@ -12,6 +12,8 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.properties import hooks
+
 if TYPE_CHECKING:
     import torch
 
@@ -114,8 +116,8 @@ def internals() -> tuple[Callable[[], Any], ...]:
     import torch
     from torch.nn.modules import module
 
-    hooks = module._has_any_global_hook
-    return torch._C._get_tracing_state, hooks, torch._C._len_torch_dispatch_stack
+    hooked = module._has_any_global_hook
+    return torch._C._get_tracing_state, hooked, torch._C._len_torch_dispatch_stack
 
 
 def is_watched() -> bool:
@@ -142,10 +144,4 @@ def writing(
 
 def _is_plain(module: Any) -> bool:
     """Nothing else sees what it takes or gives."""
-    hooks = (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-    return not hooks and module._compiled_call_impl is None and "forward" not in module.__dict__
+    return not hooks.is_watched(module) and module._compiled_call_impl is None

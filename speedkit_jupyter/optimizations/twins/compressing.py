@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -71,9 +70,8 @@ def compressed(
 
     memo = target.memo
     memo.twins = WeakIdKeyDictionary() if memo.twins is None else memo.twins
-    thread = None if target.search else threading.get_ident()
     trained = partial(_note_training, target.notes, name)
-    recipe = Recipe(name, make, memo.twins, trained, thread, makes_layers, casts)
+    recipe = Recipe(name, make, memo.twins, trained, target.only_in, makes_layers, casts)
     if casts:
         _try(make, name, {weight.device for weight in weights})
     with ExitStack() as stack:

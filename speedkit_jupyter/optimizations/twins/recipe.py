@@ -6,7 +6,7 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.support.threads import is_here, is_pythons
+from speedkit_jupyter.support.threads import is_for_here
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ class Recipe:
 
     def is_for_here(self) -> bool:
         """Whether this thread multiplies by twins; autograd's own computes what it needs again."""
-        return self.thread is None or is_here(self.thread) or not is_pythons()
+        return is_for_here(self.thread)
 
 
 def recipe_of(weight: Any) -> Recipe | None:
