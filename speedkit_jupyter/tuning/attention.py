@@ -14,7 +14,7 @@ from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.attention import timings
 from speedkit_jupyter.optimizations.attention.timings import Call, Measured
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import tasks
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def of_step(
     """
     __tracebackhide__ = True
     calls: dict[Call, Seen] = {}
-    learning.identify(step, hardware, "time", None, attention=calls)
+    tasks.identify(step, hardware, "time", None, attention=calls)
     facts = Facts.read(step.models[0], step.holders(step.models[0]))
     rows = tuple(timed(calls, hardware, facts, seconds, left_out))
     keep(step.models, rows)
