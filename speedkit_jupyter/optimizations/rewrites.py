@@ -17,17 +17,16 @@ from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, source
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.rewriting import in_place
-from speedkit_jupyter.optimizations.rewriting.rewritable import (
+from speedkit_jupyter.optimizations.rewriting.others import (
     APPROXIMATION,
     CLASS,
     GROUPS,
     Other,
-    Rewritable,
     by_tanh,
     group_norm,
     is_rewritten,
-    rewritable,
 )
+from speedkit_jupyter.optimizations.rewriting.rewritable import Rewritable, rewritable
 
 WORDS = {"instance_norm": "as GroupNorm", "gelu": "by tanh", "inplace": "in place"}
 NOTHING = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.optimizations.graphs.call_kinds import Unfit, filled
 from speedkit_jupyter.optimizations.graphs.call_results import nodes, results
 from speedkit_jupyter.optimizations.graphs.tensor_twins import Twin, copies, copy_of
-from speedkit_jupyter.optimizations.recomputing.recomputed import attributes_kept
+from speedkit_jupyter.optimizations.recomputing.as_it_was import attributes_kept
 from speedkit_jupyter.support import interrupts
 
 if TYPE_CHECKING:

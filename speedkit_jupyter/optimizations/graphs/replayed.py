@@ -19,7 +19,7 @@ from speedkit_jupyter.optimizations.graphs.captured import (
 )
 from speedkit_jupyter.optimizations.graphs.tensor_twins import copies
 from speedkit_jupyter.optimizations.properties.calls import Call
-from speedkit_jupyter.optimizations.recomputing.recomputed import kernels, set_kernels
+from speedkit_jupyter.optimizations.recomputing.as_it_was import kernels, set_kernels
 
 if TYPE_CHECKING:
     import torch

@@ -7,17 +7,21 @@ not change once more.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.attention import sdp_kernels
 from speedkit_jupyter.optimizations.properties.calls import Call
 from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks
 from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_entries
+from speedkit_jupyter.optimizations.recomputing.as_it_was import (
+    attributes_kept,
+    kernels,
+    random_states,
+    set_kernels,
+    set_random_states,
+)
 from speedkit_jupyter.optimizations.recomputing.passed import Passed
 
 if TYPE_CHECKING:
@@ -96,7 +100,7 @@ class _Runs:
             for number, tensor in enumerate(passed.tensors)
         ]
         self._versions = [_version(tensor) for tensor in passed.tensors]
-        self._random, self._kernels = _random_states(), kernels()
+        self._random, self._kernels = random_states(), kernels()
         self.written = written or Written(frozenset(), frozenset())
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -139,8 +143,8 @@ class _Runs:
                 holder = self._block.get_submodule(path)._buffers
                 stack.callback(put_back_entries, holder, {name: holder.get(name, MISSING)})
                 holder[name] = before.clone()
-            stack.callback(_set_random_states, _random_states())
-            _set_random_states(self._random)
+            stack.callback(set_random_states, random_states())
+            set_random_states(self._random)
             stack.callback(set_kernels, kernels())
             set_kernels(self._kernels)
             yield
@@ -170,39 +174,3 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _random_states() -> tuple[Any, Any]:
-    """Python's and NumPy's, which torch does not look after."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def _set_random_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    if states[1] is not None:
-        sys.modules["numpy"].random.set_state(states[1])
-
-
-def kernels() -> dict[str, Any]:
-    """Those of attention, which may be chosen around the forward pass alone."""
-    return {name: switch.read() for name, switch in sdp_kernels.switches().items()}
-
-
-def set_kernels(values: dict[str, Any]) -> None:
-    for name, switch in sdp_kernels.switches().items():
-        if switch.read() != values[name]:
-            switch.write(values[name])
-
-
-@contextmanager
-def attributes_kept(block: torch.nn.Module) -> Iterator[None]:
-    """What a run counts or notes on the modules is not counted and noted twice."""
-    before = [(part, dict(part.__dict__)) for part in block.modules()]
-    try:
-        yield
-    finally:
-        for part, attributes in before:
-            for name in part.__dict__.keys() | attributes.keys():
-                if part.__dict__.get(name, MISSING) is not attributes.get(name, MISSING):
-                    put_back_entries(part.__dict__, {name: attributes.get(name, MISSING)})
