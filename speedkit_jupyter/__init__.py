@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
-    from speedkit_jupyter.optimizations.base import Decision as Decision
-    from speedkit_jupyter.optimizations.facts import Facts as Facts
+    from speedkit_jupyter.optimizations.base.decision import Decision as Decision
+    from speedkit_jupyter.optimizations.facts.model import Facts as Facts
     from speedkit_jupyter.plans.applying import apply_speedups as apply_speedups
     from speedkit_jupyter.plans.applying import autocast_context as autocast_context
     from speedkit_jupyter.plans.applying import sdp_context as sdp_context
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _HOMES = {  # where each public name lives
     "ConfigError": "support.exceptions",
-    "Decision": "optimizations.base",
-    "Facts": "optimizations.facts",
+    "Decision": "optimizations.base.decision",
+    "Facts": "optimizations.facts.model",
     "Hardware": "machines.hardware",
     "Panel": "widgets.panel",
     "Plan": "plans.planning",

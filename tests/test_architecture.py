@@ -24,6 +24,15 @@ LAYERS = (
     ("codegen", "report"),
     ("magics", "widgets"),
 )
+# The same for the rooms of optimizations/; the catalog's entries stand on all of them.
+ROOMS = (
+    ("properties", "attention"),
+    ("rewriting",),
+    ("facts",),
+    ("base",),
+    ("autocast", "compiling", "fusing", "predicting", "recomputing", "twins"),
+    ("graphs",),
+)
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}
 
@@ -85,6 +94,47 @@ def test_imports_run_one_way(path: Path) -> None:
     here = part_of(path)
     for other in parts_imported(path):
         assert layer(other) <= layer(here), f"{inside(path)} imports {other}"
+
+
+CATALOG = PACKAGE / "optimizations"
+parts_of_entries = [one for one in SOURCES if one.is_relative_to(CATALOG) and one.parent != CATALOG]
+entries = [one for one in CATALOG.glob("*.py") if one.stem != "__init__"]
+
+
+def optimizations_imported(path: Path) -> set[str]:
+    """The rooms and entries of optimizations/ that a file imports; `""` for the catalog itself."""
+    catalog = f"{PACKAGE.name}.{CATALOG.name}"
+    names = [name for name in imported(path) if f"{name}.".startswith(f"{catalog}.")]
+    first = {name.removeprefix(catalog).split(".")[1] for name in names}
+    return {name if name in rooms() or name in {e.stem for e in entries} else "" for name in first}
+
+
+def rooms() -> dict[str, int]:
+    """The rooms, and in which layer each stands."""
+    return {room: number for number, group in enumerate(ROOMS) for room in group}
+
+
+def test_every_room_of_the_catalog_has_its_layer() -> None:
+    assert {one.name for one in CATALOG.iterdir() if list(one.glob("*.py"))} == {*rooms()}
+
+
+@pytest.mark.parametrize("path", parts_of_entries, ids=inside)
+def test_parts_of_the_catalogs_entries_import_one_way(path: Path) -> None:
+    here = path.parent.name
+    for other in optimizations_imported(path) - {here}:
+        assert other in rooms(), f"{inside(path)} imports the entry {other or 'CATALOG'}"
+        assert rooms()[other] < rooms()[here], f"{inside(path)} imports {other}"
+
+
+def test_beside_the_rooms_lie_the_entries_of_the_catalog_alone() -> None:
+    from speedkit_jupyter.optimizations import CATALOG as every
+
+    assert sorted(one.stem for one in entries) == sorted(one.name for one in every)
+
+
+@pytest.mark.parametrize("path", entries, ids=inside)
+def test_no_entry_of_the_catalog_imports_another(path: Path) -> None:
+    assert optimizations_imported(path) <= rooms().keys()
 
 
 def module(path: Path) -> str:

@@ -21,7 +21,7 @@ from speedkit_jupyter.codegen.optimizer_source import is_made, makeable, making
 from speedkit_jupyter.codegen.script import MODEL, Script, assembled, gather, header
 from speedkit_jupyter.codegen.training_call import call_of
 from speedkit_jupyter.codegen.training_step import function
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan

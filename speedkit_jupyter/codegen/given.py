@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from speedkit_jupyter.codegen.instances import Instance
-from speedkit_jupyter.optimizations.snippet import Form
+from speedkit_jupyter.optimizations.base.snippet import Form
 from speedkit_jupyter.support.wrappers import is_wrapper, layers
 
 Block = list[str]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.codegen.given import PREPARED, UNPATCHING, Given
 from speedkit_jupyter.codegen.training_call import Call
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.plans.planning import Plan, describe
 
 if TYPE_CHECKING:

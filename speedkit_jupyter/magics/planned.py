@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics.namespace import find_model, find_optimizers, models
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan

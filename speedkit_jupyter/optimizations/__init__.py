@@ -5,7 +5,7 @@ from __future__ import annotations
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.activation_checkpointing import ActivationCheckpointing
 from speedkit_jupyter.optimizations.allocator import Allocator
-from speedkit_jupyter.optimizations.base import Optimization
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
 from speedkit_jupyter.optimizations.cuda_graphs import CudaGraphs

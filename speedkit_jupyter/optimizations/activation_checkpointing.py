@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,20 +10,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
-from speedkit_jupyter.optimizations.blocks import repeated_blocks
-from speedkit_jupyter.optimizations.calls import CALLS, around, is_compiled
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.recomputing import Recomputed
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.properties.calls import CALLS, around, is_compiled
+from speedkit_jupyter.optimizations.recomputing.recomputed import Recomputed
 
 if TYPE_CHECKING:
     import torch
@@ -154,5 +148,5 @@ def _layers(target: Target, decision: Decision) -> list[tuple[torch.nn.Module, R
 def _layer(target: Target, block: torch.nn.Module) -> Recomputed:
     """The same one whenever the plan is in force: it knows what its block writes to."""
     layer: Recomputed = target.memo.calls.setdefault(block, Recomputed(block))
-    layer.only_in = None if target.search else threading.get_ident()
+    layer.only_in = target.only_in
     return layer

@@ -11,16 +11,11 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import flags, malloc, segments
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Target,
-    overridden,
-)
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.facts.model import Facts
 
 EXPANDABLE, THRESHOLDS = "expandable_segments", "thresholds"
 FOR_GOOD = (

@@ -12,30 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
-from speedkit_jupyter.optimizations.facts import (
-    Facts,
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.newcomers import newcomers
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.flattening import flattens
+from speedkit_jupyter.optimizations.facts.layers import (
     channels_last_stride,
     is_channels_last,
     is_convolution,
 )
-from speedkit_jupyter.optimizations.flattening import flattens
-from speedkit_jupyter.optimizations.memory_layout import (
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.properties.memory_layout import (
     LAYOUT,
     Found,
     is_followed,
     owns_its_storage,
 )
-from speedkit_jupyter.optimizations.newcomers import newcomers
-from speedkit_jupyter.optimizations.properties import MISSING, Layer
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.properties.wishes import MISSING, Layer
 
 if TYPE_CHECKING:
     import torch

@@ -12,24 +12,18 @@ from pydantic import AfterValidator, Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import backends
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-    overridden,
-)
-from speedkit_jupyter.optimizations.blocks import repeated_blocks
-from speedkit_jupyter.optimizations.calls import CALLS, is_compiled, users_own
-from speedkit_jupyter.optimizations.compile_source import compiled_source, options_of
-from speedkit_jupyter.optimizations.compiled_calls import CompiledCall, CompiledCode
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.properties import Layer
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.compiling.compile_source import compiled_source, options_of
+from speedkit_jupyter.optimizations.compiling.compiled_calls import CompiledCall, CompiledCode
+from speedkit_jupyter.optimizations.facts import backends
+from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
+from speedkit_jupyter.optimizations.properties.wishes import Layer
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -11,18 +10,13 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import capture
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
-from speedkit_jupyter.optimizations.calls import CALLS, layer_of
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.graphed_calls import Counts, GraphedCalls
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.graphs.graphed_calls import Counts, GraphedCalls
+from speedkit_jupyter.optimizations.properties.calls import CALLS, layer_of
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # So many layers launch enough kernels for their launches to count, unless these are large: from
@@ -181,5 +175,5 @@ def _layer(decision: Decision, target: Target) -> Iterator[Any]:
     calls = target.memo.graphed
     if calls is None:
         calls = target.memo.graphed = GraphedCalls(target)
-    calls.only_in = None if target.search else threading.get_ident()
+    calls.only_in = target.only_in
     yield target.model, calls

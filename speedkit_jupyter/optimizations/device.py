@@ -11,10 +11,12 @@ from pydantic import Field
 from speedkit_jupyter import machines
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import Decision, Effect, Optimization, Request, Target
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.place import PLACE
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.properties.place import PLACE
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import quantizing
-from speedkit_jupyter.optimizations.base import Decision, Switch, Target
-from speedkit_jupyter.optimizations.compression import older_than
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.quantization import FUSED, Quantization
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Switch
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.twins import quantizing
+from speedkit_jupyter.optimizations.twins.compression import older_than
+from speedkit_jupyter.optimizations.twins.quantization import FUSED, Quantization
 
 if TYPE_CHECKING:
     import torch

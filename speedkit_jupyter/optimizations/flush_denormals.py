@@ -10,16 +10,11 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import denormals, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
 
 
 class FlushDenormals(Optimization):

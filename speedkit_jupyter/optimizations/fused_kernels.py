@@ -5,44 +5,36 @@ instances, and none of it comes back. So its patches are not used here, only its
 around the calls of each module that it has a kernel for, which goes as all of them do
 (`calls.CALLS`): in any order, and without a trace in copies and files. The rotation of queries and
 keys is a function that an attention finds by a global name: it runs its own forward, for which
-that one name means Liger's (`fused_calls.with_other`). Which modules there are kernels for is told
-by what their forward computes (`fusible`), not by Liger's list of models.
+that one name means Liger's (`fused_rotations.with_other`). Which modules there are kernels for is
+told by what their forward computes (`fusible`), not by Liger's list of models.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import liger
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
-from speedkit_jupyter.optimizations.calls import CALLS, around
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.fused_calls import (
-    NAME,
-    Fused,
-    FusedMlp,
-    FusedNorm,
-    FusedRotation,
-)
-from speedkit_jupyter.optimizations.fused_source import fused_source
-from speedkit_jupyter.optimizations.fusible import Fusible, fusible
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.by_kind import ByKind, chosen
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.fusible import Fusible, fusible
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.fusing import liger
+from speedkit_jupyter.optimizations.fusing.fused_calls import NAME, Fused
+from speedkit_jupyter.optimizations.fusing.fused_mlps import FusedMlp
+from speedkit_jupyter.optimizations.fusing.fused_norms import FusedNorm
+from speedkit_jupyter.optimizations.fusing.fused_rotations import FusedRotation
+from speedkit_jupyter.optimizations.fusing.fused_source import fused_source
+from speedkit_jupyter.optimizations.properties.calls import CALLS, around
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +42,6 @@ if TYPE_CHECKING:
 CALLS_OF: Mapping[str, type[Fused]] = {
     one.kind: one for one in (FusedNorm, FusedMlp, FusedRotation)
 }
-KINDS = tuple(CALLS_OF)
 WORDS = {"rms_norm": "RMSNorm", "swiglu": "gated MLP", "rope": "rotation"}
 NOTHING = (
     "the model has no RMSNorm, no MLP with a SiLU or tanh-GELU gate, and no rotary attention of "
@@ -58,13 +49,15 @@ NOTHING = (
 )
 
 
-class FusedKernels(Optimization):
+class FusedKernels(ByKind):
     """Three kinds, each with a switch of its own: `rms_norm`, `swiglu` (MLPs with a gate), `rope`.
 
     They give what the modules give, within rounding.
     """
 
     name = NAME
+    kinds = dict.fromkeys(CALLS_OF, "by Liger")
+    nothing = NOTHING
     effect = Effect.ROUNDING
     library = liger.LIBRARY
     excludes = frozenset({"compile"})  # which passes by them, and fuses what it finds itself
@@ -84,22 +77,14 @@ class FusedKernels(Optimization):
 
     default = Options()
 
-    def changes(self) -> dict[str, Any]:
-        """All kinds, and each by itself."""
-        alone = {
-            f"{self.name}:{kind}": {"enabled": True} | {other: other == kind for other in KINDS}
-            for kind in KINDS
-        }
-        return {self.name: True} | alone
-
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Where there are such modules and Triton runs; rules offer it on NVIDIA's GPUs alone."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
         details = options.model_dump(exclude={"enabled"})
-        places = _chosen(facts.fusible, details)
-        if why := _missing(places, details) or _obstacle(hardware, facts):
+        places = chosen(facts.fusible, details)
+        if why := self.missing(places, details) or _obstacle(hardware, facts):
             return request.decline(False, why)
         liger.internals()
         if options.enabled == "auto":
@@ -112,11 +97,14 @@ class FusedKernels(Optimization):
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """How many modules of each kind run by such a kernel, where there are any."""
-        return _as_state(target, dict.fromkeys(KINDS, False))
+        return self._state(target, {})
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """All of the chosen kinds."""
-        return _as_state(target, _details(decision))
+        return self._state(target, _details(decision))
+
+    def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
+        return self.as_state(fusible(target.model), switches, partial(around, kind=Fused))
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -126,11 +114,11 @@ class FusedKernels(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Liger's functions on the modules, or Trainer's own word for it."""
-        return fused_source(_chosen(facts.fusible, _details(decision)), form)
+        return fused_source(chosen(facts.fusible, _details(decision)), form)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """On, where NVIDIA's GPU has something to run."""
-        places = _chosen(facts.fusible, _details(None))
+        places = chosen(facts.fusible, _details(None))
         able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)
         return (True,) if places and able else ()
 
@@ -139,20 +127,6 @@ def _details(decision: Decision | None) -> dict[str, Any]:
     """Which kinds; those of a plain `true` where nothing else is said."""
     default = FusedKernels.default.model_dump(exclude={"enabled"})
     return default | dict(decision.details if decision else {})
-
-
-def _chosen(places: Sequence[Fusible], details: Mapping[str, Any]) -> list[Fusible]:
-    return [place for place in places if details.get(place.kind)]
-
-
-def _missing(places: Sequence[Fusible], details: Mapping[str, Any]) -> str:
-    """What the model lacks; empty where there is something to do."""
-    if places:
-        return ""
-    kinds = [kind for kind in KINDS if details[kind]]
-    if not kinds:
-        return "no kind is chosen"
-    return NOTHING if len(kinds) == len(KINDS) else f"the model has nothing for {', '.join(kinds)}"
 
 
 def _obstacle(hardware: Hardware, facts: Facts) -> str:
@@ -183,23 +157,11 @@ def _counted(places: Sequence[Fusible]) -> str:
 def _layers(decision: Decision, target: Target) -> list[tuple[torch.nn.Module, Fused]]:
     """Liger is imported only where there is something for it."""
     details = _details(decision) if decision.value else {}
-    chosen = [pair for pair in fusible(target.model) if details.get(pair[0].kind)]
-    functional = liger.imported() if chosen else None
+    pairs = [pair for pair in fusible(target.model) if details.get(pair[0].kind)]
+    functional = liger.imported() if pairs else None
     layers = []
-    for place, module in chosen:
+    for place, module in pairs:
         layer = CALLS_OF[place.kind](module, functional, place.how, target.notes)
-        layer.only_in = None if target.search else threading.get_ident()
+        layer.only_in = target.only_in
         layers.append((module, layer))
     return layers
-
-
-def _as_state(target: Target, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """`9 of 9 by Liger`, once the chosen kinds are fused too."""
-    every = [*fusible(target.model)]
-    state = {}
-    for kind in KINDS:
-        there = [module for place, module in every if place.kind == kind]
-        count = sum(bool(chosen.get(kind)) or around(module, Fused) for module in there)
-        if there:
-            state[f"model.{kind}"] = f"{count} of {len(there)} by Liger"
-    return state

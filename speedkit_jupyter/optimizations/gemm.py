@@ -13,16 +13,11 @@ from speedkit_jupyter.machines import flags, gemm, gemm_kernels
 from speedkit_jupyter.machines.gemm_kernels import Crossover
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Target,
-    overridden,
-)
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # Its kernels cost a few microseconds a product, so large ones have to gain at least this.

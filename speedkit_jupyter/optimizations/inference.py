@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,19 +9,14 @@ from typing import Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
-from speedkit_jupyter.optimizations.calls import CALLS, around
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.predicting import Predicting
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.predicting.predicted_calls import Predicting
+from speedkit_jupyter.optimizations.properties.calls import CALLS, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # Folded as torch.fx does it, part by part where it can't trace the whole.
@@ -140,5 +134,5 @@ def _layers(decision: Decision, target: Target) -> Iterator[Any]:
         predicting = target.memo.predicting = Predicting(
             target, details.get("fold", True), details.get("freezing", False)
         )
-    predicting.only_in = None if target.search else threading.get_ident()
+    predicting.only_in = target.only_in
     yield from predicting.layers()

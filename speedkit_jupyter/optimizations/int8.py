@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import quantizing
-from speedkit_jupyter.optimizations.base import Decision, Target
-from speedkit_jupyter.optimizations.compression import for_good, older_than
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.quantization import Quantization, true_is
-from speedkit_jupyter.optimizations.snippet import Form, Snippet, call
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.twins import quantizing
+from speedkit_jupyter.optimizations.twins.compression import for_good, older_than
+from speedkit_jupyter.optimizations.twins.quantization import Quantization, true_is
 
 if TYPE_CHECKING:
     import torch

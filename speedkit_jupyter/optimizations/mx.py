@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import quantizing
-from speedkit_jupyter.optimizations.base import Decision, Target
-from speedkit_jupyter.optimizations.compression import for_good, older_than
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.precision import Precision
-from speedkit_jupyter.optimizations.quantization import FUSED, Quantization, true_is
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.autocast.autocast_source import autocast_source
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.twins import quantizing
+from speedkit_jupyter.optimizations.twins.compression import for_good, older_than
+from speedkit_jupyter.optimizations.twins.quantization import FUSED, Quantization, true_is
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +94,7 @@ class Mx(Quantization):
         """
         around, comment = Snippet(), for_good(decision)
         if facts.precision != "bf16" and facts.dtypes != ("bfloat16",):
-            around = Precision().code(Decision("precision", "bf16", ""), facts, form)
+            around = autocast_source("bf16", facts.device_type, form)
             comment += ", and gives bfloat16: hence autocast"
         return replace(
             around,

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Target,
-)
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.reused_autocast import Autocasts
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
-from speedkit_jupyter.support.exceptions import SpeedKitError
-
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+from speedkit_jupyter.optimizations.autocast.autocast_source import DTYPES, autocast_source
+from speedkit_jupyter.optimizations.autocast.native import has_fp16, native_precision
+from speedkit_jupyter.optimizations.autocast.reused import Autocasts
+from speedkit_jupyter.optimizations.autocast.switches import autocast_switches
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
 
 
 class Precision(Optimization):
@@ -55,7 +51,7 @@ class Precision(Optimization):
             return self._decide_explicit(request, hardware, facts, gpu)
         if gpu is None:
             return self._auto_on_cpu(request, hardware)
-        value, reason, always_pays = _native(gpu)
+        value, reason, always_pays = native_precision(gpu)
         if value == "fp16" and any(dtype.startswith("complex") for dtype in facts.dtypes):
             return request.leave("fp32", "complex parameters: fp16 gradients could not be scaled")
         if value == "fp32":
@@ -89,7 +85,7 @@ class Precision(Optimization):
             return request.obey(asked, hint=slow)
         if asked == "fp16" or gpu.bf16:
             return request.obey(asked)
-        nearest, reason, _ = _native(gpu)
+        nearest, reason, _ = native_precision(gpu)
         reason = f"{gpu.name} has no bf16 units; the nearest that works is {nearest}: {reason}"
         if nearest == "fp32":
             return request.decline("fp32", reason)
@@ -115,24 +111,7 @@ class Precision(Optimization):
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Autocast's own state, for each kind of device."""
-        import torch
-
-        cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
-        switches = {"autocast.cache_enabled": flags.Switch(*cached)}
-        for kind in _kinds_with_autocast():
-            switches[f"autocast.{kind}.enabled"] = flags.Switch(
-                partial(torch.is_autocast_enabled, kind),
-                partial(torch.set_autocast_enabled, kind),
-                (True,),
-            )
-            usual = torch.get_autocast_dtype(kind)
-            dtype = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
-            switches[f"autocast.{kind}.dtype"] = flags.Switch(
-                partial(torch.get_autocast_dtype, kind),
-                partial(torch.set_autocast_dtype, kind),
-                (dtype,),
-            )
-        return switches
+        return autocast_switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """What ctx.autocast() will stand for."""
@@ -164,14 +143,7 @@ class Precision(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torch.autocast around the forward pass, or the framework's mixed precision."""
-        dtype, kind = decision.value, facts.device_type
-        arguments = framework_precision(dtype, kind, form)
-        if arguments:
-            own = {"accelerate": ("accelerator.autocast()",), "fabric": ("fabric.autocast()",)}
-            return Snippet(arguments=arguments, forward=own.get(form, ()))
-        if form == "transformers":
-            raise SpeedKitError(f"Trainer has no {dtype} on {kind}: take --as torch")
-        return Snippet(forward=(f'torch.autocast("{kind}", dtype=torch.{DTYPES[dtype]})',))
+        return autocast_source(decision.value, facts.device_type, form)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """What ctx.autocast() stands for."""
@@ -182,64 +154,4 @@ class Precision(Optimization):
         gpu = hardware.accelerator(facts.device)
         if gpu is None:
             return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
-        return (("bf16",) if gpu.bf16 else ()) + (("fp16",) if _has_fp16(gpu) else ())
-
-
-def framework_precision(dtype: str, device_type: str, form: Form) -> dict[str, str]:
-    """A framework's arguments for mixed precision; empty where it has none (fp16 on a CPU)."""
-    if dtype == "fp16" and device_type == "cpu":
-        return {}
-    fabric = {"bf16": '"bf16-mixed"', "fp16": '"16-mixed"'}
-    arguments: dict[str, dict[str, str]] = {
-        "accelerate": {"mixed_precision": f'"{dtype}"'},
-        "fabric": {"precision": fabric[dtype]},
-        "transformers": {dtype: "True"},
-    }
-    return arguments.get(form, {})
-
-
-def _has_fp16(gpu: Accelerator) -> bool:
-    return gpu.tensor_cores or gpu.rocm is not None or gpu.kind != "cuda"
-
-
-def _native(gpu: Accelerator) -> tuple[str, str, bool]:
-    """The precision that this accelerator is built for, why, and whether it always pays."""
-    capability = ".".join(map(str, gpu.capability or ()))
-    if gpu.kind == "mps":
-        return _native_on_mps(gpu)
-    if gpu.kind != "cuda" or gpu.rocm:
-        if gpu.bf16:
-            return "bf16", f"{gpu.name} has bf16 matrix units; whether they pay differs", False
-        return "fp32", f"{gpu.name} reports no bf16 matrix units", True
-    if gpu.bf16:
-        return "bf16", f"compute capability {capability} >= 8.0: bf16 Tensor Cores", True
-    if gpu.tensor_cores:
-        return (
-            "fp16",
-            f"compute capability {capability}: fp16 Tensor Cores, no bf16 (it would be emulated)",
-            True,
-        )
-    return "fp32", f"{gpu.name} (compute capability {capability}) has no Tensor Cores", True
-
-
-def _native_on_mps(gpu: Accelerator) -> tuple[str, str, bool]:
-    if not gpu.bf16:
-        return "fp32", "bf16 on MPS needs macOS 14 or later", True
-    if "M1" in gpu.name.split():
-        return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
-    return "bf16", f"{gpu.name} runs bf16 on macOS 14 and later; whether it pays differs", False
-
-
-def _kinds_with_autocast() -> list[str]:
-    """The kinds of device that this torch has autocast for, those unknown here with them."""
-    import torch
-
-    kinds = ["cpu", "cuda"]
-    for kind in dict.fromkeys((*devices.KINDS, "hpu", "mtia", "xla", "privateuseone")):
-        if kind in kinds:
-            continue
-        with suppress(RuntimeError):
-            torch.is_autocast_enabled(kind)
-            torch.get_autocast_dtype(kind)
-            kinds.append(kind)
-    return kinds
+        return (("bf16",) if gpu.bf16 else ()) + (("fp16",) if has_fp16(gpu) else ())

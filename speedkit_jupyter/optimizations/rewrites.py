@@ -10,32 +10,25 @@ from typing import Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import in_place
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Switch,
-    Target,
-)
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.rewriting import (
+from speedkit_jupyter.optimizations.base.by_kind import ByKind, chosen
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, source
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.rewriting import in_place
+from speedkit_jupyter.optimizations.rewriting.others import (
     APPROXIMATION,
     CLASS,
     GROUPS,
     Other,
-    Rewritable,
     by_tanh,
     group_norm,
     is_rewritten,
-    rewritable,
 )
-from speedkit_jupyter.optimizations.snippet import Form, Snippet, source
+from speedkit_jupyter.optimizations.rewriting.rewritable import Rewritable, rewritable
 
 WORDS = {"instance_norm": "as GroupNorm", "gelu": "by tanh", "inplace": "in place"}
-KINDS = tuple(WORDS)
 NOTHING = (
     "the model has no exact GELU module, no InstanceNorm2d with weights and a multiple of 8 "
     "channels, and no activation behind a layer in an nn.Sequential"
@@ -45,7 +38,7 @@ TANH_ON_CPUS = "on CPUs torch's exact GELU has been the faster one"
 HOOKS = "# as long as nothing else reads what is written over: no hooks, no loop over the layers"
 
 
-class Rewrites(Optimization):
+class Rewrites(ByKind):
     """Three kinds, each with a switch of its own.
 
     `instance_norm`: an InstanceNorm2d with weights becomes a GroupNorm of 8 groups, another norm
@@ -55,6 +48,8 @@ class Rewrites(Optimization):
     """
 
     name = "rewrites"
+    kinds = WORDS
+    nothing = NOTHING
     effect = Effect.CHANGES_MODEL
     summary = "GroupNorm for InstanceNorm2d, tanh in GELU, activations in place"
     helps = "image models with InstanceNorm2d; the other kinds gain little, so measure each"
@@ -75,14 +70,6 @@ class Rewrites(Optimization):
 
     default = Options()
 
-    def changes(self) -> dict[str, Any]:
-        """All kinds, and each by itself."""
-        alone = {
-            f"{self.name}:{kind}": {"enabled": True} | {other: other == kind for other in KINDS}
-            for kind in KINDS
-        }
-        return {self.name: True} | alone
-
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """By request only."""
         options = request.value
@@ -91,15 +78,9 @@ class Rewrites(Optimization):
         if facts.compiled == "script":
             return request.decline(False, "the modules of TorchScript are compiled as they are")
         details = options.model_dump(exclude={"enabled"})
-        places = _chosen(facts.rewritable, details)
-        if not places:
-            chosen = [kind for kind in KINDS if details[kind]]
-            missing = (
-                NOTHING
-                if len(chosen) == len(KINDS)
-                else f"the model has nothing for {', '.join(chosen)}"
-            )
-            return request.decline(False, missing if chosen else "no kind is chosen")
+        places = chosen(facts.rewritable, details)
+        if why := self.missing(places, details):
+            return request.decline(False, why)
         if any(place.kind == "inplace" for place in places):
             in_place.internals()
         if options.enabled == "auto":
@@ -110,16 +91,19 @@ class Rewrites(Optimization):
 
     def effect_of(self, decision: Decision, facts: Facts) -> Effect:
         """What is in place computes the same."""
-        kinds = {place.kind for place in _chosen(facts.rewritable, decision.details)}
+        kinds = {place.kind for place in chosen(facts.rewritable, decision.details)}
         return Effect.CHANGES_MODEL if kinds - {"inplace"} else Effect.EXACT
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """How many modules of each kind are others by now, where there are any."""
-        return _as_state(target, dict.fromkeys(KINDS, False))
+        return self._state(target, {})
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """Those that are others already, and all of the chosen kinds."""
-        return _as_state(target, decision.details)
+        return self._state(target, decision.details)
+
+    def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
+        return self.as_state(_modules(target), switches, is_rewritten)
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -143,7 +127,7 @@ class Rewrites(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Each module by its path, before the optimizer is made."""
-        places = _chosen(facts.rewritable, decision.details)
+        places = chosen(facts.rewritable, decision.details)
         lines = _norms([place.path for place in places if place.kind == "instance_norm"])
         gelus = [place for place in places if place.kind == "gelu"]
         lines += _loop(
@@ -159,10 +143,6 @@ class Rewrites(Optimization):
         return Snippet(imports=("import functools",) if functions else (), model=tuple(lines))
 
 
-def _chosen(places: Sequence[Rewritable], details: Mapping[str, Any]) -> list[Rewritable]:
-    return [place for place in places if details.get(place.kind)]
-
-
 def _modules(target: Target) -> list[tuple[Rewritable, Any]]:
     """What can be rewritten; a shared module at the first of its places."""
     places: dict[tuple[int, str], tuple[Rewritable, Any]] = {}
@@ -175,18 +155,6 @@ def _modules(target: Target) -> list[tuple[Rewritable, Any]]:
 def _counted(places: Sequence[Rewritable]) -> str:
     counts = Counter(place.change for place in places)
     return ", ".join(f"{count} {change}" for change, count in counts.items())
-
-
-def _as_state(target: Target, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """`12 of 12 by tanh`, once the chosen kinds are rewritten too."""
-    state = {}
-    modules = _modules(target)
-    for kind, words in WORDS.items():
-        there = [module for place, module in modules if place.kind == kind]
-        count = sum(bool(chosen.get(kind)) or is_rewritten(module) for module in there)
-        if there:
-            state[f"model.{kind}"] = f"{count} of {len(there)} {words}"
-    return state
 
 
 def _loop(paths: Sequence[str], *lines: str) -> list[str]:

@@ -11,20 +11,15 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import flash_attention, sdp_kernels
-from speedkit_jupyter.optimizations.attention import Measured, ahead, speedups
-from speedkit_jupyter.optimizations.base import (
-    Decision,
-    Effect,
-    Optimization,
-    Request,
-    Target,
-    overridden,
-)
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.flash_attention import IMPLEMENTATIONS
-from speedkit_jupyter.optimizations.options import Fields
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.attention import flash_attention, sdp_kernels
+from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
+from speedkit_jupyter.optimizations.attention.timings import Measured, ahead, speedups
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.facts.model import Facts
 
 
 class Sdpa(Optimization):

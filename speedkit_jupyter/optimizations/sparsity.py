@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import Decision, Effect, Target
-from speedkit_jupyter.optimizations.compression import Compression, for_good, older_than
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.precision import DTYPES
-from speedkit_jupyter.optimizations.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.autocast.autocast_source import DTYPES
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.twins.compression import Compression, for_good, older_than
 
 if TYPE_CHECKING:
     import torch

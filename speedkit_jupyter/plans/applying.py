@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.config import SpeedConfig, nothing
 from speedkit_jupyter.plans.context import SpeedContext, contexts_on
 from speedkit_jupyter.plans.leaving import surely

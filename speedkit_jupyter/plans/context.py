@@ -6,20 +6,21 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base import Target
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.plans.asked import STANDING_IN, Asked
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.entering import Entering
 from speedkit_jupyter.plans.leaving import Exit, ExitMethod, or_restored, surely
+from speedkit_jupyter.plans.observed import observed
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -30,8 +31,6 @@ from speedkit_jupyter.support.wrappers import unwrapped
 if TYPE_CHECKING:
     import torch
 
-# The prepared context that is in force on a model, by the model's id: what it is measured under.
-_STANDING_IN: dict[int, SpeedContext] = {}
 # Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
 CHANGES = Listeners()
 
@@ -50,7 +49,7 @@ def _restore_all_at_exit() -> None:
     atexit.register(restore_all)
 
 
-class SpeedContext:
+class SpeedContext(Asked):
     """An applied plan. As a context manager it restores at the end of the block.
 
     Besides the plan it knows what was found out later (`notes`) and what changed (`changes()`).
@@ -101,14 +100,6 @@ class SpeedContext:
         return self._stack is not None
 
     @property
-    def device(self) -> torch.device:
-        """Where the model lies now; batches belong there too."""
-        import torch
-
-        parameter = next(self.model.parameters(), None)
-        return torch.device("cpu") if parameter is None else parameter.device
-
-    @property
     def notes(self) -> dict[str, str]:
         """What was found out after planning, by optimization."""
         return self.target.notes
@@ -122,56 +113,6 @@ class SpeedContext:
     def autocast_entered(self) -> bool:
         """Whether `autocast()` has been used since the plan was applied."""
         return self.target.memo.autocast_entered
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """What the forward pass belongs in: autocast of the plan's dtype; nothing once restored.
-
-        Chosen at each entry, also of one that is kept, or decorates a function.
-        """
-        return Entering(self._autocast)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        acting = self._acting if _STANDING_IN else self  # at every step: one call less
-        acting.asked.add("autocast")
-        if acting._stack is None:
-            return nullcontext()
-        acting.target.memo.autocast_entered = True
-        return acting._around["precision"]()
-
-    def sdpa(self) -> AbstractContextManager[Any]:
-        """The plan's choice of attention kernel for one block; nothing once restored."""
-        return Entering(self._sdpa)
-
-    def _sdpa(self) -> AbstractContextManager[Any]:
-        acting = self._acting
-        return nullcontext() if acting._stack is None else acting._around["sdpa"]()
-
-    @property
-    def grad_scaler(self) -> torch.amp.GradScaler:
-        """A GradScaler on the model's device; a disabled one passes everything through."""
-        acting = self._acting
-        acting.asked.add("grad_scaler")
-        return acting._scaler
-
-    @property
-    def _acting(self) -> SpeedContext:
-        """The context that its model is measured under at present, whichever the code knows.
-
-        In a thread that measures, that of the first measured model stands for one of any other.
-        """
-        measured = _STANDING_IN.get(self._key)
-        if measured is None and _STANDING_IN:
-            here = threading.get_ident()
-            measured = next(
-                (context for context in _STANDING_IN.values() if context._thread == here), None
-            )
-        return self if measured is None else measured
-
-    @cached_property
-    def _scaler(self) -> torch.amp.GradScaler:
-        import torch
-
-        return torch.amp.GradScaler(self.device.type, enabled=self._planned["grad_scaler"].active)
 
     @property
     def before(self) -> dict[str, Any]:
@@ -215,18 +156,18 @@ class SpeedContext:
         Every other context of the model stands for it meanwhile: a step that calls the one which
         `apply` made runs under the plan that is measured, and in a baseline under none.
         """
-        around = {k: context for k, context in _STANDING_IN.items() if k == self._key}
+        around = {k: context for k, context in STANDING_IN.items() if k == self._key}
 
         def leave() -> None:
-            _STANDING_IN.pop(self._key, None)
-            _STANDING_IN.update(around)
+            STANDING_IN.pop(self._key, None)
+            STANDING_IN.update(around)
             self._deactivate()
 
         with surely(leave):
             with interrupts.undisturbed():
                 self._activate(observe=False)
                 self._thread = threading.get_ident()
-                _STANDING_IN[self._key] = self
+                STANDING_IN[self._key] = self
             yield
 
     def __enter__(self) -> SpeedContext:
@@ -353,11 +294,3 @@ class _Live:
 
 
 _LIVE = _Live()
-
-
-def observed(target: Target) -> dict[str, Any]:
-    """Every flag, and the state of model and optimizers that the catalog may change, by name."""
-    values = dict(flags.snapshot())
-    for optimization in CATALOG:
-        values.update(optimization.observe(target))
-    return values

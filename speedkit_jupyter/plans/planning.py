@@ -13,10 +13,11 @@ import yaml
 from speedkit_jupyter import machines
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base import Decision, Effect
-from speedkit_jupyter.optimizations.deciding import decided
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.plans.config import ALONE, SpeedConfig
+from speedkit_jupyter.optimizations.base.deciding import decided
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.fields import ALONE
 from speedkit_jupyter.support import arguments
 
 LEFT = "left as it is: this plan is what it names, and no more"

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Decision, Target
-from speedkit_jupyter.optimizations.deciding import decided
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.base.deciding import decided
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.config import SpeedConfig, from_word
-from speedkit_jupyter.plans.context import SpeedContext, observed
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.given import from_word
+from speedkit_jupyter.plans.observed import observed
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support.wrappers import each_once
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.optimizations.attention import Call, Measured, Timed
-from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed
+from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.report.elements import Row, Section, Table
 from speedkit_jupyter.report.units import ratio, seconds
 

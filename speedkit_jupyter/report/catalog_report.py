@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.base import Decision, Optimization
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.report.attention_table import evidence
 from speedkit_jupyter.report.document import Document

@@ -8,7 +8,7 @@ from typing import Any
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base import Decision
+from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.report.attention_table import evidence

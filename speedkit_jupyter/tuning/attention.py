@@ -10,10 +10,11 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.checks.attention_kernels import measured
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.optimizations import attention, named
-from speedkit_jupyter.optimizations.attention import Call, Measured
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations.attention import timings
+from speedkit_jupyter.optimizations.attention.timings import Call, Measured
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.tuning import tasks
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ def of_step(
     """
     __tracebackhide__ = True
     calls: dict[Call, Seen] = {}
-    learning.identify(step, hardware, "time", None, attention=calls)
+    tasks.identify(step, hardware, "time", None, attention=calls)
     facts = Facts.read(step.models[0], step.holders(step.models[0]))
     rows = tuple(timed(calls, hardware, facts, seconds, left_out))
     keep(step.models, rows)
@@ -62,7 +63,7 @@ def timed(
 def keep(models: Sequence[torch.nn.Module], rows: tuple[Measured, ...]) -> None:
     """Beside each of the models: which of them has called is not known."""
     for model in models:
-        attention.keep(model, rows)
+        timings.keep(model, rows)
 
 
 def _in(dtype: str, seen: Seen) -> Seen:

@@ -11,8 +11,9 @@ from speedkit_jupyter import optimizations
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.subject.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Effect, Optimization
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.base.decision import Effect
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.planning import plan
 
 # Values of these are a choice among equals: none of them is the strongest.

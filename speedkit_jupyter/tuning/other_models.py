@@ -8,7 +8,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Effect
+from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.tuning import ablation

@@ -25,7 +25,7 @@ from speedkit_jupyter.tuning.candidates import Candidate
 
 if TYPE_CHECKING:
     from speedkit_jupyter.machines.hardware import Hardware
-    from speedkit_jupyter.optimizations.facts import Facts
+    from speedkit_jupyter.optimizations.facts.model import Facts
 
 
 @dataclass(frozen=True)

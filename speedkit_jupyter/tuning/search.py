@@ -24,11 +24,11 @@ from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.attention import Call, Measured
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.attention.timings import Call, Measured
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning, other_models
+from speedkit_jupyter.tuning import learning, other_models, tasks
 from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.attention import keep, timed
 from speedkit_jupyter.tuning.candidates import (
@@ -39,10 +39,10 @@ from speedkit_jupyter.tuning.candidates import (
     joined,
     strongest,
 )
-from speedkit_jupyter.tuning.learning import Task
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.proof import Proof
 from speedkit_jupyter.tuning.stages import BASELINE, Stages
+from speedkit_jupyter.tuning.tasks import Task
 
 # Shares of the budget that the races may take; most end earlier. The proof may take the rest.
 RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
@@ -121,7 +121,7 @@ class Search:
         tuning = self._tuning
         if self._identity is None:
             took_s: list[float] = []
-            self._identity = learning.identify(
+            self._identity = tasks.identify(
                 self.step,
                 tuning.hardware,
                 tuning.objective,

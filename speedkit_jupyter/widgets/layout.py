@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from speedkit_jupyter.optimizations.base import Effect
+from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.widgets.controls import Control, tooltip
 
 # What most people want to see, in this order; the rest stands under MORE, with longer labels, in

@@ -23,7 +23,7 @@ from speedkit_jupyter import (
 )
 from speedkit_jupyter.codegen.forms import FORMS
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 MACHINES = machines.names()
 PYTHON_FORMS = [form for form in FORMS if form != "yaml"]

@@ -11,7 +11,7 @@ import torch
 
 from speedkit_jupyter import Facts, SpeedConfig, code, plan
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 pytestmark = pytest.mark.slow
 
@@ -171,7 +171,8 @@ from speedkit_jupyter.machines import flags
 torch.save(dict(flags.snapshot()), sys.argv[1])
 """
     apply = f"""
-from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.tf32 import Tf32
 applied = Tf32().applied(Decision("tf32", "{value}", "asked", active=True), Target(nn.Module()))
 applied.__enter__()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, code
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.planning import plan
 
 FUSED = SpeedConfig(fused_optimizer=True).alone()

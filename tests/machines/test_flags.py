@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from speedkit_jupyter.machines import flags, fp32_precision
 from speedkit_jupyter.machines.flags import OverrideStack
-from speedkit_jupyter.optimizations import CATALOG, flash_attention
+from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.attention import flash_attention
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
 

@@ -29,7 +29,7 @@ from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import tasks
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = machines.names()
@@ -181,11 +181,11 @@ def test_what_can_not_run_here_is_a_row_of_the_comparison(here, machine):
 
 def test_a_plan_learned_for_another_machine_holds_on_this_one_only(here, machine, hardware):
     model, _ = small()
-    real = learning.setting([model], Hardware.detect())
-    pinned = learning.setting([model], machine("cpu_avx512_bf16"))
-    own = learning.setting([model], hardware("cpu_avx512_bf16"))  # on such a machine itself
+    real = tasks.setting([model], Hardware.detect())
+    pinned = tasks.setting([model], machine("cpu_avx512_bf16"))
+    own = tasks.setting([model], hardware("cpu_avx512_bf16"))  # on such a machine itself
     assert len({real, pinned, own}) == 3
-    assert pinned == learning.setting([model], Hardware.current())
+    assert pinned == tasks.setting([model], Hardware.current())
 
 
 def test_tuning_tries_what_that_machine_suggests(machine):

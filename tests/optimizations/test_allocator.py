@@ -14,7 +14,8 @@ from torch import nn
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, apply_speedups, code, plan
 from speedkit_jupyter.machines import flags, malloc, segments
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.target import Target
 
 CUDA = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
 ENTRY = named("allocator")

@@ -13,7 +13,8 @@ from torch import nn
 from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.subject.variants import variant
-from speedkit_jupyter.optimizations import backends, named
+from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations.facts import backends
 from speedkit_jupyter.support.exceptions import StepError
 
 pytestmark = pytest.mark.compile

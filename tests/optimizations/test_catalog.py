@@ -12,10 +12,11 @@ from torch import nn
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machines
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Decision, Effect, Target
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
-from speedkit_jupyter.optimizations.flash_attention import IMPLEMENTATIONS
-from speedkit_jupyter.plans.context import observed
+from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.plans.observed import observed
 
 ROOT = Path(__file__).parents[2]
 MACHINES = machines.names()

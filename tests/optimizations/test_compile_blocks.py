@@ -21,8 +21,8 @@ from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.measure.subject.variants import variant
-from speedkit_jupyter.optimizations.calls import SLOT as NAME
-from speedkit_jupyter.optimizations.compiled_calls import CompiledCall
+from speedkit_jupyter.optimizations.compiling.compiled_calls import CompiledCall
+from speedkit_jupyter.optimizations.properties.calls import SLOT as NAME
 
 pytestmark = pytest.mark.compile
 BLOCKS = {"enabled": True, "scope": "blocks", "backend": "eager"}

@@ -25,10 +25,11 @@ from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.machines import capture
-from speedkit_jupyter.optimizations import captured, cuda_graphs, graphed_calls, named
-from speedkit_jupyter.optimizations.calls import layer_of
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
-from speedkit_jupyter.optimizations.graphed_calls import GraphedCalls
+from speedkit_jupyter.optimizations import cuda_graphs, named
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.optimizations.graphs import captured, graphed_calls
+from speedkit_jupyter.optimizations.graphs.graphed_calls import GraphedCalls
+from speedkit_jupyter.optimizations.properties.calls import layer_of
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.tuning.candidates import Candidate, joined

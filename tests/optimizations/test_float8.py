@@ -13,12 +13,22 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from twins import needs_capability, real, with_torchao
+from twins import (
+    assert_code_has,
+    assert_declined,
+    assert_no_rule_takes_it,
+    each_form,
+    needs_capability,
+    real,
+    with_torchao,
+    without_torchao,
+)
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
 from speedkit_jupyter.optimizations import float8, named
-from speedkit_jupyter.optimizations.base import Decision, Target
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 SMALL = Facts(device="cuda:0", parameters=100, linears=4, optimizers=(OptimizerFacts(),))
 ON = Decision("float8", True, "as asked", active=True)
@@ -54,10 +64,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("machine", ["cpu", "h200", "t4", "mi300x"])
 def test_auto_never_takes_or_offers_it(hardware, machine):
-    decision = plan(SpeedConfig(), with_torchao(hardware(machine)), SMALL)["float8"]
-    assert not decision.active
-    assert decision.worth_measuring is None
-    assert "by request only" in decision.reason
+    assert_no_rule_takes_it("float8", with_torchao(hardware(machine)), SMALL)
 
 
 @pytest.mark.parametrize("machine", ["h200", "rtx4050_laptop_windows"])
@@ -81,16 +88,10 @@ def test_by_request_it_trains_on_ada_and_hopper(hardware, machine):
     ],
 )
 def test_it_is_declined_with_the_reason(hardware, machine, facts, why):
-    asked = SpeedConfig(float8=True, device=facts.device)
-    decision = plan(asked, with_torchao(hardware(machine)), facts)["float8"]
-    assert decision.declined
-    assert why in decision.reason
+    assert_declined("float8", SpeedConfig(float8=True), with_torchao(hardware(machine)), facts, why)
 
 
-@pytest.mark.parametrize(
-    ("libraries", "why"),
-    [({}, "pip install torchao"), ({"torchao": "0.16.0"}, "needs torchao 0.18; this is 0.16.0")],
-)
+@without_torchao
 def test_without_a_torchao_that_fits_it_is_declined(hardware, libraries, why):
     machine = hardware("h200").model_copy(update={"libraries": libraries})
     assert why in plan(SpeedConfig(float8=True), machine, SMALL)["float8"].reason
@@ -225,12 +226,10 @@ def test_compiled_training_is_the_same(emulated):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@each_form
 def test_the_code_to_take_along_is_torchaos_call(form, hardware):
     found = plan(SpeedConfig(float8=True).alone(), with_torchao(hardware("h200")), SMALL)
-    text = code(found, form=form)
-    assert "convert_to_float8_training(" in text
-    compile(text, "code", "exec")
+    assert_code_has("convert_to_float8_training(", found, form)
 
 
 @real

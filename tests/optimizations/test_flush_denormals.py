@@ -26,7 +26,7 @@ from speedkit_jupyter import (
     restore_all,
 )
 from speedkit_jupyter.machines import denormals, flags
-from speedkit_jupyter.optimizations.denormal_numbers import share
+from speedkit_jupyter.optimizations.facts.denormal_numbers import share
 
 TINY = 1e-310
 ON, OFF = SpeedConfig(flush_denormals=True).alone(), SpeedConfig(flush_denormals=False).alone()

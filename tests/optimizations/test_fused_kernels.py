@@ -18,12 +18,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from speedkit_jupyter import ConfigError, Facts, Hardware, SpeedConfig, code, plan
-from speedkit_jupyter.optimizations import liger, named
-from speedkit_jupyter.optimizations.alike import alike
-from speedkit_jupyter.optimizations.fused_calls import with_other
-from speedkit_jupyter.optimizations.fused_kernels import KINDS
-from speedkit_jupyter.optimizations.fusible import Fusible, Gated, Norm, fusible
+from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations.facts.alike import alike
+from speedkit_jupyter.optimizations.facts.fusible import Fusible, Gated, Norm, fusible
+from speedkit_jupyter.optimizations.fused_kernels import FusedKernels
+from speedkit_jupyter.optimizations.fusing import liger
+from speedkit_jupyter.optimizations.fusing.fused_rotations import with_other
 from speedkit_jupyter.tuning.candidates import candidates
+
+KINDS = tuple(FusedKernels.kinds)
 
 ENTRY = named("fused_kernels")
 ON = SpeedConfig(fused_kernels=True).alone()

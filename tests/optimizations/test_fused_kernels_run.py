@@ -27,11 +27,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark, code, plan
-from speedkit_jupyter.optimizations import liger, named
-from speedkit_jupyter.optimizations.base import Target
-from speedkit_jupyter.optimizations.calls import SLOT, around
-from speedkit_jupyter.optimizations.facts import Facts
-from speedkit_jupyter.optimizations.fused_calls import Fused
+from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.fusing import liger
+from speedkit_jupyter.optimizations.fusing.fused_calls import Fused
+from speedkit_jupyter.optimizations.properties.calls import SLOT, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 
 def applied(model, optimizer, **values):

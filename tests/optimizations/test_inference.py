@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.codegen.training_loop import Words, loop
-from speedkit_jupyter.optimizations.conv_norms import pairs
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.conv_norms import pairs
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from twins import needs_capability, real, with_plan, with_torchao
+from twins import (
+    SMALL,
+    assert_code_has,
+    assert_declined,
+    assert_no_rule_takes_it,
+    each_form,
+    needs_capability,
+    real,
+    with_plan,
+    with_torchao,
+)
 
-from speedkit_jupyter import Facts, SpeedConfig, code, plan
+from speedkit_jupyter import Facts, SpeedConfig, plan
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.base import Decision, Target
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
-
-SMALL = Facts(device="cuda:0", parameters=100, linears=4)
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 
 @pytest.mark.parametrize("machine", ["cpu", "h200", "t4", "mi300x"])
 def test_auto_never_takes_or_offers_it(hardware, machine):
-    decision = plan(SpeedConfig(), with_torchao(hardware(machine)), SMALL)["int4"]
-    assert not decision.active
-    assert decision.worth_measuring is None
-    assert "by request only" in decision.reason
+    assert_no_rule_takes_it("int4", with_torchao(hardware(machine)))
 
 
 @pytest.mark.parametrize("machine", ["a100", "h200", "rtx4050_laptop_windows"])
@@ -45,10 +51,7 @@ def test_by_request_gpus_with_bf16_tensor_cores_have_it(hardware, machine):
     ],
 )
 def test_it_is_declined_with_the_reason(hardware, machine, facts, why):
-    asked = SpeedConfig(int4=True, device=facts.device)
-    decision = plan(asked, with_torchao(hardware(machine)), facts)["int4"]
-    assert decision.declined
-    assert why in decision.reason
+    assert_declined("int4", SpeedConfig(int4=True), with_torchao(hardware(machine)), facts, why)
 
 
 def test_without_torchao_it_is_declined_with_what_to_install(hardware):
@@ -72,12 +75,10 @@ def test_rows_that_are_no_whole_groups_multiply_as_before():
         assert {type(p) for p in model.parameters()} == {nn.Parameter}
 
 
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@each_form
 def test_the_code_to_take_along_is_torchaos_call(form, hardware):
     found = plan(SpeedConfig(int4=True).alone(), with_torchao(hardware("a100")), SMALL)
-    text = code(found, form=form)
-    assert "quantize_(" in text
-    compile(text, "code", "exec")
+    assert_code_has("quantize_(", found, form)
 
 
 @pytest.mark.gpu

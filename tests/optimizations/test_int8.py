@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import platform
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,13 @@ from torch import nn
 from torch.nn import functional as F
 from twins import (
     assert_any_order,
+    assert_no_rule_takes_it,
+    assert_nothing_is_kept_alive,
     assert_restored_after_errors,
     assert_same,
+    assert_weights_multiply_where_gradients_are_recorded,
     bits,
+    each_form,
     real,
     with_plan,
     with_torchao,
@@ -37,9 +39,8 @@ from speedkit_jupyter import (
     plan,
 )
 from speedkit_jupyter.machines.hardware import OPTIONAL
-from speedkit_jupyter.optimizations import quantizing
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
-from speedkit_jupyter.plans.context import restore_all
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.optimizations.twins import quantizing
 
 INT8 = SpeedConfig(int8=True).alone()
 SMALL = Facts(parameters=100, linears=4)
@@ -81,10 +82,7 @@ def answer(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("machine", ["cpu", "h200", "t4", "apple_m2_mps"])
 def test_auto_never_takes_or_offers_it(hardware, machine):
-    decision = plan(SpeedConfig(), with_torchao(hardware(machine)), SMALL)["int8"]
-    assert not decision.active
-    assert decision.worth_measuring is None
-    assert "by request only" in decision.reason
+    assert_no_rule_takes_it("int8", with_torchao(hardware(machine)), SMALL)
 
 
 @pytest.mark.parametrize("word", [True, "true", "dynamic", "on"])
@@ -231,15 +229,7 @@ def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order():
 
 @real
 def test_where_gradients_are_recorded_the_weights_multiply_and_a_note_says_so():
-    model, twin = tied(), tied()
-    with apply_speedups(model, INT8)[1] as context:
-        answer(model)
-        assert "int8" not in context.notes
-        model(TOKENS).sum().backward()
-        assert "records gradients" in context.notes["int8"]
-    twin(TOKENS).sum().backward()
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    assert_weights_multiply_where_gradients_are_recorded(tied, TOKENS, INT8, "int8")
 
 
 @real
@@ -476,14 +466,7 @@ def test_what_was_kept_is_not_rounded_again_when_a_hidden_plan_returns(monkeypat
 
 @real
 def test_nothing_is_kept_alive_by_it():
-    model = tied()
-    context = apply_speedups(model, INT8)[1]
-    answer(model)
-    references = [weakref.ref(p) for p in model.parameters()]
-    del model, context
-    gc.collect()
-    assert [one() for one in references] == [None] * len(references)
-    restore_all()
+    assert_nothing_is_kept_alive(tied, TOKENS, INT8)
 
 
 @real
@@ -507,7 +490,7 @@ def test_compiled_code_multiplies_by_it_too():
 
 
 @real
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@each_form
 def test_the_code_to_take_along_does_the_same(form, hardware):
     found = plan(INT8, with_torchao(hardware("cpu")), Facts(linears=4, parameters=9))
     text = code(found, form=form)
@@ -527,7 +510,7 @@ import torch._dynamo.config as dynamo
 import torch._inductor.config as inductor
 from torch._inductor.fx_passes import joint_graph, post_grad
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations import quantizing
+from speedkit_jupyter.optimizations.twins import quantizing
 
 x = torch.randn(64, 64)
 

@@ -4,58 +4,50 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
-import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from twins import (
+    INPUTS,
+    SMALL,
+    answer,
     assert_any_order,
+    assert_code_has,
     assert_copies_are_plain,
+    assert_declined,
+    assert_no_rule_takes_it,
+    assert_nothing_is_kept_alive,
     assert_restored_after_errors,
     assert_same,
+    assert_unchanged_where_there_is_no_kernel,
     bits,
+    each_form,
     needs_capability,
+    network,
     real,
     with_plan,
     with_torchao,
+    without_torchao,
 )
 
 from speedkit_jupyter import (
     ConfigError,
     Facts,
     SpeedConfig,
-    SpeedKitError,
     apply_speedups,
     benchmark,
-    code,
     plan,
 )
 from speedkit_jupyter.machines.hardware import Accelerator
 from speedkit_jupyter.optimizations import mx
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
-from speedkit_jupyter.plans.context import restore_all
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
-SMALL = Facts(device="cuda:0", parameters=100, linears=4)
 WORDS = ("mxfp8", "mxfp4")
 # How far off the outputs of `network` may be by these, as a share of their norm.
 OFF = {"mxfp8": (0.001, 0.1), "mxfp4": (0.01, 0.4)}
 each = pytest.mark.parametrize("value", WORDS)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32), nn.Linear(32, 3)).eval()
-
-
-INPUTS = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
-
-
-@torch.no_grad()
-def answer(model: nn.Module) -> torch.Tensor:
-    return model(INPUTS)
 
 
 @pytest.fixture
@@ -86,10 +78,7 @@ def by_torchao(value: str, layer: nn.Module, inputs: torch.Tensor) -> torch.Tens
 
 @pytest.mark.parametrize("machine", ["cpu", "b200", "h200", "t4", "mi300x"])
 def test_auto_never_takes_or_offers_it(hardware, machine):
-    decision = plan(SpeedConfig(), with_torchao(hardware(machine)), SMALL)["mx"]
-    assert not decision.active
-    assert decision.worth_measuring is None
-    assert "by request only" in decision.reason
+    assert_no_rule_takes_it("mx", with_torchao(hardware(machine)))
 
 
 @each
@@ -130,17 +119,10 @@ def test_false_leaves_it_and_a_wrong_word_is_told(hardware):
     ],
 )
 def test_it_is_declined_with_the_reason(hardware, machine, facts, why):
-    asked = SpeedConfig(mx=True, device=facts.device)
-    decision = plan(asked, with_torchao(hardware(machine)), facts)["mx"]
-    assert decision.declined
-    assert not decision.active
-    assert why in decision.reason
+    assert_declined("mx", SpeedConfig(mx=True), with_torchao(hardware(machine)), facts, why)
 
 
-@pytest.mark.parametrize(
-    ("libraries", "why"),
-    [({}, "pip install torchao"), ({"torchao": "0.16.0"}, "needs torchao 0.18; this is 0.16.0")],
-)
+@without_torchao
 def test_without_a_torchao_that_fits_it_is_declined(hardware, libraries, why):
     machine = hardware("b200").model_copy(update={"libraries": libraries})
     assert why in plan(SpeedConfig(mx=True), machine, SMALL)["mx"].reason
@@ -313,14 +295,7 @@ def test_a_weight_that_is_written_meanwhile_is_rounded_anew(emulated, write):
 
 @real
 def test_nothing_is_kept_alive_by_it(emulated):
-    model = network()
-    context = apply_speedups(model, on())[1]
-    answer(model)
-    references = [weakref.ref(p) for p in model.parameters()]
-    del model, context
-    gc.collect()
-    assert [one() for one in references] == [None] * len(references)
-    restore_all()
+    assert_nothing_is_kept_alive(network, INPUTS, on())
 
 
 @real
@@ -329,11 +304,8 @@ def test_where_torch_has_no_kernel_for_it_that_is_one_line_and_nothing_is_change
     value, monkeypatch
 ):
     monkeypatch.setattr(mx.Mx, "missing_units", lambda *given: "")
-    model = network()
-    before = bits(model)
-    with pytest.raises(SpeedKitError, match=r"^mx does not work on cpu here: \w+Error: .+$"):
-        apply_speedups(model, on(value))
-    assert_same(before, bits(model))
+    line = r"^mx does not work on cpu here: \w+Error: .+$"
+    assert_unchanged_where_there_is_no_kernel(on(value), line)
 
 
 @real
@@ -370,13 +342,11 @@ def test_compiled_code_multiplies_by_it_too(emulated, value):
 # --- the same without SpeedKit ---
 
 
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@each_form
 @each
 def test_the_code_to_take_along_is_torchaos_call(form, value, hardware):
     found = plan(on(value), with_torchao(hardware("b200")), SMALL)
-    text = code(found, form=form)
-    assert "quantize_(" in text
-    compile(text, "code", "exec")
+    assert_code_has("quantize_(", found, form)
 
 
 @real

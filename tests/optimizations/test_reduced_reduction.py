@@ -12,7 +12,8 @@ from torch import nn
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.reduced_reduction import ACCUMULATION, REDUCTIONS, WORDS
 
 ENTRY = named("reduced_reduction")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedkit_jupyter.optimizations.reused_autocast import Autocasts
+from speedkit_jupyter.optimizations.autocast.reused import Autocasts
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 OFF = {"off": partial(torch.autocast, "cpu", enabled=False)}

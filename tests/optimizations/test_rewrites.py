@@ -14,10 +14,13 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.optimizations import in_place
-from speedkit_jupyter.optimizations.base import Effect, Target
-from speedkit_jupyter.optimizations.rewrites import KINDS
+from speedkit_jupyter.optimizations.base.decision import Effect
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.rewrites import Rewrites
+from speedkit_jupyter.optimizations.rewriting import in_place
 from speedkit_jupyter.report.catalog_report import explain_report
+
+KINDS = tuple(Rewrites.kinds)
 
 ALL = {"instance_norm", "gelu", "inplace"}
 

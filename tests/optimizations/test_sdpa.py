@@ -9,8 +9,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan, sdp_context
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations import flash_attention
-from speedkit_jupyter.optimizations.base import Decision, Target
+from speedkit_jupyter.optimizations.attention import flash_attention
+from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 
 ON_GPU = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)

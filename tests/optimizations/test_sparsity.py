@@ -9,12 +9,22 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from twins import (
+    INPUTS,
+    SMALL,
+    answer,
     assert_any_order,
+    assert_code_has,
     assert_copies_are_plain,
+    assert_declined,
+    assert_no_rule_takes_it,
     assert_restored_after_errors,
     assert_same,
+    assert_unchanged_where_there_is_no_kernel,
+    assert_weights_multiply_where_gradients_are_recorded,
     bits,
+    each_form,
     needs_capability,
+    network,
     real,
     with_plan,
 )
@@ -23,38 +33,25 @@ from speedkit_jupyter import (
     ConfigError,
     Facts,
     SpeedConfig,
-    SpeedKitError,
     apply_speedups,
     benchmark,
-    code,
     plan,
 )
 from speedkit_jupyter.optimizations import named, sparsity
-from speedkit_jupyter.optimizations.base import Effect
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.base.decision import Effect
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
-SMALL = Facts(device="cuda:0", parameters=100, linears=4)
 HALF = Facts(device="cuda:0", parameters=100, linears=4, dtypes=("bfloat16",))
 WORDS = (True, "prune")
 each = pytest.mark.parametrize("value", WORDS)
 
 
-def network(sparse: bool = False) -> nn.Module:
-    """A layer that can be 2:4 sparse, one that is where `sparse` says so, one of other sizes."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32), nn.Linear(32, 3))
-    if sparse:
-        with torch.no_grad():
-            model[2].weight.copy_(sparsity.pruned(model[2].weight))
-    return model.eval()
-
-
-INPUTS = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
-
-
-@torch.no_grad()
-def answer(model: nn.Module) -> torch.Tensor:
-    return model(INPUTS)
+def sparse_network() -> nn.Module:
+    """The network with its second layer 2:4 sparse."""
+    model = network()
+    with torch.no_grad():
+        model[2].weight.copy_(sparsity.pruned(model[2].weight))
+    return model
 
 
 @pytest.fixture
@@ -73,10 +70,7 @@ def on(value: object = "prune") -> SpeedConfig:
 
 @pytest.mark.parametrize("machine", ["cpu", "a100", "b200", "h200", "t4", "mi300x"])
 def test_auto_never_takes_or_offers_it(hardware, machine):
-    decision = plan(SpeedConfig(), hardware(machine), SMALL)["sparsity"]
-    assert not decision.active
-    assert decision.worth_measuring is None
-    assert "by request only" in decision.reason
+    assert_no_rule_takes_it("sparsity", hardware(machine))
 
 
 @pytest.mark.parametrize("machine", ["a100", "h200", "b200"])
@@ -128,11 +122,8 @@ def test_false_leaves_it_and_a_wrong_word_is_told(hardware):
     ],
 )
 def test_it_is_declined_with_the_reason(hardware, value, machine, facts, wishes, why):
-    asked = SpeedConfig(sparsity=value, device=facts.device, **wishes)
-    decision = plan(asked, hardware(machine), facts)["sparsity"]
-    assert decision.declined
-    assert not decision.active
-    assert why in decision.reason
+    asked = SpeedConfig(sparsity=value, **wishes)
+    assert_declined("sparsity", asked, hardware(machine), facts, why)
 
 
 # --- which weights, and what is left of them ---
@@ -219,7 +210,7 @@ def test_pruned_it_computes_without_the_smaller_weights_and_everything_comes_bac
 
 
 def test_without_the_word_only_sparse_weights_are_taken_and_nothing_is_lost(emulated):
-    model = network(sparse=True)
+    model = sparse_network()
     plain, found = with_plan(model, INPUTS, on(True), "1 of 3 linear layers")
     assert torch.equal(found, by_hand(model, (2,), torch.bfloat16))
     assert (found - plain).norm() < 0.01 * plain.norm()
@@ -264,17 +255,17 @@ def test_weights_of_16_bits_multiply_in_their_own(emulated, dtype):
 
 @each
 def test_what_is_applied_is_restored_after_errors_and_interrupts(emulated, value):
-    assert_restored_after_errors(network(sparse=True), on(value))
+    assert_restored_after_errors(sparse_network(), on(value))
 
 
 @each
 def test_a_state_dict_a_copy_and_a_file_are_as_without_it(emulated, value):
-    assert_copies_are_plain(network(sparse=True), INPUTS, on(value))
+    assert_copies_are_plain(sparse_network(), INPUTS, on(value))
 
 
 def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(emulated):
     def made() -> tuple:
-        model = network(sparse=True)
+        model = sparse_network()
         other = nn.Sequential(model[2], nn.Linear(32, 2)).eval()
         return model, ((model, on("prune")), (model[2], on(True)), (other, on(True)))
 
@@ -282,37 +273,30 @@ def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(emulated):
 
 
 def test_a_sparse_weight_that_is_written_dense_multiplies_by_itself(emulated):
-    model, dense = network(sparse=True), network()
+    model, dense = sparse_network(), network()
     with apply_speedups(model, on(True))[1], torch.no_grad():
         answer(model)
         model.load_state_dict(dense.state_dict())
         assert torch.equal(answer(model), answer(dense))
-        model.load_state_dict(network(sparse=True).state_dict())
-        assert torch.equal(answer(model), by_hand(network(sparse=True), (2,), torch.bfloat16))
+        model.load_state_dict(sparse_network().state_dict())
+        assert torch.equal(answer(model), by_hand(sparse_network(), (2,), torch.bfloat16))
 
 
 @each
 def test_where_gradients_are_recorded_the_weights_multiply(emulated, value):
-    model, twin = network(sparse=True), network(sparse=True)
-    with apply_speedups(model, on(value))[1] as context:
-        model(INPUTS).sum().backward()
-        assert "records gradients" in context.notes["sparsity"]
-    twin(INPUTS).sum().backward()
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    assert_weights_multiply_where_gradients_are_recorded(
+        sparse_network, INPUTS, on(value), "sparsity"
+    )
 
 
 def test_where_torch_has_no_kernel_for_it_that_is_one_line_and_nothing_is_changed(monkeypatch):
     monkeypatch.setattr(sparsity.Sparsity, "missing_units", lambda *given: "")
-    model = network()
-    before = bits(model)
-    with pytest.raises(SpeedKitError, match=r"sparsity does not work on cpu here: RuntimeError: "):
-        apply_speedups(model, on())
-    assert_same(before, bits(model))
+    line = r"sparsity does not work on cpu here: RuntimeError: "
+    assert_unchanged_where_there_is_no_kernel(on(), line)
 
 
 def test_pruned_it_is_measured_as_another_model_and_sparse_weights_are_not(emulated):
-    model, inputs = network(sparse=True).bfloat16(), INPUTS.bfloat16()
+    model, inputs = sparse_network().bfloat16(), INPUTS.bfloat16()
     before = bits(model)
 
     def step() -> torch.Tensor:
@@ -331,13 +315,13 @@ def test_pruned_it_is_measured_as_another_model_and_sparse_weights_are_not(emula
 @pytest.mark.compile
 def test_compiled_code_multiplies_by_it_too(emulated):
     torch._dynamo.reset()
-    model, dense = network(sparse=True), network()
+    model, dense = sparse_network(), network()
     with apply_speedups(model, SpeedConfig(sparsity=True, compile=True).alone())[1] as context:
         found = answer(model)
         assert "compile" not in context.notes
         model.load_state_dict(dense.state_dict())
         other = answer(model)
-    sparse = network(sparse=True)
+    sparse = sparse_network()
     expected, plain = by_hand(sparse, (2,), torch.bfloat16), answer(sparse)
     assert (found - expected).norm() < 0.2 * (plain - expected).norm()
     torch.testing.assert_close(other, answer(dense))
@@ -346,18 +330,16 @@ def test_compiled_code_multiplies_by_it_too(emulated):
 # --- the same without SpeedKit ---
 
 
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@each_form
 @each
 def test_the_code_to_take_along_is_torchs_call(form, value, hardware):
     found = plan(SpeedConfig(sparsity=value, precision="bf16").alone(), hardware("a100"), SMALL)
-    text = code(found, form=form)
-    assert "to_sparse_semi_structured(" in text
-    compile(text, "code", "exec")
+    assert_code_has("to_sparse_semi_structured(", found, form)
 
 
 @each
 def test_the_lines_of_the_code_compute_the_same(emulated, value, hardware):
-    model = network(sparse=True)
+    model = sparse_network()
     config = SpeedConfig(sparsity=value, precision="bf16").alone()
     with apply_speedups(model, config)[1] as context, context.autocast():
         expected = answer(model)
@@ -374,7 +356,7 @@ def test_the_lines_of_the_code_compute_the_same(emulated, value, hardware):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_a_gpu_it_computes_what_the_weights_without_their_zeros_do(value, dtype):
     needs_capability(8, 0)
-    model, inputs = network(sparse=True).cuda().to(dtype), INPUTS.cuda().to(dtype)
+    model, inputs = sparse_network().cuda().to(dtype), INPUTS.cuda().to(dtype)
     number = "1 of 3" if value is True else "2 of 3"
     _, found = with_plan(model, inputs, on(value), f"{number} linear layers")
     expected = copy.deepcopy(model)

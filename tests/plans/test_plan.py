@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, machines, plan
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.report.plan_report import plan_report
 
 PINNED = Path(__file__).with_name("decisions.yaml")

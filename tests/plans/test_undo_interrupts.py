@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups
-from speedkit_jupyter.optimizations import memory_layout, properties
-from speedkit_jupyter.plans import applying, context, leaving
+from speedkit_jupyter.optimizations.properties import memory_layout, wishes
+from speedkit_jupyter.plans import applying, context, leaving, observed
 from speedkit_jupyter.plans.applying import applied_to, prepare
 from speedkit_jupyter.support import handlers, interrupts, registry
 
 OURS = {
     one.__file__
     for one in (
-        applying, context, handlers, interrupts, leaving, memory_layout, properties, registry
+        applying, context, handlers, interrupts, leaving, memory_layout, observed, registry, wishes
     )
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags, fp32_precision
-from speedkit_jupyter.optimizations.properties import Property
+from speedkit_jupyter.optimizations.properties.wishes import Property
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.preview import preview
 

@@ -13,7 +13,7 @@ from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code
 from speedkit_jupyter.magics.namespace import find_optimizers
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.optimizations.base import Target
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.wrappers import unwrapped

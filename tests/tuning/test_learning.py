@@ -13,7 +13,7 @@ from torch import nn
 from speedkit_jupyter import Hardware, apply_speedups, tune, tuned
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.support import database
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import tasks
 
 LATE = 0.008  # seconds of a slow step
 
@@ -88,17 +88,17 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
 )
 def test_another_model_or_batch_finds_nothing(network_and_step, other):
     hardware = Hardware.current()
-    known = learning.identify(step_of(network_and_step()[2]), hardware, "time", None)
-    same = learning.identify(step_of(network_and_step()[2]), hardware, "time", None)
+    known = tasks.identify(step_of(network_and_step()[2]), hardware, "time", None)
+    same = tasks.identify(step_of(network_and_step()[2]), hardware, "time", None)
     assert same == known
-    assert learning.identify(step_of(network_and_step(**other)[2]), hardware, "time", None) != known
+    assert tasks.identify(step_of(network_and_step(**other)[2]), hardware, "time", None) != known
 
 
 def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
     hardware = Hardware.current()
 
     def of(*layers: nn.Module) -> str:
-        return learning.setting([nn.Sequential(*layers)], hardware)
+        return tasks.setting([nn.Sequential(*layers)], hardware)
 
     torch.manual_seed(0)
     plain = of(nn.Linear(4, 4), nn.ReLU())
@@ -108,14 +108,14 @@ def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
     assert of(nn.Linear(4, 4).double(), nn.ReLU()) != plain
     assert of(nn.Linear(4, 4, bias=False), nn.ReLU()) != plain
     other = hardware.model_copy(update={"torch": "2.99.0"})
-    assert learning.setting([nn.Sequential(nn.Linear(4, 4), nn.ReLU())], other) != plain
+    assert tasks.setting([nn.Sequential(nn.Linear(4, 4), nn.ReLU())], other) != plain
 
 
 def test_identifying_runs_one_step_and_undoes_it(network_and_step):
     network, optimizer, step = network_and_step()
     before = [p.detach().clone() for p in network.parameters()]
     random = torch.get_rng_state()
-    _, task = learning.identify(step_of(step), Hardware.current(), "time", None)
+    _, task = tasks.identify(step_of(step), Hardware.current(), "time", None)
     assert task.inputs == ("4x8 float32",)
     assert task.trains
     assert all(map(torch.equal, before, network.parameters()))
@@ -127,10 +127,10 @@ def test_identifying_runs_one_step_and_undoes_it(network_and_step):
 def test_a_plan_in_force_changes_neither_setting_nor_task(network_and_step):
     network, optimizer, step = network_and_step()
     hardware = Hardware.current()
-    before = learning.identify(step_of(step), hardware, "time", None)
+    before = tasks.identify(step_of(step), hardware, "time", None)
     _, context = apply_speedups(network, optimizer=optimizer)
     with context:
-        assert learning.identify(step_of(step), hardware, "time", None) == before
+        assert tasks.identify(step_of(step), hardware, "time", None) == before
 
 
 def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(network_and_step):

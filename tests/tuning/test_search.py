@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.checks.accuracy import is_right
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, combinations, strongest
 from speedkit_jupyter.tuning.early_stopping import FAR_ROUNDS

@@ -16,13 +16,13 @@ from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.report.history_report import history_report, since
 from speedkit_jupyter.report.tuning_report import tuned_list
 from speedkit_jupyter.support import database
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import learning, tasks
 
 
-def learned(model: nn.Module) -> learning.Task:
+def learned(model: nn.Module) -> tasks.Task:
     """A plan as a search of now keeps it."""
-    task = learning.Task("Linear", ("4x8 float32",))
-    where = learning.setting([model], Hardware.current())
+    task = tasks.Task("Linear", ("4x8 float32",))
+    where = tasks.setting([model], Hardware.current())
     values = {"threads": 1}
     learning.keep(
         where, task, plan(facts=Facts.read(model)), values, "threads:1", Ratio(1.25, 1.2, 1.31, 50)
@@ -54,7 +54,7 @@ def test_a_plan_of_an_earlier_version_is_not_used_and_that_is_said(engine):
     as_found_by(engine)
     with pytest.warns(UserWarning, match="earlier version of SpeedKit.*--tune searches again"):
         assert tuned(model) is None
-    assert learning.find(learning.setting([model], Hardware.current()), task) is None
+    assert learning.find(tasks.setting([model], Hardware.current()), task) is None
     (kept,) = database.learned()
     assert kept.is_earlier
     assert "of an earlier version, not used" in " ".join(tuned_list([kept]).to_text().split())
@@ -75,8 +75,8 @@ def test_a_newer_plan_beside_an_earlier_one_is_used_without_a_word():
     model = nn.Linear(8, 2)
     learned(model)
     as_found_by(None)
-    where = learning.setting([model], Hardware.current())
-    other = learning.Task("Linear", ("2x8 float32",))
+    where = tasks.setting([model], Hardware.current())
+    other = tasks.Task("Linear", ("2x8 float32",))
     made = plan(facts=Facts.read(model))
     learning.keep(where, other, made, {"sdpa": "math"}, "sdpa:math", None)
     with warnings.catch_warnings():

@@ -18,13 +18,13 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base import Target
-from speedkit_jupyter.optimizations.facts import Facts
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.context import observed
+from speedkit_jupyter.plans.observed import observed
 from speedkit_jupyter.plans.planning import plan
-from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.learning import Task
+from speedkit_jupyter.tuning import learning, tasks
+from speedkit_jupyter.tuning.tasks import Task
 
 
 def pick(panel: Panel, path: str, word: str) -> None:
@@ -395,7 +395,7 @@ def test_a_panel_begins_with_the_plan_that_was_learned_as_apply_does(names):
     config = named("sdpa:math", {"sdpa": "math"}).config
     learned = plan(config, hardware, Facts.read(names.model, [names.optimizer]))
     learning.keep(
-        learning.setting([names.model], hardware),
+        tasks.setting([names.model], hardware),
         task,
         learned,
         {"sdpa": "math"},

@@ -27,10 +27,11 @@ from speedkit_jupyter.magics.options import add_model, add_optimizer, offer, off
 from speedkit_jupyter.magics.planned import or_learned
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.options import choices
+from speedkit_jupyter.optimizations.base.options import choices
 from speedkit_jupyter.plans.applying import apply_speedups
-from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
+from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.given import from_word
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import CTX, Session, is_free
 from speedkit_jupyter.support.exceptions import SpeedKitError

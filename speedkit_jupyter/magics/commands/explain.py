@@ -21,8 +21,8 @@ from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.tracebacks import lets_go
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.optimizations.attention import Call, Measured
-    from speedkit_jupyter.optimizations.base import Optimization
+    from speedkit_jupyter.optimizations.attention.timings import Call, Measured
+    from speedkit_jupyter.optimizations.base.optimization import Optimization
 
 
 @lets_go

@@ -11,9 +11,9 @@ from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.results.statistics import ERROR, least_rounds, paired_ratio, shared
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.optimizations.attention import AUTO, Call, Measured, Timed
+from speedkit_jupyter.optimizations.attention.sdp_kernels import ON, chosen, taken
+from speedkit_jupyter.optimizations.attention.timings import AUTO, Call, Measured, Timed
 from speedkit_jupyter.optimizations.gemm import by_onednn
-from speedkit_jupyter.optimizations.sdp_kernels import ON, chosen, taken
 
 if TYPE_CHECKING:
     import torch

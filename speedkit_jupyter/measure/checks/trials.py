@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.checks.deviation import errors
 from speedkit_jupyter.measure.checks.left_behind import left_in
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.optimizations import calls
+from speedkit_jupyter.optimizations.properties import calls
 
 Surrounding = Callable[[], AbstractContextManager[object]]
 

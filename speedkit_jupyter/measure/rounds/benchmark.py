@@ -31,7 +31,7 @@ from speedkit_jupyter.measure.subject.variants import Variant, config_of
 from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.walk import Walk
-from speedkit_jupyter.optimizations.facts import has_lazy_parameters
+from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.exceptions import StepError

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.replayed import is_recorded
+from speedkit_jupyter.optimizations.graphs.replayed import is_recorded
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.threads import is_here, is_pythons
 

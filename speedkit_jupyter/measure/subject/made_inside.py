@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.subject.discovery import holds
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from speedkit_jupyter.measure.undo.custody import Visit
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.walk import Walk
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.wrappers import unwrapped

@@ -19,9 +19,9 @@ from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.checks.attention_calls import noted
 from speedkit_jupyter.measure.checks.attention_kernels import measured
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.optimizations import attention
-from speedkit_jupyter.optimizations.attention import Call, Measured, Timed, ahead, speedups
-from speedkit_jupyter.optimizations.sdp_kernels import chosen, taken
+from speedkit_jupyter.optimizations.attention import timings
+from speedkit_jupyter.optimizations.attention.sdp_kernels import chosen, taken
+from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed, ahead, speedups
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.report.attention_table import describe
 from speedkit_jupyter.report.plan_report import context_report
@@ -277,4 +277,4 @@ def test_what_was_measured_is_kept_beside_the_model_and_undone(machine):
     del model, optimizer, step, found, before, context
     gc.collect()
     assert gone() is None
-    attention.keep(nn.Linear(1, 1), ())
+    timings.keep(nn.Linear(1, 1), ())

@@ -16,8 +16,8 @@ from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.updates import untrained
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.optimizations import CATALOG, rewrites
-from speedkit_jupyter.optimizations.base import Effect, Request
-from speedkit_jupyter.optimizations.deciding import BY_REQUEST, decided
+from speedkit_jupyter.optimizations.base.deciding import BY_REQUEST, decided
+from speedkit_jupyter.optimizations.base.decision import Effect, Request
 from speedkit_jupyter.report.comparison_report import narrow_comparison_report
 from speedkit_jupyter.report.history_report import history_list
 from speedkit_jupyter.support.database import Saved

@@ -8,7 +8,7 @@ import pytest
 
 from speedkit_jupyter import Facts, SpeedConfig, StepError, plan
 from speedkit_jupyter.measure.subject.variants import parse, variant, words
-from speedkit_jupyter.optimizations.facts import OptimizerFacts
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 
 def test_every_word_of_the_catalog_is_a_config():

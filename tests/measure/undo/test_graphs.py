@@ -14,7 +14,7 @@ from torch import nn
 
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.optimizations.memory_layout import restride
+from speedkit_jupyter.optimizations.properties.memory_layout import restride
 from speedkit_jupyter.support.storage import is_in_memory, size_in_memory
 
 TRIED = [

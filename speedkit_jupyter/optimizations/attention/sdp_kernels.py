@@ -1,0 +1,123 @@
+"""torch's switches for the kernels of scaled_dot_product_attention, and which one a call gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations.attention import flash_attention
+from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
+from speedkit_jupyter.optimizations.attention.timings import AUTO
+
+if TYPE_CHECKING:
+    import torch
+
+BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+# Those that torch has on a device.
+ON = {"cpu": ("flash", "math"), "cuda": tuple(BACKENDS)}
+SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority_order")
+
+
+def switches() -> Mapping[str, flags.Switch]:
+    """Which kernels may be taken, and in which order."""
+    import torch
+    from torch.backends import cuda
+
+    off = (False,)
+    reorder = torch._C._set_sdp_priority_order
+    return {
+        "sdp.flash": flags.Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, off),
+        "sdp.efficient": flags.Switch(
+            cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp, off
+        ),
+        "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
+        "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
+        "sdp.priority_order": flags.Switch(
+            torch._C._get_sdp_priority_order, reorder, ([0, 1, 2, 3, 4],)
+        ),
+        **flash_attention.switches(),
+    }
+
+
+def names(word: str) -> tuple[str, ...]:
+    """The switches that a choice sets."""
+    return (*SWITCHES, flash_attention.SWITCH) if word in IMPLEMENTATIONS else SWITCHES
+
+
+def kernel(word: str) -> str:
+    """torch's word for it: FlashAttention's own packages stand in for the flash kernel."""
+    return BACKENDS["flash" if word in IMPLEMENTATIONS else word]
+
+
+def choose(word: str) -> None:
+    """From now on: this one first, then torch's own order; of `math` no other."""
+    import torch
+    from torch.backends import cuda
+
+    if word in IMPLEMENTATIONS:
+        flash_attention.use(IMPLEMENTATIONS[word].name)
+    only_math = word == "math"
+    cuda.enable_flash_sdp(not only_math)
+    cuda.enable_mem_efficient_sdp(not only_math)
+    cuda.enable_cudnn_sdp(not only_math)
+    cuda.enable_math_sdp(True)
+    torch._C._set_sdp_priority_order(order(word, torch._C._get_sdp_priority_order()))
+
+
+def order(word: str, now: Sequence[int]) -> list[int]:
+    """The numbers of the kernels: the chosen one, and those after it."""
+    from torch.nn.attention import SDPBackend
+
+    first = int(getattr(SDPBackend, kernel(word)))
+    return [first, *(number for number in now if number != first)]
+
+
+def in_order(word: str) -> tuple[str, ...]:
+    """The same in torch's words."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    known = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
+    every = order(word, torch._C._get_sdp_priority_order())
+    return tuple(known[number] for number in every if number in known)
+
+
+@contextmanager
+def chosen(word: str) -> Iterator[None]:
+    """The choice in the block, without a plan; `auto` is what is in force."""
+    if word == AUTO:
+        yield
+        return
+    layer = flags.OVERRIDES.push(names(word), lambda: choose(word))
+    try:
+        yield
+    finally:
+        flags.OVERRIDES.pop(layer)
+
+
+def taken(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> str:
+    """The word of the kernel that torch would take for such a call now."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    number = torch._fused_sdp_choice(
+        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    words = {int(getattr(SDPBackend, name)): word for word, name in BACKENDS.items()}
+    return words.get(number, "another")

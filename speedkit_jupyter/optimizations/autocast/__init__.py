@@ -1,0 +1,1 @@
+"""Parts of `precision`, and of all that has to do with autocast."""

@@ -1,0 +1,1 @@
+"""What every optimization is made of."""

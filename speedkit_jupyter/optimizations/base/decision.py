@@ -1,0 +1,111 @@
+"""What is asked of an optimization, and what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from speedkit_jupyter.optimizations.base.options import Fields
+
+Source = Literal["auto", "user", "env", "measured"]
+
+
+Switch = Literal["auto", True, False]
+
+
+class Effect(Enum):
+    """What an optimization does to the numbers."""
+
+    EXACT = "bit-equal results"
+    ROUNDING = "lower precision or another order of summation"
+    CHANGES_MODEL = "other arithmetic"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One optimization's outcome.
+
+    `value` is in the config's own words; `active` says whether applying changes anything;
+    `declined` that something was asked for and not granted (or replaced by the nearest that
+    works). `worth_measuring` is the value that may pay here and may cost: no rule turns it on,
+    and None where there is none.
+
+    Why: `rule` names the rule or the fact; `asked` says that it is done as it was asked; `measured`
+    is the number that decided, and `variable` the environment variable. `hint` is what follows
+    from it for the user. One of the first three is there. `evidence` is the table behind the
+    number, row by row, where there is one.
+    """
+
+    name: str
+    value: Any
+    rule: str
+    source: Source = "auto"
+    active: bool = False
+    declined: bool = False
+    worth_measuring: Any = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    asked: bool = False
+    measured: str = ""
+    variable: str | None = None
+    hint: str = ""
+    evidence: tuple[Any, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The reason without its hint; never empty."""
+        first = self.measured or ("as asked" if self.asked else "")
+        reason = "; ".join(filter(None, (first, self.rule)))
+        if self.variable:
+            reason += f" (the environment variable {self.variable} decides)"
+        return reason
+
+    @property
+    def reason(self) -> str:
+        """In words; never empty."""
+        return "; ".join(filter(None, (self.why, self.hint)))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of one optimization: the config's value, where it came from, and the number
+    that it was `measured` by.
+    """
+
+    name: str
+    value: Any
+    source: Source = "auto"
+    variable: str | None = None
+    measured: str = ""
+
+    @property
+    def explicit(self) -> bool:
+        """Whether something definite was asked for, rather than left to SpeedKit."""
+        value = self.value
+        first = next(iter(dict(value).values())) if isinstance(value, Fields) else value
+        return self.source != "auto" and first != "auto"
+
+    def apply(self, value: Any, rule: str, **more: Any) -> Decision:
+        """Do it, by this rule."""
+        return self._decision(value, rule, active=True, **more)
+
+    def obey(self, value: Any, rule: str = "", **more: Any) -> Decision:
+        """Do it, since it was asked for."""
+        return self._decision(value, rule, active=True, asked=True, **more)
+
+    def leave(self, value: Any, rule: str = "", **more: Any) -> Decision:
+        """Change nothing; `value` is what is in force without SpeedKit."""
+        return self._decision(value, rule, **more)
+
+    def offer(self, value: Any, worth_measuring: Any, rule: str, **more: Any) -> Decision:
+        """Change nothing: what may pay and may cost waits until it is measured."""
+        return self._decision(value, rule, worth_measuring=worth_measuring, **more)
+
+    def decline(self, value: Any, rule: str, **more: Any) -> Decision:
+        """Change nothing, although it was asked for."""
+        return self._decision(value, rule, declined=self.explicit, **more)
+
+    def _decision(self, value: Any, rule: str, **more: Any) -> Decision:
+        more |= {"measured": self.measured, "variable": self.variable}
+        return Decision(self.name, value, rule, source=self.source, **more)

@@ -1,0 +1,152 @@
+"""What every entry of the catalog is: how it decides, is applied and undone, and its code."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from pydantic.fields import FieldInfo
+
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.options import choices, fields_of
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.model import Facts
+
+
+class Optimization(ABC):
+    """One file, one class, one line in CATALOG; everything else derives from it.
+
+    `Options` is the type of the config field (a pydantic model or annotation) and `default`
+    its value; `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and
+    None where it has none. `follows` marks what
+    another optimization needs: a plan that names only that one has it too. `costly` marks what
+    takes seconds at the first step: a search tries it last. `excludes` are others beside which it
+    does nothing. `free` stands for values that no word names (`threads:NUMBER`); where there are
+    fields, for those of the field of that name (`compile:BACKEND`). `frameworks_choose` marks what
+    Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
+    `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
+    `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
+    wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
+    """
+
+    name: ClassVar[str]
+    effect: ClassVar[Effect]
+    summary: ClassVar[str]
+    helps: ClassVar[str]
+    risk: ClassVar[str]
+    undone: ClassVar[str]
+    page: ClassVar[str]
+    Options: ClassVar[Any]
+    default: ClassVar[Any] = "auto"
+    aliases: ClassVar[tuple[str, ...]] = ()
+    variable: ClassVar[str | None]
+    follows: ClassVar[bool] = False
+    costly: ClassVar[bool] = False
+    excludes: ClassVar[frozenset[str]] = frozenset()
+    free: ClassVar[str] = ""
+    frameworks_choose: ClassVar[bool] = False
+    library: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if "variable" not in vars(cls):
+            cls.variable = f"SPEEDKIT_{cls.name.upper()}"
+
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """The fields of its option by name, the bare word's first; none where it is one value."""
+        return fields_of(self.Options)
+
+    @property
+    def paths(self) -> dict[str, Any]:
+        """The annotation of each field by its path: `tf32`, `compile.enabled`, `compile.mode` …"""
+        named = {f"{self.name}.{field}": info.annotation for field, info in self.fields.items()}
+        return named or {self.name: self.Options}
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that its bare option takes, with true and false spelled out."""
+        return choices(next(iter(self.paths.values())))
+
+    def changes(self) -> dict[str, Any]:
+        """The words that name a change in comparisons, each with the config's value for it."""
+        changes: dict[str, Any] = {}
+        for word in self.words:
+            if word == "true":
+                changes[self.name] = True
+            elif word not in ("auto", "false"):
+                changes[f"{self.name}:{word}"] = word
+        first, *names = [*self.fields] or [""]
+        for name in names:  # with words of their own, as compile's mode
+            words = choices(self.fields[name].annotation)
+            if "true" not in words:
+                every = (word for word in words if word != "auto")
+                changes |= {f"{self.name}:{word}": {first: True, name: word} for word in every}
+        return changes
+
+    def freely(self, value: Any) -> Any:
+        """The config's value for one that no word names."""
+        field = self.free.lower()
+        return {next(iter(self.fields)): True, field: value} if field in self.fields else value
+
+    @abstractmethod
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """Decide from records alone: reads no state of torch, so it plans for any machine."""
+
+    def effect_of(self, decision: Decision, facts: Facts) -> Effect:
+        """What this decision does to the numbers: where an entry has several parts, they decide."""
+        return self.effect
+
+    def as_is(self, facts: Facts) -> Any:
+        """The value that stands for leaving everything as it is."""
+        return False
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        """The facts that later optimizations decide upon."""
+        return facts
+
+    @abstractmethod
+    def applied(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+        """Apply on entry; on exit put back exactly what was found, around the values."""
+
+    def around_forward(
+        self, decision: Decision, target: Target
+    ) -> Callable[[], AbstractContextManager[Any]]:
+        """What must surround a forward pass: asked once when applied, called at every step."""
+        return nullcontext
+
+    @abstractmethod
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """The same without SpeedKit, with the arguments of a framework where it has them.
+
+        `facts` are those once the plan is applied. Raises SpeedKitError where a framework can't
+        do it.
+        """
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """The process-wide switches that it owns, by the names that reports give them."""
+        return {}
+
+    def observe(self, target: Target) -> Mapping[str, Any]:
+        """State of model and optimizers that this changes, for the before/after table."""
+        return {}
+
+    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+        """What flags and `observe` will say once this is applied, found without applying it.
+
+        `facts` are those of the original state. The contract test compares this with what is
+        so then.
+        """
+        return {}
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """Config values worth trying here, cheapest first."""
+        return ()
+
+    def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        """More of them where memory is what is aimed at: what saves some and costs time."""
+        return ()

@@ -1,0 +1,167 @@
+"""What a plan is applied to, and what lives as long as its context."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.support.alive import Alive
+from speedkit_jupyter.support.wrappers import each_once, layers
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Weakly:
+    """A field that doesn't keep its value alive, nor what that wraps; None once all are gone."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __set__(self, holder: Any, value: Any) -> None:
+        holder.__dict__[self._name] = [weakref.ref(layer) for layer in layers(value)]
+
+    def __get__(self, holder: Any, owner: type) -> Any:
+        if holder is None:  # asked by dataclass for a default
+            raise AttributeError
+        alive = (reference() for reference in holder.__dict__[self._name])
+        return next((value for value in alive if value is not None), None)
+
+
+@dataclass(eq=False)
+class Memo:
+    """What lives as long as a context, whether its plan is in force or hidden for a while.
+
+    `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
+    whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
+    what a compiled model calls, `predicting` what one does that only predicts, `graphed` what is
+    recorded of its calls, `twins` what multiplies in the stead of weights. `followed` says of each
+    weight whether other tensors follow its memory, as it was when the plan first came to it.
+    `calls` are the layers around the calls of modules. `strangers` are optimizers that were there
+    before the plan, `met_later` those made after it, with their facts.
+    """
+
+    autocast: str | None = None
+    autocast_entered: bool = False
+    scales: bool = False
+    steps_watched: bool = False
+    compiled_call: Any = None
+    predicting: Any = None
+    graphed: Any = None
+    twins: MutableMapping[torch.Tensor, Any] | None = None
+    followed: MutableMapping[torch.Tensor, bool] | None = None
+    calls: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
+    strangers: weakref.WeakSet[Any] | None = None
+    met_later: weakref.WeakKeyDictionary[Any, OptimizerFacts] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+
+@dataclass(eq=False)
+class Target:
+    """What a plan is applied to: the model, and the optimizers behind their wrappers.
+
+    It doesn't keep the model alive, whose plan ends with it.
+
+    `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
+    user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
+    its own optimizers only, switches `search` off; `made` are such as its step makes. With
+    `remember` one search serves until `forget()`: for as long as no optimizer can be new.
+    """
+
+    model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    memo: Memo = field(default_factory=Memo)
+    notes: dict[str, str] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    search: bool = True
+    remember: bool = False
+    made: tuple[OptimizerFacts, ...] = ()
+    _found: list[torch.optim.Optimizer] | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizers = each_once(self.optimizers)
+
+    @property
+    def only_in(self) -> int | None:
+        """The number of the one thread that a benchmark's plan acts in; None for all."""
+        return None if self.search else threading.get_ident()
+
+    def let_go(self) -> None:
+        """Keep no optimizer alive from now on; those that are there are still known."""
+        self.optimizers = Alive(self.optimizers)
+
+    @contextmanager
+    def searched_once(self) -> Iterator[None]:
+        """One search serves for the block, in which no optimizer is made."""
+        around, self.remember = self.remember, True
+        try:
+            yield
+        finally:
+            if not around:
+                self.forget()
+
+    def forget(self) -> None:
+        """Search anew from now on."""
+        self.remember, self._found = False, None
+
+    def live_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Every optimizer in the process that holds a parameter of the model.
+
+        Some state must follow the parameters' layout and device although the user did not
+        hand that optimizer over; so the garbage collector is asked (60 ms of 450,000 objects).
+        """
+        if self._found is not None:
+            return list(self._found)
+        optimizers = self._searched()
+        self._found = optimizers if self.remember else None
+        return optimizers
+
+    def _searched(self) -> list[torch.optim.Optimizer]:
+        import gc
+
+        import torch
+
+        candidates = [*self.optimizers]
+        if not self.search:
+            return candidates
+        # By type: isinstance would ask proxies and lazy modules for their __class__. An instance
+        # refers to its class, and the garbage collector finds that faster than a loop would.
+        kinds = _subclasses(torch.optim.Optimizer)
+        candidates += [
+            optimizer for optimizer in gc.get_referrers(*kinds) if type(optimizer) in kinds
+        ]
+        parameters = self._parameters()
+        return [optimizer for optimizer in each_once(candidates) if _holds(optimizer, parameters)]
+
+    def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it holds a parameter of the model."""
+        return _holds(optimizer, self._parameters())
+
+    def _parameters(self) -> set[int]:
+        return set() if self.model is None else {id(p) for p in self.model.parameters()}
+
+
+def _subclasses(kind: type) -> set[type]:
+    """The class and all below it."""
+    return {kind}.union(*map(_subclasses, kind.__subclasses__()))
+
+
+def _holds(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    return any(id(p) in parameters for g in optimizer.param_groups for p in g["params"])
+
+
+@contextmanager
+def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
+    """Process-wide flags set by `change` for the block; `names` are the flags that it sets."""
+    layer = flags.OVERRIDES.push(names, change)
+    try:
+        yield
+    finally:
+        target.kept.extend(flags.OVERRIDES.pop(layer))

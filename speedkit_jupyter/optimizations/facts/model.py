@@ -1,0 +1,193 @@
+"""What a model and its optimizers are: read once, before anything is decided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from speedkit_jupyter.optimizations.attention.timings import Measured, kept
+from speedkit_jupyter.optimizations.facts import backends, denormal_numbers
+from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.facts.conv_norms import number_of_norms
+from speedkit_jupyter.optimizations.facts.fusible import Fusible, fusible
+from speedkit_jupyter.optimizations.facts.layers import (
+    attribute,
+    is_channels_last,
+    is_convolution,
+    is_linear,
+    weight_of,
+)
+from speedkit_jupyter.optimizations.facts.optimizers import (
+    OptimizerFacts,
+    distinct,
+    words,
+)
+from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
+from speedkit_jupyter.optimizations.rewriting.rewritable import Rewritable, rewritable
+from speedkit_jupyter.support.wrappers import each_once, layers
+
+if TYPE_CHECKING:
+    import torch
+
+Compiled = Literal["no", "in place", "wrapper", "script"]
+# Gradient checkpointing as Hugging Face models bring it along.
+OwnCheckpointing = Literal["none", "off", "on"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A model, its optimizers (those behind wrappers) and the process that they are in.
+
+    `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
+    `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
+    `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
+    `denormals` is the share of numbers, in a sample, that are denormal;
+    `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
+    be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
+    `block_classes` the names of their classes; `training` says that some module is in training
+    mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
+    pass by) and `compiles` are filled in while planning. `rewritable` are the modules that
+    `rewrites` can make others of, `fusible` those that `fused_kernels` has a kernel for.
+    `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
+    that their forward is torch's own; `backends` are those of torch.compile that are loaded.
+    `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
+    each kernel took on the calls that the model's step makes, where that was measured.
+    """
+
+    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32",)
+    parameters: int = 0
+    convolutions: int = 0
+    convolution_dims: tuple[int, ...] = (4,)
+    others_of_such_dims: bool = False
+    channels_last: int = 0
+    linears: int = 0
+    attentions: int = 0
+    lstms: int = 0
+    denormals: float = 0.0
+    blocks: int = 0
+    block_classes: tuple[str, ...] = ()
+    own_checkpointing: OwnCheckpointing = "none"
+    batch_norms: int = 0
+    training: bool = True
+    lazy: bool = False
+    compiled: Compiled = "no"
+    rewritable: tuple[Rewritable, ...] = ()
+    fusible: tuple[Fusible, ...] = ()
+    block_names: tuple[str, ...] = ()
+    blocks_of_torch: bool = False
+    backends: tuple[str, ...] = backends.OWN
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    optimizers_later: bool = False
+    precision: str = "fp32"
+    passed_by: str = ""
+    compiles: bool = False
+    quantized: str = ""
+    attention: tuple[Measured, ...] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def device_type(self) -> str:
+        """The device without its index: "cpu", "cuda", "mps", "xpu"."""
+        return self.device.partition(":")[0]
+
+    def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
+        """The same facts with such optimizers beside those that it has; alike ones count once."""
+        if not optimizers:
+            return self
+        union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
+        return replace(self, optimizers=union)
+
+    def moved(self, device: str) -> Facts:
+        """The same facts on another device, for the decisions that follow a move."""
+        optimizers = tuple(replace(optimizer, devices=(device,)) for optimizer in self.optimizers)
+        return replace(self, device=device, devices=(device,), optimizers=optimizers)
+
+    @classmethod
+    def read(
+        cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> Facts:
+        """Read the facts. Nothing is run, moved or allocated on a device.
+
+        Every user pays for this at each plan: the model is gone through as few times as may be.
+        """
+        import torch
+        from torch.nn.modules.conv import _ConvNd
+        from torch.nn.parameter import is_lazy
+
+        from speedkit_jupyter.machines import flags
+
+        parameters, modules = list(model.parameters()), list(model.modules())
+        tensors = [*parameters, *model.buffers()]
+        shaped = [tensor for tensor in tensors if not is_lazy(tensor)]
+        convolutions = [m for m in modules if isinstance(m, _ConvNd) and is_convolution(m)]
+        weights = {id(weight): weight for weight in map(weight_of, convolutions)}
+        devices = Counter(tensor.device for tensor in tensors)
+        layered, repeated = layers(model), repeated_blocks(model)
+        blocks = _blocks(layered[-1], repeated if layered[-1] is model else None)
+        return cls(
+            device=str(devices.most_common(1)[0][0]) if devices else "cpu",
+            devices=words(devices) or ("cpu",),
+            dtypes=words(p.dtype for p in parameters),
+            parameters=sum(p.numel() for p in parameters if not is_lazy(p)),
+            convolutions=len(convolutions),
+            convolution_dims=tuple(sorted({weight.dim() for weight in weights.values()})) or (4,),
+            others_of_such_dims=any(t.dim() in (4, 5) and id(t) not in weights for t in shaped),
+            channels_last=sum(map(is_channels_last, convolutions)),
+            linears=sum(isinstance(m, torch.nn.Linear) and is_linear(m) for m in modules),
+            attentions=sum(isinstance(m, torch.nn.MultiheadAttention) for m in modules),
+            lstms=sum(isinstance(m, torch.nn.LSTM) for m in modules),
+            denormals=denormal_numbers.share(tensors, each_once(optimizers)),
+            blocks=len(repeated),
+            block_classes=distinct(type(block).__name__ for block in repeated),
+            own_checkpointing=_own_checkpointing(modules),
+            batch_norms=number_of_norms(modules),
+            training=any(module.training for module in modules),
+            lazy=len(shaped) < len(tensors),
+            compiled=_compiled(layered),
+            rewritable=tuple(place for place, _ in rewritable(model)),
+            fusible=tuple(place for place, _ in fusible(model)),
+            block_names=tuple(blocks),
+            blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
+            backends=backends.loaded(),
+            optimizers=tuple(
+                OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
+            ),
+            attention=kept(model),
+            flags=flags.snapshot(),
+        )
+
+
+def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
+    import torch
+
+    if any(isinstance(layer, torch.jit.ScriptModule) for layer in layered):
+        return "script"
+    if any("_orig_mod" in layer._modules for layer in layered):
+        return "wrapper"
+    return "in place" if any(map(compiled_by_the_user, layered)) else "no"
+
+
+def _blocks(
+    inner: torch.nn.Module, repeated: Sequence[torch.nn.Module] | None
+) -> dict[str, torch.nn.Module]:
+    """By name, as in the model behind its wrappers; `repeated` are its own, where known."""
+    repeated = repeated_blocks(inner) if repeated is None else repeated
+    ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
+    if not ids:
+        return {}
+    return {name: module for name, module in inner.named_modules() if id(module) in ids}
+
+
+def _has_forward_of_torch(module: torch.nn.Module) -> bool:
+    return str(getattr(type(module).forward, "__module__", "")).startswith("torch.")
+
+
+def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
+    words = [attribute(module, "gradient_checkpointing") for module in modules]
+    if any(word is True for word in words):
+        return "on"
+    return "off" if any(word is False for word in words) else "none"

@@ -1,0 +1,1 @@
+"""Parts of `cuda_graphs`: calls that are recorded, and replayed."""

@@ -1,0 +1,1 @@
+"""Parts of `inference`: the calls of a model that only predicts."""

@@ -1,0 +1,1 @@
+"""What plans change on objects: wishes in layers beside them, taken back in any order."""

@@ -1,0 +1,126 @@
+"""What plans put around the call of a module: in layers, and gone from it without a trace.
+
+torch keeps such a thing in `_compiled_call_impl`, which `module(...)` goes through, and which
+neither copies nor files of the module contain.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from speedkit_jupyter.optimizations.properties.wishes import (
+    MISSING,
+    Optimizers,
+    Property,
+    put_back_entries,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+SLOT = "_compiled_call_impl"
+
+
+class Call:
+    """One layer around the calls of `module`, which it doesn't keep alive.
+
+    `inner` is the layer below, None where that is the module's own call. `compiles` is for one
+    that stands for compiled code. `only_in` is the number of the one thread that it acts in, where
+    it asks; None for all.
+    """
+
+    compiles: ClassVar[bool] = False
+    only_in: int | None = None
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self.inner: Callable[..., Any] | None = None
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The one that is called, which lives as long as it is; None once it is gone."""
+        return cast("torch.nn.Module", self._module())
+
+    def is_here(self) -> bool:
+        """Whether it acts in this thread."""
+        return self.only_in in (None, threading.get_ident())
+
+    def below(self, *args: Any, **kwargs: Any) -> Any:
+        """The call without this layer."""
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return self.module._call_impl(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """None in copies and files, also by a class that writes its whole `__dict__`."""
+        return (type(None), ())
+
+
+class Calls(Property):
+    """The layers around the calls of a module, the last plan's outermost."""
+
+    def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
+        """What the user has there, by presence."""
+        return thing.__dict__.get(SLOT, MISSING)
+
+    def holds(self, thing: torch.nn.Module, wish: Call) -> bool:
+        """Whether nobody has put something over it."""
+        return thing.__dict__.get(SLOT) is wish
+
+    def put(self, thing: torch.nn.Module, wish: Call, optimizers: Optimizers) -> None:
+        """One around the other, from the module's own call outwards."""
+        layers = self._all()[thing]
+        own = None if layers.original is MISSING else layers.original
+        inner = own
+        for call in layers.wishes.values():
+            if own is None or not call.compiles:  # what the user has compiled is compiled
+                call.inner, inner = inner, call
+        if inner is not None:
+            thing.__dict__[SLOT] = inner
+
+    def put_back(
+        self, thing: torch.nn.Module, original: Any, wish: Call, optimizers: Optimizers
+    ) -> None:
+        """What the user had there; what came since stays."""
+        if self.holds(thing, wish):
+            put_back_entries(thing.__dict__, {SLOT: original})
+
+
+Layered = TypeVar("Layered", bound=Call)
+
+# State at module level, on purpose: what lies around a module's calls is known to the process.
+CALLS = Calls()
+
+
+def layer_of(module: torch.nn.Module, kind: type[Layered]) -> Layered | None:
+    """The outermost layer of this kind that is in force on the module."""
+    call = getattr(module, SLOT, None)
+    while isinstance(call, Call):
+        if isinstance(call, kind):
+            return call
+        call = call.inner
+    return None
+
+
+def around(module: torch.nn.Module, kind: type[Call]) -> bool:
+    """Whether a layer of this kind is in force on the module."""
+    return layer_of(module, kind) is not None
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether a call of the module goes through compiled code."""
+    call = getattr(module, SLOT, None)
+    while isinstance(call, Call) and not call.compiles:
+        call = call.inner
+    return call is not None
+
+
+def users_own(module: torch.nn.Module) -> bool:
+    """Whether the user has compiled it in place; what plans put there does not count."""
+    call = getattr(module, SLOT, None)
+    while isinstance(call, Call):
+        call = call.inner
+    return call is not None

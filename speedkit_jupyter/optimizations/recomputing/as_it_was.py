@@ -1,0 +1,51 @@
+"""What a second run has to find as the first did, beside what torch looks after."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.optimizations.attention import sdp_kernels
+from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_entries
+
+if TYPE_CHECKING:
+    import torch
+
+
+def random_states() -> tuple[Any, Any]:
+    """Python's and NumPy's, which torch does not look after."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def set_random_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    if states[1] is not None:
+        sys.modules["numpy"].random.set_state(states[1])
+
+
+def kernels() -> dict[str, Any]:
+    """Those of attention, which may be chosen around the forward pass alone."""
+    return {name: switch.read() for name, switch in sdp_kernels.switches().items()}
+
+
+def set_kernels(values: dict[str, Any]) -> None:
+    for name, switch in sdp_kernels.switches().items():
+        if switch.read() != values[name]:
+            switch.write(values[name])
+
+
+@contextmanager
+def attributes_kept(block: torch.nn.Module) -> Iterator[None]:
+    """What a run counts or notes on the modules is not counted and noted twice."""
+    before = [(part, dict(part.__dict__)) for part in block.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            for name in part.__dict__.keys() | attributes.keys():
+                if part.__dict__.get(name, MISSING) is not attributes.get(name, MISSING):
+                    put_back_entries(part.__dict__, {name: attributes.get(name, MISSING)})

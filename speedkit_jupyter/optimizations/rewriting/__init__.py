@@ -1,0 +1,1 @@
+"""Parts of `rewrites`: modules that can be made others in place, and how they come back."""
