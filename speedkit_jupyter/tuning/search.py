@@ -13,10 +13,8 @@ from collections.abc import Collection, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 
-from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.attention_calls import Seen
-from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -28,7 +26,7 @@ from speedkit_jupyter.optimizations.attention.timings import Call, Measured
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning, other_models, tasks
+from speedkit_jupyter.tuning import engines, learning, other_models, tasks
 from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.attention import keep, timed
 from speedkit_jupyter.tuning.candidates import (
@@ -48,9 +46,6 @@ from speedkit_jupyter.tuning.tasks import Task
 RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
 # Compiling is not tried for less than so many seconds of budget, or of all the user's steps.
 COMPILE_S = 20.0
-# Nor are the engines of float32 products measured, which is done once for a machine, takes two
-# seconds and at most this share of the budget.
-ENGINES_S, ENGINES = 12.0, 0.25
 # Its share of the budget is what measuring attention kernels may take.
 ATTENTION = 0.1
 
@@ -189,7 +184,7 @@ class Search:
     def _search(self) -> Generator[Progress, None, None]:
         __tracebackhide__ = True
         tuning, stages = self._tuning, self._stages
-        yield from self._measure_engines()
+        yield from engines.measure(tuning, self._allowance.budget)
         yield from self._measure_attention()
         singles = candidates(
             tuning.hardware,
@@ -225,21 +220,6 @@ class Search:
             elif len(stages.left_out()) == len(rest):  # no time for any of it
                 tuning.winner, tuning.comparison = BASELINE, None
                 return
-
-    def _measure_engines(self) -> Generator[Progress, None, None]:
-        """Once for a machine: what was never measured would never be tried.
-
-        The budget does not count it.
-        """
-        tuning, budget = self._tuning, self._allowance.budget
-        is_known = tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm is not None
-        if not is_known and not tuning.hardware.pinned and budget.seconds >= ENGINES_S:
-            yield Progress(budget.share, "measuring the engines of float32 products, once")
-            begun_s = clock.now()
-            tuning.hardware = tuning.hardware.with_gemm(ENGINES * budget.seconds)
-            took_s = clock.now() - begun_s
-            budget.exclude(took_s)
-            tuning.notes.append(_of_engines(tuning.hardware.cpu.gemm, took_s))
 
     def _measure_attention(self) -> Generator[Progress, None, None]:
         """Its kernels, on the calls that the step makes: what is faster there is tried."""
@@ -312,15 +292,6 @@ class Search:
             learning.keep(*self._identity, tuning.plan, winner.values, winner.name, tuning.ratio)
         except SpeedKitError as error:
             tuning.notes.append(f"the plan was not kept for the next time: {error}")
-
-
-def _of_engines(rates: GemmRates | None, took_s: float) -> str:
-    if rates is not None and rates.failure:
-        return f"gemm was not tried: {rates.failure}"
-    return (
-        f"It took {took_s:.1f} s more to measure the engines of float32 products, which is done "
-        "once for this machine"
-    )
 
 
 def _known(keep: Collection[str]) -> tuple[str, ...]:
