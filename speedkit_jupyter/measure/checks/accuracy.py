@@ -210,7 +210,7 @@ class Yardstick:
         if tolerance.wider(CLEARLY).beyond(deviations):
             return None
         self.surer.add(precision)
-        surer = Tolerance(precision, [*tolerance.controls, *more()], NARROW)
+        surer = tolerance.surer(more())
         self.tolerances = {**self.tolerances, precision: surer}
         return surer
 

@@ -7,7 +7,7 @@ tensor, row and element. What a variant in that dtype is off by beyond this is n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +69,18 @@ def noted_autocast() -> Iterator[set[str]]:
         yield precisions
 
 
+def exactly(function: Any, args: Any, kwargs: Any) -> Any:
+    """The operation itself."""
+    return function(*args, **kwargs)
+
+
 @contextmanager
 def rounded(
-    precision: str, scale: float = 1.0, loss_scale: float = 1.0, suspends: bool = True
+    precision: str,
+    scale: float = 1.0,
+    loss_scale: float = 1.0,
+    suspends: bool = True,
+    compute: Callable[[Any, Any, Any], Any] = exactly,
 ) -> Iterator[None]:
     """Products and what follows from them rounded to this precision, as autocast would.
 
@@ -79,6 +88,7 @@ def rounded(
     others down: a second control. What fp16 has no smaller numbers for becomes coarse, in the
     backward pass after the loss was scaled. `suspends` is whether the step's own
     `autocast(enabled=False)` keeps that away, which it does not from a model in the lower dtype.
+    `compute` says what an operation gives before it is rounded.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -107,7 +117,7 @@ def rounded(
             product = bool(PRODUCTS.search(name)) and not (suspends and suspended)
             if product and not everything:
                 args = [low_digits(operand) for operand in args]
-            result = function(*args, **(kwargs or {}))
+            result = compute(function, args, kwargs or {})
             low = product or lowered.all_of(name, args)
             for tensor in _tensors([result]) if low else ():
                 if tensor.dim():  # the loss itself is taken in float32

@@ -39,6 +39,8 @@ FLIPS = (1e-2, 1e-2, 1e-2, 5e-2, 0.0)
 # their place, ten times as large in one layout as in another: what is off by so many times that,
 # the 1e-8 that Adam adds to what it divides by, is noise too.
 VANISHING = (1e4, 1e4, 1e4, 1e4, 1e4)
+# Controls that compute with torch's own kernels are off as a variant's kernels are.
+GRADIENT_FACTORS_KERNELS = (3.0, 3.0, None, 3.0, None)
 # So many elements err as one: those of a row or a channel have their rounding in common.
 ERR_AS_ONE = 64
 # Scatter within a net that normalizes shortens what is left of the signal: of 1 + scatter**2.
@@ -53,13 +55,19 @@ UNDETERMINED = 1.0
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The limits of one precision, from one or more controls."""
+    """The limits of one precision, from one or more controls.
+
+    `kernels` are those from controls that compute with kernels of another layout: what is beyond
+    the limits of one tensor may be within theirs.
+    """
 
     precision: str
     controls: Sequence[Errors]
     width: float = 1.0
     surely: bool = False
     settings: bool = False
+    kernels: Tolerance | None = None
+    with_kernels: bool = False
 
     def sure(self, settings: bool = False) -> Tolerance:
         """Without what may be the net: a single row, the size of a whole number.
@@ -67,11 +75,19 @@ class Tolerance:
         `settings` is whether whole numbers may be settings and counters, which no rounding moves
         by chance.
         """
-        return replace(self, surely=True, settings=settings)
+        kernels = self.kernels and self.kernels.sure(settings)
+        return replace(self, surely=True, settings=settings, kernels=kernels)
+
+    def surer(self, further: Sequence[Errors]) -> Tolerance:
+        """With further controls; those in float32 compute with other kernels."""
+        if self.precision != "fp32":
+            return replace(self, controls=[*self.controls, *further], width=NARROW)
+        kernels = replace(self, controls=further, width=NARROW, with_kernels=True)
+        return replace(self, width=NARROW, kernels=kernels if further else None)
 
     def wider(self, times: float) -> Tolerance:
         """All limits of results and gradients so many times as large."""
-        return replace(self, width=times)
+        return replace(self, width=times, kernels=self.kernels and self.kernels.wider(times))
 
     @property
     def output(self) -> float:
@@ -103,33 +119,53 @@ class Tolerance:
     def beyond(self, errors: Errors, names: Names | None = None) -> str:
         """The first thing that rounding does not explain; empty where it explains all."""
         names = names or Names()
-        for index, deviation in enumerate(errors.numbers):
-            controls = [
-                control.numbers[index] for control in self.controls if index < len(control.numbers)
-            ]
-            fault = self._beyond(deviation, controls, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5)
-            fault = fault or self._beyond_in_rows(deviation, controls)
-            if fault := fault or self._beyond_in_single_rows(deviation, controls, 0.0):
+        for index in range(len(errors.numbers)):
+            if fault := self._or_of_kernels("_of_number", errors, index):
                 return f"{errors.names[index]} {fault}"
-        factors = GRADIENT_FACTORS_FLOAT32 if self.precision == "fp32" else GRADIENT_FACTORS
+        for index, which in enumerate(errors.which):
+            if fault := self._or_of_kernels("_of_gradient", errors, index):
+                return f"gradient of {names.parameter(which)} {fault}"
+        together = self._or_of_kernels("_of_all_gradients", errors, 0)
+        return f"gradients {together}" if together else self._beyond_in_whole_numbers(errors)
+
+    def _or_of_kernels(self, what: str, errors: Errors, index: int) -> str:
+        """What neither the controls explain nor those that compute with other kernels."""
+        fault: str = getattr(self, what)(errors, index)
+        return fault and getattr(self.kernels or self, what)(errors, index)
+
+    def _of_number(self, errors: Errors, index: int) -> str:
+        deviation = errors.numbers[index]
+        controls = [
+            control.numbers[index] for control in self.controls if index < len(control.numbers)
+        ]
+        fault = self._beyond(deviation, controls, OUTPUT_FACTORS, OUTPUT_ROUNDINGS, (0.0,) * 5)
+        fault = fault or self._beyond_in_rows(deviation, controls)
+        return fault or self._beyond_in_single_rows(deviation, controls, 0.0)
+
+    def _of_gradient(self, errors: Errors, index: int) -> str:
+        deviation, which = errors.gradients[index], errors.which[index]
         besides = VANISHING if errors.vanishing else FLIPS
-        for index, deviation in enumerate(errors.gradients):
-            which = errors.which[index]
-            controls = [
-                gradient for control in self.controls if (gradient := control.gradient_of(which))
-            ]
-            if fault := self._beyond(deviation, controls, factors, GRADIENT_ROUNDINGS, besides):
-                return f"gradient of {names.parameter(which)} {fault}"
-            if errors.vanishing:
-                continue
-            fault = self._beyond_in_parts(deviation, controls)
-            if fault := fault or self._beyond_in_single_rows(deviation, controls, 1.0):
-                return f"gradient of {names.parameter(which)} {fault}"
+        controls = [
+            gradient for control in self.controls if (gradient := control.gradient_of(which))
+        ]
+        fault = self._beyond(deviation, controls, self._factors, GRADIENT_ROUNDINGS, besides)
+        if fault or errors.vanishing:
+            return fault
+        fault = self._beyond_in_parts(deviation, controls)
+        return fault or self._beyond_in_single_rows(deviation, controls, 1.0)
+
+    def _of_all_gradients(self, errors: Errors, _: int) -> str:
         controls = [control.gradient for control in self.controls]
-        together = self._beyond(
+        besides = VANISHING if errors.vanishing else FLIPS
+        return self._beyond(
             errors.gradient, controls, POOLED_FACTORS, GRADIENT_ROUNDINGS, besides, True
         )
-        return f"gradients {together}" if together else self._beyond_in_whole_numbers(errors)
+
+    @property
+    def _factors(self) -> Sequence[float | None]:
+        if self.with_kernels:
+            return GRADIENT_FACTORS_KERNELS
+        return GRADIENT_FACTORS_FLOAT32 if self.precision == "fp32" else GRADIENT_FACTORS
 
     def _beyond_in_rows(self, deviation: Deviation, controls: Sequence[Deviation]) -> str:
         """A column of small numbers beside large ones, each on its own scale."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks import labels, promotion, roofline, rounding
+from speedkit_jupyter.measure.checks import kernels, labels, promotion, roofline, rounding
 from speedkit_jupyter.measure.checks.accuracy import Yardstick
 from speedkit_jupyter.measure.checks.buffers import settle
 from speedkit_jupyter.measure.checks.course import LEFT, Course, parameters_of
@@ -135,7 +135,8 @@ def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) 
     judged_in = {known.judged_in(runner.precision): runner.scale() for runner in reversed(runners)}
     loss_scale = judged_in.get(precision, 1.0)
     limit = _limit(known.baseline, first.step_s)
-    return _rounded(known, steps, first, precision, scales, loss_scale, limit)
+    compute = kernels.in_the_other_layout if precision == "fp32" else rounding.exactly
+    return _rounded(known, steps, first, precision, scales, loss_scale, limit, compute=compute)
 
 
 def _controls(
@@ -150,10 +151,14 @@ def _controls(
 def _rounded(
     known: Judge, steps: Steps, first: Runner, precision: str, scales: Sequence[float],
     loss_scale: float, limit: int | None, in_float64: bool = False,
+    compute: Callable[[Any, Any, Any], Any] = rounding.exactly,
 ) -> list[Course]:  # fmt: skip
     in_float64 = in_float64 or bool(known.covered)
     suspends = not _of_parameters(first)
-    ways = [partial(rounding.rounded, precision, scale, loss_scale, suspends) for scale in scales]
+    ways = [
+        partial(rounding.rounded, precision, scale, loss_scale, suspends, compute)
+        for scale in scales
+    ]
     courses = [_control(steps, first, way, in_float64, limit) for way in ways]
     return [course for course in courses if course is not None]
 
