@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.checks.course import LEFT
 from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, errors
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
-from speedkit_jupyter.measure.checks.tolerance import NARROW, UNDETERMINED, Tolerance
+from speedkit_jupyter.measure.checks.tolerance import UNDETERMINED, Tolerance
 from speedkit_jupyter.measure.checks.updates import misstep, untrained
 
 if TYPE_CHECKING:
