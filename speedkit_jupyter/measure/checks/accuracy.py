@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.checks.course import LEFT
 from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, errors
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
-from speedkit_jupyter.measure.checks.tolerance import NARROW, UNDETERMINED, Tolerance
+from speedkit_jupyter.measure.checks.tolerance import UNDETERMINED, Tolerance
 from speedkit_jupyter.measure.checks.updates import misstep, untrained
 
 if TYPE_CHECKING:
@@ -233,7 +233,8 @@ class Yardstick:
     ) -> str:
         """What is wrong with the parameters and buffers that the step leaves behind."""
         lowered, noise = tolerance.precision != "fp32", tolerance.noise()
-        return misstep(observation, self.baseline, self.names, before) or misled(
+        reference = None if self.reference is self.baseline else self.reference
+        return misstep(observation, self.baseline, self.names, before, reference) or misled(
             observation, self.baseline, self.names.buffers, noise, lowered
         )
 
