@@ -233,7 +233,8 @@ class Yardstick:
     ) -> str:
         """What is wrong with the parameters and buffers that the step leaves behind."""
         lowered, noise = tolerance.precision != "fp32", tolerance.noise()
-        return misstep(observation, self.baseline, self.names, before) or misled(
+        reference = None if self.reference is self.baseline else self.reference
+        return misstep(observation, self.baseline, self.names, before, reference) or misled(
             observation, self.baseline, self.names.buffers, noise, lowered
         )
 

@@ -80,9 +80,13 @@ def _take_over(results: Sequence[Any], others: Sequence[Any]) -> None:
     for result, other in zip(results, others, strict=True):
         if isinstance(result, (list, tuple)):
             _take_over(result, other)
-        elif isinstance(result, torch.Tensor) and result.is_floating_point():
-            if result.shape == other.shape and _only_rounds(other.to(result.dtype), result):
-                result.copy_(other)
+        elif (
+            isinstance(result, torch.Tensor)
+            and result.is_floating_point()
+            and result.shape == other.shape
+            and _only_rounds(other.to(result.dtype), result)
+        ):
+            result.copy_(other)
 
 
 def _only_rounds(tensor: torch.Tensor, exact: torch.Tensor) -> bool:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.measure.checks.determined import (
+    SAME_GRADIENTS,
+    alike,
+    is_noise,
+    led_elements,
+    square_of,
+    were_determined,
+)
 from speedkit_jupyter.measure.checks.labels import Names
-from speedkit_jupyter.measure.checks.leaves import FEW_ELEMENTS, sampled
 from speedkit_jupyter.measure.checks.magnitudes import norm
 
 if TYPE_CHECKING:
@@ -17,10 +24,6 @@ if TYPE_CHECKING:
 
 # Parameters that move less or more than this share of the baseline's step did other work.
 LEAST_MOVE, MOST_MOVE = 0.2, 5.0
-# An element counts where its gradient is this many times as large as what it is off by: Adam
-# divides by it, so that the others go anywhere.
-DETERMINED = 10.0
-ROW_DETERMINED = 0.3
 # All of them together, and those of one parameter, follow the baseline's within these shares.
 OFF, OFF_EXACTLY, PARAMETER_OFF = 0.1, 0.01, 0.5
 # The difference of both ways, over the baseline's: what stays is as far off as what goes astray.
@@ -29,14 +32,11 @@ ASTRAY, ASTRAY_EXACTLY = 0.35, 0.05
 ELEMENT_OFF, FEW_OFF = 0.8, 0.03
 # With so many elements at least, or half of a small parameter, and so large a share of the way.
 LEAST_ELEMENTS, LEAST_SHARE = 16, 0.1
-LEAST_SHARE_OF_ONE = 0.25
 # Of one row its regression on the baseline's: of so many elements at least, in rows that move by
 # this share of the usual way at least.
 ROW_OFF, ROW_OFF_EXACTLY, LEAST_IN_ROW, LEAST_ROW = 0.4, 0.02, 8, 0.01
 # Updates that differ by no more of the parameters' neighbouring numbers are the same.
 NEIGHBOURS = 2.0
-# Gradients that are off by less than this are the same.
-SAME_GRADIENTS = 1e-5
 # An element whose gradients are moves by the same but for this share of its way or the usual one,
 # and for so many roundings of the parameter's dtype.
 EXACTLY, ROUNDINGS = 1e-4, 16.0
@@ -52,14 +52,14 @@ def untrained(observation: Observation, baseline: Observation, names: Names) -> 
     """Which parameter stays where it is for no reason; empty where none does."""
     if len(observation.updates) != len(baseline.updates):
         return "the optimizer made no step" if baseline.updates else ""
-    way = sum(map(_square, baseline.updates))
+    way = sum(map(square_of, baseline.updates))
     usual = way / max(sum(update.numel() for update in baseline.updates), 1)
     for index, (update, expected) in enumerate(
         zip(observation.updates, baseline.updates, strict=True)
     ):
         gradient = observation.gradients[index]
         leads = gradient is None or bool(gradient.any())
-        moves = _square(expected) > LEAST_WAY**2 * usual * expected.numel()
+        moves = square_of(expected) > LEAST_WAY**2 * usual * expected.numel()
         if moves and leads and not bool(update.any()):
             return f"{names.parameter(index)} is not trained"
     return ""
@@ -70,10 +70,12 @@ def misstep(
     baseline: Observation,
     names: Names | None = None,
     before: Sequence[tuple[Observation, Observation]] = (),
+    reference: Observation | None = None,
 ) -> str:
     """What is wrong with how the parameters moved; empty where nothing is.
 
-    `before` are earlier stretches of both: an optimizer goes by their gradients too.
+    `before` are earlier stretches of both: an optimizer goes by their gradients too. `reference`
+    says which gradients are zero but for the baseline's own rounding.
     """
     names = names or Names()
     if baseline.updates and len(observation.updates) != len(baseline.updates):
@@ -92,33 +94,47 @@ def misstep(
         zip(observation.updates, baseline.updates, strict=True)
     ):
         mine, theirs = observation.gradients[index], baseline.gradients[index]
-        whole = _square(expected)
-        way += whole
+        way += square_of(expected)
         if mine is None or theirs is None or not update.shape == mine.shape == theirs.shape:
             continue
         update = _stored(
             update, expected, names.spacings[index] if index < len(names.spacings) else 0.0
         )
-        here = _determined(mine, theirs) & _were_determined(index, expected, before)
-        if not (same or names.by_element) or (
-            _square(expected[here]) < LEAST_SHARE_OF_ONE * whole
-        ):  # what it moves by is led by elements that rounding leads
+        ways = led_elements(index, mine, theirs, expected, before, same)
+        noise = is_noise(index, mine, theirs, reference)
+        if not ways or noise or not (same or names.by_element):
+            # what it moves by is led by elements that rounding leads
             stays = bool(expected.any()) and not bool(update.any())
             if stays and norm(mine) > LEAST_MOVE * norm(theirs):
                 return f"parameter {names.parameter(index)} stays where it was"
             continue
-        if fault := _misled(update[here], expected[here], update.numel(), same):
-            return f"parameter {names.parameter(index)} {fault}"
-        if names.by_element and (fault := _misled_in_a_row(update, expected, here, same)):
+        if fault := _led_elsewhere(update, expected, ways, names):
             return f"parameter {names.parameter(index)} {fault}"
         if same and names.by_element:
-            exactly = _alike(mine, theirs) & _were_determined(index, expected, before, _alike)
-            if fault := _off_exactly(update, expected, exactly, index, names):
+            agreed = alike(mine, theirs) & were_determined(index, expected, before, alike)
+            if fault := _off_exactly(update, expected, agreed, index, names):
                 return f"parameter {names.parameter(index)} {fault}"
-        along += float((update * expected)[here].sum())
-        total += _square(expected[here])
+        here, closely = ways[0]
+        if closely or not same:
+            along += float((update * expected)[here].sum())
+            total += square_of(expected[here])
     if total > LEAST_SHARE * way and _differs(along, total, OFF_EXACTLY if same else OFF):
         return f"the optimizer's step is {along / total:.3g} times the baseline's"
+    return ""
+
+
+def _led_elsewhere(
+    update: torch.Tensor,
+    expected: torch.Tensor,
+    ways: Sequence[tuple[torch.Tensor, bool]],
+    names: Names,
+) -> str:
+    """What is wrong with how the elements of one parameter moved that gradients lead."""
+    for here, closely in ways:
+        if fault := _misled(update[here], expected[here], update.numel(), closely):
+            return fault
+        if names.by_element and (fault := _misled_in_a_row(update, expected, here, closely)):
+            return fault
     return ""
 
 
@@ -147,18 +163,18 @@ def _off_exactly(
     return f"is updated otherwise by the same gradients in {count} of {update.numel()} elements"
 
 
-def _misled(update: torch.Tensor, expected: torch.Tensor, size: int, same: bool) -> str:
+def _misled(update: torch.Tensor, expected: torch.Tensor, size: int, closely: bool) -> str:
     """What is wrong with how the determined elements of one parameter moved."""
     count, norms = update.numel(), (norm(update), norm(expected))
     if count < min(LEAST_ELEMENTS, size / 2) or not any(norms):
         return ""
     if not norms[1]:
         return "moved, where it stays"
-    dot, square = float((update * expected).sum()), _square(expected)
+    dot, square = float((update * expected).sum()), square_of(expected)
     if _differs(dot, square, PARAMETER_OFF):
         return f"moved {dot / square:.2g} times as far"
     astray = norm(update - expected) / norms[1]
-    if not astray <= (ASTRAY_EXACTLY if same else ASTRAY):
+    if not astray <= (ASTRAY_EXACTLY if closely else ASTRAY):
         return f"moved elsewhere, by {astray:.2g} of its way"
     usual = norms[1] / count**0.5
     elsewhere = int(
@@ -169,7 +185,7 @@ def _misled(update: torch.Tensor, expected: torch.Tensor, size: int, same: bool)
 
 
 def _misled_in_a_row(
-    update: torch.Tensor, expected: torch.Tensor, here: torch.Tensor, same: bool
+    update: torch.Tensor, expected: torch.Tensor, here: torch.Tensor, closely: bool
 ) -> str:
     """What is wrong with how the determined elements at one index of a dimension moved."""
     theirs = expected * here
@@ -182,43 +198,11 @@ def _misled_in_a_row(
         counts = (count >= LEAST_IN_ROW) & (square > least * rows)
         off = (along / square - 1).abs() * counts
         off = off.nan_to_num(0.0, 0.0, 0.0)
-        if off.numel() and float(off.max()) > (ROW_OFF_EXACTLY if same else ROW_OFF):
+        if off.numel() and float(off.max()) > (ROW_OFF_EXACTLY if closely else ROW_OFF):
             row = int(off.argmax())
             where = f"index {row} of dimension {dimension}"
             return f"moved {float(along[row] / square[row]):.2g} times as far at {where}"
     return ""
-
-
-def _were_determined(
-    index: int,
-    here: torch.Tensor,
-    before: Sequence[tuple[Observation, Observation]],
-    determined: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-) -> torch.Tensor:
-    """The elements that had no undetermined gradient earlier, which the optimizer's averages hold.
-
-    What an optimizer's first steps kept of one is as large as what they keep of the others.
-    """
-    import torch
-
-    mask = torch.ones_like(here, dtype=torch.bool)
-    for observation, baseline in before:
-        if not index < min(len(observation.gradients), len(baseline.gradients)):
-            continue
-        mine, theirs = observation.gradients[index], baseline.gradients[index]
-        if mine is None or theirs is None or mine.shape != theirs.shape:
-            continue
-        elements = (determined or _determined)(mine, theirs)
-        if elements.shape != here.shape:  # of a later one fewer elements are kept
-            elements = sampled(elements, FEW_ELEMENTS).bool()
-        if elements.shape == here.shape:
-            mask &= elements
-    return mask
-
-
-def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Where gradients agree to rounding."""
-    return (mine - theirs).abs() <= SAME_GRADIENTS * theirs.abs()
 
 
 def _apart(observation: Observation, baseline: Observation) -> tuple[float, float]:
@@ -234,24 +218,5 @@ def _apart(observation: Observation, baseline: Observation) -> tuple[float, floa
     )
 
 
-def _square(tensor: torch.Tensor) -> float:
-    """Of the norm; infinite where no float is as large, which `**` would raise on."""
-    size = norm(tensor)
-    return size * size
-
-
 def _differs(dot: float, square: float, limit: float) -> bool:
     return square > 0 and not abs(dot / square - 1) <= limit
-
-
-def _determined(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """No gradient is one too: of a word that did not occur, say.
-
-    A row or column counts as a whole, since Adafactor divides by its mean.
-    """
-    off = mine - theirs
-    here = (theirs.abs() > DETERMINED * off.abs()) | ((theirs == 0) & (mine == 0))
-    for dimension in (-1, -2) if theirs.dim() > 1 else ():
-        size = theirs.norm(dim=dimension, keepdim=True)
-        here = here & (off.norm(dim=dimension, keepdim=True) <= ROW_DETERMINED * size)
-    return here
