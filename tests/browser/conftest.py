@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +112,8 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
     """`open_notebook(*cells)` writes a notebook, opens it, runs all, and gives the page."""
+    import nbformat  # seconds, for whoever only collects these tests
+
     pages = []
 
     def go(*cells: str, width: int = 1200, height: int = 900, run: bool = True) -> Any:

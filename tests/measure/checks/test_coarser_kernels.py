@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 import torch
 from planted import examined, word
-from sklearn.datasets import load_digits
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,6 +27,8 @@ def unit(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_not_accused_for_a_single_number(kind, seed):
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     x = torch.tensor(digits.images[:64], dtype=torch.float32)[:, None] / 16
     x, y = nn.functional.interpolate(x, scale_factor=2), torch.tensor(digits.target[:64])
