@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -89,11 +90,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 time.sleep(0.1)
         yield Lab(root, address, token)
     finally:
-        process.terminate()  # which also shuts the kernels down
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        # Not asked to stop: it would wait for each of its kernels.
+        for one in (*psutil.Process(process.pid).children(recursive=True), process):
+            one.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="session")
