@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 STEP = "\nloss_fn(model(x), y).backward(); optimizer.step(); optimizer.zero_grad()"
 
 

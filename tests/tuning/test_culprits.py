@@ -13,6 +13,8 @@ from speedkit_jupyter.optimizations.threads import Threads
 from speedkit_jupyter.tuning.candidates import Candidate, combinations, strongest
 from speedkit_jupyter.tuning.culprits import Culprits
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture
 def searched(made_time, monkeypatch) -> Any:

@@ -11,6 +11,8 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
 from speedkit_jupyter.tuning.search import Search
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 STEP_S = 0.02  # on the tests' own clock
 
 

@@ -11,6 +11,8 @@ from torch import nn
 from speedkit_jupyter import tune
 from speedkit_jupyter.support import database
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 # Until after the race: warm-up, check and rounds of two that take 0.05 s.
 DISTURBED_S = 2.5
 

@@ -25,6 +25,8 @@ from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Sampler
 from speedkit_jupyter.optimizations import gemm
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 BATCH = torch.rand(4, 3, 6, 6)
 
 
@@ -277,6 +279,7 @@ def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(par
         assert seen.by("threads:1") == [as_found | {"threads": 1}]
 
 
+@pytest.mark.checked
 @pytest.mark.every_machine
 @pytest.mark.sampled(2)
 def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch, made_time):

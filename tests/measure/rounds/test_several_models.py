@@ -16,9 +16,10 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning.search import Search
 
 X = torch.rand(4, 16)
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::speedkit_jupyter.measure.subject.step.StateWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("trusted"),
+    pytest.mark.filterwarnings("ignore::speedkit_jupyter.measure.subject.step.StateWarning"),
+]
 
 
 class Seen:
