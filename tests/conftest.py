@@ -190,7 +190,8 @@ def clean_flags() -> Iterator[None]:
         restore_all()
     flags.OVERRIDES._layers.clear()
     flags.OVERRIDES._originals.clear()
-    flags.restore(before)
+    if changes:
+        flags.restore(before)
     assert not changes, f"the test left switches changed: {changes}"
     assert not layers, f"the test left {layers} overrides applied"
 

@@ -205,6 +205,7 @@ def test_the_users_own_error_goes_up_and_everything_is_as_before(shell):
     assert shell.names["optimizer"].param_groups[0]["fused"] is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("names", ["auto,baseline", "current,bf16", "baseline,bf16"])
 def test_settings_of_a_plan_in_force_do_not_leak_into_baseline_or_out(shell, seen, names):
     shell.run("%speedkit apply model --optimizer optimizer")

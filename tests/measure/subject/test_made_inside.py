@@ -78,6 +78,7 @@ def with_a_scheduler(model, seen, kept):
 WAYS = (local, groups, kept_in_an_attribute, made_once, with_a_scheduler)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.checked
 @pytest.mark.filterwarnings("ignore:seen")
 @pytest.mark.parametrize("way", WAYS)
@@ -165,6 +166,7 @@ def clipped(model, seen, kept):
     seen.put((None, None, optimizer))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.checked
 @pytest.mark.filterwarnings("ignore:seen")
 @pytest.mark.parametrize("way", [local, groups, with_a_scheduler, clipped, epoch])
