@@ -51,7 +51,7 @@ thorough: .venv/installed
 # Two at a time, each with one thread: with two each they would wait for one another. So it is in
 # the browser. The last notebook is the longest: beside all others, not after them.
 notebooks: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -p no:cacheprovider --nbval-lax --nbval-current-env \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -p nbval -p no:cacheprovider --nbval-lax --nbval-current-env \
 	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=900 --no-loadscope-reorder \
 	  $(shell ls -r notebooks/*.ipynb) notebooks/test_stored_outputs.py
 

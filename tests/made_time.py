@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 import sys
@@ -53,6 +54,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     return made
 
 
+@functools.cache  # walking over the packages would take each test longer than all else around it
 def engine() -> list[ModuleType]:
     """Every module of the engine that reads a clock."""
     found = []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,9 +47,15 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def statements(tree: ast.Module, deep: bool, types: bool) -> Iterator[ast.AST]:
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """Read once for all the rules."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def statements(parsed: ast.Module, deep: bool, types: bool) -> Iterator[ast.AST]:
     """All statements, or those that run when the module is imported; those for types too."""
-    waiting: list[ast.AST] = list(tree.body)
+    waiting: list[ast.AST] = list(parsed.body)
     while waiting:
         node = waiting.pop()
         yield node
@@ -61,7 +68,7 @@ def statements(tree: ast.Module, deep: bool, types: bool) -> Iterator[ast.AST]:
 def imported(path: Path, deep: bool = True, types: bool = True) -> set[str]:
     """The dotted names that a file imports."""
     names: set[str] = set()
-    for node in statements(ast.parse(path.read_text(encoding="utf-8")), deep, types):
+    for node in statements(tree(path), deep, types):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -89,11 +96,14 @@ modules = [one for one in SOURCES if one != PACKAGE / "__init__.py"]
 below_report = [one for one in modules if layer(part_of(one)) < layer("report")]
 
 
-@pytest.mark.parametrize("path", modules, ids=inside)
-def test_imports_run_one_way(path: Path) -> None:
-    here = part_of(path)
-    for other in parts_imported(path):
-        assert layer(other) <= layer(here), f"{inside(path)} imports {other}"
+def test_imports_run_one_way() -> None:
+    upwards = [
+        f"{inside(path)} imports {other}"
+        for path in modules
+        for other in parts_imported(path)
+        if layer(other) > layer(part_of(path))
+    ]
+    assert upwards == []
 
 
 CATALOG = PACKAGE / "optimizations"
@@ -164,20 +174,26 @@ def test_magics_and_widgets_do_not_import_each_other() -> None:
             assert other not in parts_imported(path), inside(path)
 
 
-@pytest.mark.parametrize("path", below_report, ids=inside)
-def test_nothing_below_the_report_displays_or_prints(path: Path) -> None:
-    assert not DISPLAYS & {name.partition(".")[0] for name in imported(path)}
-    calls = [
-        node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+def test_nothing_below_the_report_displays_or_prints() -> None:
+    assert [
+        inside(path)
+        for path in below_report
+        if DISPLAYS & {name.partition(".")[0] for name in imported(path)}
+    ] == []
+    assert [
+        f"{inside(path)} prints in line {node.lineno}"
+        for path in below_report
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write")
-    ]
-    assert not calls, f"{inside(path)} prints in line {calls}"
+    ] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=inside)
-def test_what_is_heavy_is_imported_inside_functions(path: Path) -> None:
-    assert not HEAVY & {name.partition(".")[0] for name in imported(path, deep=False, types=False)}
+def test_what_is_heavy_is_imported_inside_functions() -> None:
+    assert [
+        inside(path)
+        for path in SOURCES
+        if HEAVY & {name.partition(".")[0] for name in imported(path, deep=False, types=False)}
+    ] == []
 
 
 def test_importing_the_package_loads_neither_torch_nor_pydantic() -> None:

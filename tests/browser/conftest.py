@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -90,11 +90,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 time.sleep(0.1)
         yield Lab(root, address, token)
     finally:
-        process.terminate()  # which also shuts the kernels down
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        # Not asked to stop: it would wait for each of its kernels.
+        for one in (*psutil.Process(process.pid).children(recursive=True), process):
+            one.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +112,8 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
     """`open_notebook(*cells)` writes a notebook, opens it, runs all, and gives the page."""
+    import nbformat  # seconds, for whoever only collects these tests
+
     pages = []
 
     def go(*cells: str, width: int = 1200, height: int = 900, run: bool = True) -> Any:

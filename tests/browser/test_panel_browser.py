@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import nbformat
 import pytest
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
@@ -128,6 +127,8 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
 
     page.page.evaluate("() => { jupyterapp.commands.execute('docmanager:save') }")
     page.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+    import nbformat
+
     outputs = nbformat.read(page.page.file, as_version=4).cells[1].outputs
     saved = " ".join(one.data.get("text/html", "") for one in outputs)
     assert "Nothing is applied" in saved

@@ -67,7 +67,7 @@ def written(one, form: str) -> str | None:
 # --- what is written ---
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @every_machine
 @pytest.mark.parametrize("form", PYTHON_FORMS)
 def test_every_plan_is_code_that_compiles_and_names_what_is_active_and_no_more(machine, form):
@@ -278,7 +278,7 @@ def test_an_applied_plan_knows_its_optimizers():
 # --- as YAML ---
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @every_machine
 def test_a_plan_as_yaml_gives_just_this_plan_again(machine, tmp_path):
     path = tmp_path / "plan.yaml"

@@ -95,7 +95,7 @@ def rest(loader: Any, it: Any) -> list[Any]:
     return [*epochs, torch.rand(2).tolist()]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("begun", BEGUN)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", LOADERS)

@@ -8,6 +8,8 @@ import pytest
 from IPython.core.error import UsageError
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 MODELS = """
 import torch
 encoder, decoder = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 STEP = "\nloss_fn(model(x), y).backward(); optimizer.step(); optimizer.zero_grad()"
 
 
@@ -30,6 +32,7 @@ BINDINGS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("code", BINDINGS.values(), ids=BINDINGS)
 def test_every_name_means_what_it_meant_however_a_measured_cell_binds_it(shell, code):
     shell.run("e, drawn = 'mine', (i for i in range(9))")

@@ -81,7 +81,7 @@ def run(shell, cell):
     return result.execution_count, COLOURS.sub("", captured.stdout)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_arrows_point_at_the_notebooks_own_lines(shell, kind, way):

@@ -8,6 +8,8 @@ import pytest
 
 from speedkit_jupyter import Panel
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture
 def panel(shell):

@@ -10,6 +10,8 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
@@ -19,6 +21,7 @@ def bench(line: str, cell: str = STEP) -> str:
     return f"%%speedbench {names}{line}\n{cell}"
 
 
+@pytest.mark.checked
 @pytest.mark.smoke
 def test_the_table_has_a_row_for_each_variant(shell):
     shown = shell.run(bench("--compare baseline,auto,fused_optimizer --budget 0.5"))
@@ -27,6 +30,7 @@ def test_the_table_has_a_row_for_each_variant(shell):
     assert INTERVAL in shown
 
 
+@pytest.mark.checked
 @pytest.mark.smoke
 def test_everything_is_as_before(shell):
     shell.run(STEP)  # so that there are optimizer states
@@ -201,6 +205,7 @@ def test_the_users_own_error_goes_up_and_everything_is_as_before(shell):
     assert shell.names["optimizer"].param_groups[0]["fused"] is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("names", ["auto,baseline", "current,bf16", "baseline,bf16"])
 def test_settings_of_a_plan_in_force_do_not_leak_into_baseline_or_out(shell, seen, names):
     shell.run("%speedkit apply model --optimizer optimizer")
@@ -252,6 +257,7 @@ def test_lazy_layers_ask_for_a_forward_pass_first(shell):
     assert "one forward pass" in str(error)
 
 
+@pytest.mark.checked
 def test_check_compares_the_names_that_it_is_given(shell):
     cell = (
         "logits = model(x)\n"
@@ -266,6 +272,7 @@ def test_check_compares_the_names_that_it_is_given(shell):
     assert "seen" not in shell.names
 
 
+@pytest.mark.checked
 def test_a_name_to_check_that_the_step_does_not_leave_is_one_usage_error(shell):
     error = shell.fails(bench("--budget 0.3 --check logit"))
     assert isinstance(error, UsageError)
@@ -288,6 +295,7 @@ def test_throughput_is_an_option(shell):
     assert "-n belongs" in str(shell.fails(bench("-n 3")))
 
 
+@pytest.mark.checked
 @pytest.mark.parametrize(
     ("cell", "verdicts"),
     [

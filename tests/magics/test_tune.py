@@ -6,9 +6,12 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
+@pytest.mark.checked
 def test_it_says_what_to_do_and_applies_nothing(shell):
     before = [p.detach().clone() for p in shell.names["model"].parameters()]
     shown = shell.run(f"%%speedbench --tune --budget 2 -v tuning\n{STEP}")

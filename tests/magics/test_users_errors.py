@@ -90,7 +90,7 @@ def run(shell, way, source):
     return shell._run("%speedkit verify --step train --steps 2")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("kind", "way"),
     [

@@ -205,6 +205,7 @@ def assert_same(one: list, other: list) -> None:
     assert one[1:] == other[1:]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_gives_the_same_bits_and_leaves_the_same_behind(name, every):
@@ -305,6 +306,7 @@ def test_copies_and_files_carry_nothing_of_it():
     assert (attributes(plain), attributes(whole)) == before[:2]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
 def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
     model = Stack()

@@ -124,6 +124,7 @@ def state(model, optimizers) -> tuple:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
 @every
 def test_what_was_applied_is_taken_back_exactly(optimization, ending):

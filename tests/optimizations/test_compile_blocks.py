@@ -182,7 +182,7 @@ def test_what_the_user_compiles_meanwhile_stays():
     assert model.layers[0].__dict__[NAME] is own
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
 def test_plans_on_overlapping_models_are_taken_back_in_any_order(order):
     first, second = Model(), Model()
@@ -330,6 +330,7 @@ def test_it_is_measured_like_every_other_and_leaves_nothing(tmp_path):
     assert entries(model) == before
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
 @pytest.mark.parametrize("kind", MAKES)
 def test_its_code_compiles_the_same_blocks_in_place(form, kind):

@@ -342,7 +342,7 @@ def assert_alike(name: str, loop, found: list, expected: list) -> None:
     (assert_close if in_another_order else assert_same)(found, expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "loop"), CASES, ids=lambda one: getattr(one, "__name__", one))
 def test_replays_give_the_same_bits_and_leave_the_same_behind(name, loop):
     make, batch = MODELS[name]

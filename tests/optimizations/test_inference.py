@@ -411,6 +411,7 @@ def test_a_measured_plan_acts_in_its_own_thread_alone():
     assert trained == [True]
 
 
+@pytest.mark.slow
 def test_compiled_and_frozen_weights_are_not_used_once_they_have_changed():
     model, x = settled(Unit), torch.rand(IMAGES)
     config = SpeedConfig(inference={"enabled": True, "freezing": True}, compile=True).alone()

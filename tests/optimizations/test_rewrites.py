@@ -321,7 +321,7 @@ def test_every_layer_that_may_stand_before_an_activation_is_tried_here():
     assert known == {type(one) for one in ACTIVATIONS}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("mode", ["train", "eval", "no_grad", "inference", "bf16", "bf16 no_grad"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_results_and_gradients_are_bit_equal_behind_every_layer(name, mode):

@@ -37,6 +37,7 @@ def everything(model, optimizer):
     return observed(Target(model, [optimizer])), [p.stride() for p in model.parameters()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("first", CONFIGS, ids=str)
 @pytest.mark.parametrize("then", CONFIGS, ids=str)
 def test_what_is_previewed_is_what_is_so_once_it_is_applied(model, optimizer, first, then):

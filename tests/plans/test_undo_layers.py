@@ -354,7 +354,7 @@ def read():
 thread = threading.Thread(target=read)
 thread.start()
 model = torch.nn.Linear(2, 2)
-for number in range(1000):
+for number in range(200):
     flags.snapshot()
     if number % 20 == 0:
         preview(model, SpeedConfig())

@@ -161,6 +161,7 @@ def no_collector():
     gc.enable()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize(
     "use",

@@ -170,6 +170,7 @@ def test_a_wrapper_and_what_is_behind_it_count_once(model, wrap):
     assert found.bystanders == []
 
 
+@pytest.mark.sampled(3)
 def test_a_benchmark_switches_what_is_behind_and_puts_all_back(model, wrap):
     optimizer = torch.optim.Adam(model.parameters())
     wrapper, x = wrap(optimizer), torch.rand(4, 8)

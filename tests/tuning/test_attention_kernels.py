@@ -13,6 +13,8 @@ from speedkit_jupyter import Facts, tune
 from speedkit_jupyter.measure.checks import attention_kernels
 from speedkit_jupyter.tuning.outcome import Tuning
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 class Attending(nn.Module):
     """One call of attention."""

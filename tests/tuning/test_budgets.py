@@ -53,7 +53,7 @@ def work(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
     return make
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("names", ["fused_optimizer", "fused_optimizer,channels_last,bf16,auto"])
 @pytest.mark.parametrize("fused", [0.5, 3.0])
 @pytest.mark.parametrize(("step_s", "budget_s"), CASES)
@@ -73,7 +73,7 @@ def test_a_comparison_ends_within_its_budget_and_a_step(
         assert "short for a clear answer" in found.baseline.notes["budget"]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("objective", "fused"), [("time", 0.5), ("time", 3.0), ("memory", 0.5)])
 @pytest.mark.parametrize(("step_s", "budget_s"), CASES)
 def test_a_search_ends_within_its_budget_and_a_step(
@@ -86,6 +86,7 @@ def test_a_search_ends_within_its_budget_and_a_step(
     assert not (tuning.helped and fused > 1 and "fused" in tuning.winner.name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step_s", [0.1, 0.5, 2.0])
 def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(work, step_s):
     network, optimizer, step = work(step_s)

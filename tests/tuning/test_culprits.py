@@ -13,6 +13,8 @@ from speedkit_jupyter.optimizations.threads import Threads
 from speedkit_jupyter.tuning.candidates import Candidate, combinations, strongest
 from speedkit_jupyter.tuning.culprits import Culprits
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture
 def searched(made_time, monkeypatch) -> Any:
@@ -43,6 +45,7 @@ def searched(made_time, monkeypatch) -> Any:
     return run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("times", [40, 300, 800])
 def test_what_is_far_slower_takes_its_combinations_with_it(searched, times):
     tuning, (*slow, took_s), word = searched(

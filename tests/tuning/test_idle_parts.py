@@ -11,6 +11,8 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
 from speedkit_jupyter.tuning.search import Search
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 STEP_S = 0.02  # on the tests' own clock
 
 
@@ -20,7 +22,7 @@ def three_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FlushDenormals, "candidates", lambda self, hardware, facts: (True,))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("budget_s", [2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 8.0, 12.0])
 def test_of_parts_that_lost_their_gain_one_at_least_goes_and_none_is_kept_unsaid(
     made_time, budget_s

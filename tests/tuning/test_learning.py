@@ -15,6 +15,8 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning import tasks
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 LATE = 0.008  # seconds of a slow step
 
 

@@ -11,6 +11,8 @@ from torch import nn
 from speedkit_jupyter import tune
 from speedkit_jupyter.support import database
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 # Until after the race: warm-up, check and rounds of two that take 0.05 s.
 DISTURBED_S = 2.5
 
@@ -42,6 +44,7 @@ def tuned(made_time, machine) -> Any:
     return run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("later", "helps"), [(0.93, True), (0.97, True), (1.06, False)])
 def test_what_lost_narrowly_is_measured_with_rounds_enough(tuned, later, helps):
     # A disturbance of the first steps, which the race sees; after its third round it ends.

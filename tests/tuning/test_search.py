@@ -23,6 +23,8 @@ from speedkit_jupyter.tuning.early_stopping import FAR_ROUNDS
 from speedkit_jupyter.tuning.policies import Grid
 from speedkit_jupyter.tuning.search import Search
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 LATE = 0.008  # seconds of a slow step, on the tests' own clock
 
 
@@ -56,6 +58,7 @@ def _sleeping(
     return step
 
 
+@pytest.mark.checked
 def test_what_helps_is_found_confirmed_and_applied_as_measured(sleeping):
     network, optimizer, x = parts()
     before = [p.detach().clone() for p in network.parameters()]
@@ -106,6 +109,7 @@ def test_two_that_help_together_are_joined(sleeping):
     assert [name for name, _ in tuning.parts()] == ["channels_last", "fused_optimizer"]
 
 
+@pytest.mark.checked
 def test_what_is_wrong_is_never_chosen_however_fast(made_time):
     network, optimizer, x = parts()
 
@@ -418,6 +422,8 @@ def test_an_unknown_name_to_keep_is_one_line(keep):
         tune(lambda: network(x), budget_s=1, keep=keep)
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.checked
 @pytest.mark.parametrize("after_s", [4, 6, 8, 12, 20])
 def test_the_best_so_far_of_an_interrupted_search_has_only_parts_that_were_right(
     made_time, monkeypatch, after_s

@@ -19,6 +19,8 @@ from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.proof import Proof
 from speedkit_jupyter.tuning.search import Search
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture
 def work(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:

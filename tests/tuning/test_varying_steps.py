@@ -55,7 +55,7 @@ class Varying:
         return max(self.seen.get() for _ in range(self.seen.qsize()))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("budget_s", [2.0, 5.0, 15.0])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_comparison_of_varying_steps_ends_within_its_budget_and_the_longest(
@@ -76,7 +76,7 @@ def test_a_comparison_of_varying_steps_ends_within_its_budget_and_the_longest(
         assert told or not found.baseline.times_s
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("budget_s", [2.0, 15.0])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_search_among_varying_steps_ends_within_its_budget_and_the_longest(

@@ -95,7 +95,7 @@ def training(
     return step
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize(("fault", "steps"), [("lr", 12), ("logits", 40), ("decay", 60)])
 def test_a_planted_fault_is_another_curve(net, fault, steps):
@@ -103,7 +103,7 @@ def test_a_planted_fault_is_another_curve(net, fault, steps):
     assert verify(step, "fused_optimizer", steps=steps).verdict in ("different", "worse")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize(
     ("way", "plan"),
@@ -122,6 +122,7 @@ def test_a_plan_that_only_rounds_is_the_baselines_curve(net, way, plan):
     assert found.verdict == "same", str(found)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("net", NETS)
 def test_a_loss_that_stays_in_bf16_is_rounded_several_times(net):
     def loss_of(out: Any, y: Any) -> torch.Tensor:

@@ -17,6 +17,8 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.custody import in_progress
 from speedkit_jupyter.measure.undo.kinds.names import Names
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 WORK = "loss = model(x).sum(); loss.backward(); optimizer.zero_grad()"
 WAYS = {
     "exec": "exec('e = made = 1')",
@@ -106,7 +108,7 @@ KINDS = [("cell", code) for code in (WAYS | OF_CELLS).values()]
 KINDS += [("function", code) for code in WAYS.values()]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("kind", "source"), KINDS)
 def test_every_name_means_what_it_meant_however_the_step_binds_it(cells, kind, source):
     (as_cell if kind == "cell" else as_function)(cells, source)
@@ -119,6 +121,7 @@ def test_every_name_means_what_it_meant_however_the_step_binds_it(cells, kind, s
     assert list(after["drawn"]) == list(range(9))
 
 
+@pytest.mark.checked
 @pytest.mark.usefixtures("every_round_drawn")
 @pytest.mark.parametrize("kind", ["cell", "function"])
 def test_what_another_cell_binds_meanwhile_stays(cells, kind):

@@ -26,6 +26,8 @@ from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.tuning import learning, tasks
 from speedkit_jupyter.tuning.tasks import Task
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 def pick(panel: Panel, path: str, word: str) -> None:
     """As a click on one of the buttons does."""
@@ -282,6 +284,7 @@ def drain(panel: Panel, button: str, cell: Any = None) -> int:
     return turns
 
 
+@pytest.mark.checked
 @pytest.mark.smoke
 @pytest.mark.usefixtures("every_round_drawn")
 def test_measure_compares_baseline_with_the_choice_and_draws_it(names):

@@ -73,6 +73,7 @@ def skips_the_optimizer_step(target):
     del target.optimizers[0].step
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "wrong",
     [corrupts_one_percent_of_outputs, returns_nan_gradients, skips_the_optimizer_step],
@@ -85,6 +86,7 @@ def test_a_wrong_variant_is_caught_and_never_the_winner(monkeypatch, wrong):
     assert row["accuracy"]["reason"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", ["fused_optimizer", "bf16", "fp16", "threads:1", "sdpa:math"])
 def test_a_right_variant_is_not_accused(variant):
     model, optimizer, step = parts(nn.LayerNorm(64), nn.Dropout(0.5))
@@ -92,6 +94,7 @@ def test_a_right_variant_is_not_accused(variant):
     assert row["accuracy"]["verdict"] in ("exact", "rounding"), row["accuracy"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("size", "verdict"),
     [(1e-13, "not checked"), (1e-11, "not checked"), (1e-6, "wrong"), (1e-3, "wrong")],

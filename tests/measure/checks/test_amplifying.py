@@ -17,11 +17,11 @@ from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.ways import astray
 
 ACCUSED = {
+    "mlp, batchnorm, 2 samples, 1": "bf16",  # a momentum of earlier gradients that were noise
     "excited without norm, 2": "bf16",  # a parameter that stays in the baseline too
     "mobilenet, 2 images, 3": "fp16",  # controls whose Adafactor divided zero by zero
     "vgg with norm, 3": "fp16",
     "instance norm, 3": "fp16",  # a ReLU that tips over in one step, and in no control there
-    "mlp, batchnorm, 2 samples, 1": "bf16",  # a momentum of earlier gradients that were noise
     "mlp, batchnorm, deep, 0": "fp16",
 }
 

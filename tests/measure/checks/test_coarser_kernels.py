@@ -9,13 +9,12 @@ from __future__ import annotations
 import pytest
 import torch
 from planted import examined, word
-from sklearn.datasets import load_digits
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {
-    "max pooling": lambda: nn.MaxPool2d(2),
     "mean pooling": lambda: nn.AvgPool2d(2),
+    "max pooling": lambda: nn.MaxPool2d(2),
     "strides": lambda: nn.Conv2d(32, 32, 2, stride=2),
 }
 
@@ -24,10 +23,12 @@ def unit(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.sampled(15)
+@pytest.mark.parametrize("seed", [3, 0, 1, 2, 4])  # the quickest first
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_not_accused_for_a_single_number(kind, seed):
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     x = torch.tensor(digits.images[:64], dtype=torch.float32)[:, None] / 16
     x, y = nn.functional.interpolate(x, scale_factor=2), torch.tensor(digits.target[:64])

@@ -62,7 +62,7 @@ class Attending(nn.Module):
         return self.out(functional.dropout(found, 0.1) if self.drops() else found)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("plan", ["fused_optimizer", "threads:2", "bf16"])
 @pytest.mark.parametrize("kernel", [of_torch, with_mask, attention])
 @pytest.mark.parametrize("wrong", [False, True], ids=["kept", "left out"])

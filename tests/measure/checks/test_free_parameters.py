@@ -151,7 +151,7 @@ def judged(kind: Callable[[], tuple[list[Any], Loss]], factor: float) -> str:
     return accuracy.verdict
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_ones_are_right_and_a_gradient_off_by_a_third_is_wrong(made_time, kind):
     assert judged(kind, 1.0) == "rounding"

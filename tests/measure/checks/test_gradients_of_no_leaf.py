@@ -48,6 +48,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("given", ["its own", "another"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_no_warning_with_any_optimizer(kind, given):

@@ -99,7 +99,7 @@ def test_every_layout_is_copied_and_comes_back(name, x):
     assert all(torch.equal(*pair) for pair in zip(before.numbers, after.numbers, strict=True))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", ALL)
 def test_a_step_that_returns_one_is_measured(name, x):
     model = torch.nn.Linear(6, 6)
@@ -129,6 +129,7 @@ class Ragged(torch.nn.Module):
         return self.make(self.layer(x))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["coo", "csr", "jagged", "nested", "meta", "fake"])
 def test_a_model_that_gives_and_keeps_one_is_measured(name, x):
     model = Ragged(ALL[name])

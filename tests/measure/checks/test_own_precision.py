@@ -40,7 +40,7 @@ def step_of(how, name, model, forward, loss, optimizer):
     return step
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     "name",
     [
@@ -81,7 +81,7 @@ def test_a_bias_that_batch_norm_takes_out_is_noise():
     assert found.accuracy.explained_gradient > 1e-3  # what bf16 brings
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("how", ["autocast", "model"])
 def test_a_fault_is_seen(name, how, monkeypatch):

@@ -40,7 +40,7 @@ def named(one: Planted) -> str:
     return f"{one.group}: {one.name}"
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("one", WRONG, ids=named)
 def test_what_is_wrong_is_not_taken_for_right(one):
     found = judged(one)
@@ -48,6 +48,7 @@ def test_what_is_wrong_is_not_taken_for_right(one):
     assert found["reason"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("one", DRAWN, ids=named)
 def test_a_stochastic_net_is_checked_with_the_same_draws(one):
     assert judged(one)["verdict"] == "wrong"
@@ -57,6 +58,7 @@ def test_a_stochastic_net_is_checked_with_the_same_draws(one):
     assert record.accuracy.verdict == "rounding", record.accuracy
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -245,7 +247,7 @@ def test_very_large_and_small_numbers_are_compared_too(one_thread, size, sign):
     assert word(found) in ("exact", "wrong")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fill", [float("-inf"), float("inf"), float("nan")], ids=str)
 @pytest.mark.parametrize("fault", ["", "masked other", "not masked", "scaled"])
 def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fault):
@@ -267,6 +269,7 @@ def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fau
     assert word(found[2]) == "rounding", found[2].accuracy
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize("kind", ["list", "rows", "mapping"])
 def test_whole_numbers_in_containers_are_counted_together(one_thread, kind, wrong):
@@ -286,6 +289,7 @@ def test_whole_numbers_in_containers_are_counted_together(one_thread, kind, wron
     assert word(found) == ("wrong" if wrong else "exact"), found.accuracy
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("at", [0, 16, 23])
 def test_the_last_calls_of_many_are_compared_too(one_thread, at):
     class Tampered(nn.Linear):
@@ -304,6 +308,7 @@ def test_the_last_calls_of_many_are_compared_too(one_thread, at):
     assert word(examined(step, ["threads:2"], model).records[1]) == "wrong"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", ["", "statistics", "counter"])
 def test_buffers_after_the_step_are_compared(one_thread, fault):
     torch.manual_seed(0)

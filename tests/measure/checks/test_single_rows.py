@@ -81,7 +81,7 @@ def test_wrong_rows_of_gradients_outputs_and_updates_do_not_win(name):
     assert judged(FAULTS[name])["verdict"] in ("wrong", "not checked")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [one for one in HONEST if one.startswith("rows")])
 def test_honest_rows_are_not_accused(name):
     torch.manual_seed(1)

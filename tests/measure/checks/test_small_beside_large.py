@@ -32,7 +32,7 @@ HONEST = ("efficientnet, balanced", "efficientnet, plain, small", "same inputs")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_small_fault_is_seen_and_its_place_named(name):
     found = judged(KINDS[name])

@@ -85,7 +85,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_step_with_transforms_is_measured_and_judged(name, trains):

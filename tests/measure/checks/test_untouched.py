@@ -65,6 +65,7 @@ def judged(plan, output, activation, drops=0.0):
     return examined(step, [plan], model, optimizer).records[1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("plan", "name"),
     [*(("fused_optimizer", one) for one in OUTPUTS), ("threads:2", "another GELU")],
@@ -74,6 +75,7 @@ def test_an_output_that_is_off_by_more_than_float32_is_wrong(name, plan):
     assert word(found) == "wrong", found.accuracy
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("drops", [0.0, 0.2])
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_fused_optimizer_changes_no_gradient(name, drops):
@@ -103,8 +105,8 @@ def test_a_step_that_rounds_otherwise_each_time_accuses_nobody():
     assert word(found) in ("exact", "rounding"), found.accuracy
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", ["residual", "lstm", "conv1d", "attention", "mlp batchnorm",
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", ["mlp batchnorm", "residual", "lstm", "conv1d", "attention",
                                   "encoder", "cnn batchnorm", "hourglass", "inverted residuals",
                                   "gpt2", "mistral", "vit"])  # fmt: skip
 def test_other_kernels_in_float32_are_right(name):

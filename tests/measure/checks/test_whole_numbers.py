@@ -91,7 +91,7 @@ def test_whole_numbers_keep_their_sign():
     assert len(leaves.of([2**70 + 1, -(2**70)]).exact) == 2
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", FAULTS)
 def test_whole_numbers_that_are_off_by_much_do_not_win(name):
     assert judged(FAULTS[name])["verdict"] in ("wrong", "not checked")

@@ -32,6 +32,7 @@ def step_of_ours() -> Callable[[], None]:
     return step
 
 
+@pytest.mark.sampled(4)
 def test_a_benchmark_leaves_another_threads_training_alone(kind):
     with training(*kind):
         found = benchmark(step_of_ours(), "baseline,bf16,fp16,fused_optimizer", budget_s=0.1)

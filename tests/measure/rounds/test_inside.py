@@ -25,6 +25,8 @@ from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Sampler
 from speedkit_jupyter.optimizations import gemm
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 BATCH = torch.rand(4, 3, 6, 6)
 
 
@@ -277,8 +279,9 @@ def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(par
         assert seen.by("threads:1") == [as_found | {"threads": 1}]
 
 
+@pytest.mark.checked
 @pytest.mark.every_machine
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch, made_time):
     gradients: dict[str, list[float]] = {}
     once = Runner.once
@@ -306,6 +309,7 @@ def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch,
     assert all(2.0**6 < one < 2.0**18 for one in scales)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variable", ["SPEEDKIT_PRECISION", "SPEEDKIT_SDPA", "SPEEDKIT_TF32"])
 def test_no_environment_variable_reaches_a_baseline(monkeypatch, seen, variable):
     words = {"SPEEDKIT_PRECISION": "bf16", "SPEEDKIT_SDPA": "math", "SPEEDKIT_TF32": "medium"}
@@ -379,7 +383,7 @@ def write_plan(file: Path, context: Any) -> None:
     write(file, {"plan": decision.value if decision.active else "fp32"})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_the_first_variant_need_not_be_a_baseline(parts, seen):
     benchmark(
         parts.step,

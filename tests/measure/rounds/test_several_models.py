@@ -16,9 +16,10 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning.search import Search
 
 X = torch.rand(4, 16)
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::speedkit_jupyter.measure.subject.step.StateWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("trusted"),
+    pytest.mark.filterwarnings("ignore::speedkit_jupyter.measure.subject.step.StateWarning"),
+]
 
 
 class Seen:
@@ -155,7 +156,7 @@ KINDS = (
 LACKING = {distilled, teacher_first, teacher_last, teacher_found_first, averaged, frozen_backbone}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
     step, optimizers, given = kind()
@@ -223,6 +224,7 @@ def _names(found: Any) -> str:
     return " ".join([*rows, *(one.name for one in found.rejected)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", sorted(LACKING, key=str), ids=lambda kind: kind.__name__)
 def test_tuning_tries_what_any_of_the_models_can_have(kind):
     step, _, given = kind()

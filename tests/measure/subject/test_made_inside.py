@@ -12,6 +12,8 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, benchmark, tune, verify
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 FUSED = "baseline,fused_optimizer"
 
 
@@ -76,6 +78,8 @@ def with_a_scheduler(model, seen, kept):
 WAYS = (local, groups, kept_in_an_attribute, made_once, with_a_scheduler)
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.checked
 @pytest.mark.filterwarnings("ignore:seen")
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, way, made_time):
@@ -162,6 +166,8 @@ def clipped(model, seen, kept):
     seen.put((None, None, optimizer))
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.checked
 @pytest.mark.filterwarnings("ignore:seen")
 @pytest.mark.parametrize("way", [local, groups, with_a_scheduler, clipped, epoch])
 def test_gradients_are_unscaled_for_it_in_fp16(model, seen, way):

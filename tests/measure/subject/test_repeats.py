@@ -153,6 +153,7 @@ def work(made_time) -> Work:
     return Work(Slow(made_time))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", LESS)
 def test_each_measured_call_does_what_the_users_first_one_does(work, step):
     found = benchmark(lambda: step(work), "baseline,bf16", model=work.model, budget_s=8)
@@ -165,6 +166,7 @@ def test_each_measured_call_does_what_the_users_first_one_does(work, step):
     assert type(found).from_dict(found.to_dict()).repeats == found.repeats
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("step", HONEST)
 def test_what_varies_or_is_slow_at_first_is_measured_warm(work, step):
     found = benchmark(lambda: step(work), "baseline,bf16", model=work.model, budget_s=5)

@@ -174,6 +174,7 @@ def test_it_is_refused_by_every_way_to_measure(way):
         MEASURES[way](LAZY["map"])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", TAKEN)
 def test_a_step_that_works_is_taken(kind):
     assert benchmark(TAKEN[kind], "baseline,baseline", model=model, budget_s=0.05).records

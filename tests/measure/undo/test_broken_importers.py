@@ -79,6 +79,7 @@ def test_what_is_installed_can_be_asked(kind, place):
     assert isinstance(probes.installed(["torch", "nowhere"]), dict)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("when", ["before", "in the step"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_benchmark_ends_with_a_result_or_in_a_line(kind, when):

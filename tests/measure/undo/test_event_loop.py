@@ -132,6 +132,7 @@ def test_whenever_a_turn_is_given_up_everything_is_in_place(kind, plan, trained,
         applied.restore()
 
 
+@pytest.mark.slow
 def test_a_search_gives_up_turns_too_with_everything_in_place(monkeypatch):
     from speedkit_jupyter.optimizations.compile import Compile
 
@@ -174,7 +175,7 @@ CELLS = {
 PLANNED = ("a training step", "a value through .data", "a plan applied")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("what", "plan"),
     [*((what, None) for what in CELLS), *((what, {"channels_last": True}) for what in PLANNED)],

@@ -95,6 +95,7 @@ hidden = model(x)
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("step", USUAL.values(), ids=USUAL)
 def test_what_a_step_leaves_and_binds_anew_is_not_named(step: str, capsys: Any) -> None:
     many = "hidden = (hidden,)" if "for h in hidden" in step else ""

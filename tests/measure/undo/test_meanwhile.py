@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("kind", SHARED)
 def test_what_another_thread_works_on_is_left_to_it_and_named(kind):
     shared = SHARED[kind]()

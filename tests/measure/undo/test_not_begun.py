@@ -96,6 +96,7 @@ def measured(batches: Iterator[Any], log: Path) -> tuple[Any, str, set[str]]:
     return batches, " ".join(str(one.message) for one in said), set(lines)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_it_is_as_it_was_and_gives_every_variant_the_same_batch(made_time, tmp_path, kind):
     expected = loader_of(kind)
@@ -110,6 +111,7 @@ def test_it_is_as_it_was_and_gives_every_variant_the_same_batch(made_time, tmp_p
     assert rest(loader, batches) == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "with replacement"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_one_that_has_begun_goes_on_with_the_same_batches(made_time, tmp_path, kind, workers):

@@ -66,6 +66,7 @@ def can_be_asked(held: Any, model: nn.Module) -> bool:
     return any(one is not None for one in found)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", BEFORE)
 def test_it_works_as_before_or_is_named(kind, step):

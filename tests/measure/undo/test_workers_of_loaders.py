@@ -211,7 +211,7 @@ def as_it_is_without(make: Callable[[], Draw]) -> list[str]:
     return [str(one.message) for one in said]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_every_kind_of_loader_goes_on_where_it_stood(made_time, kind):
     said = as_it_is_without(lambda: begun(LOADERS[kind]()))
@@ -220,7 +220,7 @@ def test_every_kind_of_loader_goes_on_where_it_stood(made_time, kind):
     assert len(said) == 1
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", WAYS)
 def test_however_it_is_drawn_from_it_goes_on_where_it_stood(made_time, way):
     as_it_is_without(lambda: way(LOADERS["one that is kept"]()))

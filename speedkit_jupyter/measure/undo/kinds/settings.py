@@ -54,16 +54,11 @@ class Settings:
         `spelled` gives the words of the user's code: where it spells none of a setting's, and
         modules were imported meanwhile, the change is theirs and stays.
         """
-        imported = bool(sys.modules.keys() - self._modules)
         for setting, value in self._values:
             try:
                 if is_same(setting.read(), value):
                     continue
-                if (
-                    imported
-                    and setting.words
-                    and frozenset(setting.words.split()).isdisjoint(spelled())
-                ):
+                if setting.words and self._is_of_an_import(setting.words, spelled):
                     continue
                 if setting.write is not None:
                     setting.write(value)
@@ -72,6 +67,10 @@ class Settings:
                 yield setting.name, CHANGED
             except Exception as error:
                 yield setting.name, failure(error)
+
+    def _is_of_an_import(self, words: str, spelled: Callable[[], Collection[str]]) -> bool:
+        imported = not self._modules.issuperset(sys.modules)
+        return imported and frozenset(words.split()).isdisjoint(spelled())
 
     def changed(self) -> list[str]:
         """The names of those that are otherwise."""
@@ -104,7 +103,10 @@ def is_same(now: Any, saved: Any) -> bool:
     if type(now) is not type(saved):
         return False
     if type(now) in {list, tuple}:
-        return len(now) == len(saved) and all(map(is_same, now, saved))
+        # The very same objects, mostly: that takes a tenth of asking each.
+        return len(now) == len(saved) and (
+            all(map(operator.is_, now, saved)) or all(map(is_same, now, saved))
+        )
     if type(now) is dict:
         return now.keys() == saved.keys() and all(is_same(v, saved[k]) for k, v in now.items())
     try:
