@@ -34,7 +34,7 @@ quick: .venv/installed
 # `every_machine` on each and every other test on one of them, with `profiles` all on each.
 NEITHER := -m "not (browser or slow or thorough or kernel or compile or real_time)"
 machines: .venv/installed
-	$(BIN)/pytest -q --dist worksteal --profile bf16,fp16,one_core,here $(NEITHER) $(ON_MACHINES)
+	$(BIN)/pytest -q --profile bf16,fp16,one_core,here $(NEITHER) $(ON_MACHINES)
 
 profiles: .venv/installed
 	for profile in bf16 fp16 one_core here; do \
@@ -51,8 +51,8 @@ thorough: .venv/installed
 # Two at a time, each with one thread: with two each they would wait for one another. So it is in
 # the browser. The last notebook is the longest: beside all others, not after them.
 notebooks: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -p nbval -p no:cacheprovider --nbval-lax --nbval-current-env \
-	  --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=900 --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile -p no:cacheprovider -p nbval --nbval-lax \
+	  --nbval-current-env --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=900 --no-loadscope-reorder \
 	  $(shell ls -r notebooks/*.ipynb) notebooks/test_stored_outputs.py
 
 # The panel in JupyterLab and a headless Chromium, which root gets from Debian where there is none.
@@ -62,7 +62,7 @@ browser: .venv/installed
 	  || { apt-get update -qq; apt-get install -y -qq --no-install-recommends \
 	       chromium fonts-dejavu-core; } \
 	  || echo "Chromium could not be installed: the browser tests are skipped."
-	OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal -m browser tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
 
 # A part of magics and panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed
