@@ -30,6 +30,7 @@ import torch
 from _amplifying import nets
 from _beside import BESIDE
 from _beside import HONEST as BESIDE_HONEST
+from _coarse import COARSE
 from _left import LEFT
 from _nets import NAMES, net
 from _packed import HONEST as PACKED_HONEST
@@ -134,7 +135,7 @@ def word(record: Record) -> str:
 
 def planted(chosen: Chosen) -> Iterator[dict[str, Any]]:
     """Each kind of wrong; it must not be `exact` or `rounding`."""
-    for one in (*KINDS, *BESIDE, *PACKED, *ROWS, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
+    for one in (*KINDS, *BESIDE, *PACKED, *ROWS, *COARSE, *STOCHASTIC, *LATE, *WHOLE, *LEFT):
         if chosen(f"{one.group}: {one.name}"):
             yield {**judged(one), "name": f"{one.group}: {one.name}"}
 
