@@ -7,6 +7,7 @@ No test plans for the machine that it happens to run on, unless that is its subj
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import signal
@@ -22,7 +23,7 @@ import examples
 import pytest
 from made_time import MadeTime, install
 
-from speedkit_jupyter.machines import flags, gemm_rates
+from speedkit_jupyter.machines import flags, gemm_rates, probes
 from speedkit_jupyter.machines.hardware import Hardware
 
 examples.register()
@@ -39,6 +40,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A shell that starts the tests in the background has them ignore Ctrl-C, which some are about.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+REALLY_INSTALLED = probes.installed
+
+# Of `sampled` lists every so many-th of what is not quick is slow, the rest is thorough.
+SLOW_EVERY = 10
 
 # The machine that is planned for under `pytest --profile NAME`, and the precision that its rule
 # takes where it is not the machine's own. Everything must hold under each of them, wherever it
@@ -109,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if (sampled := item.get_closest_marker("sampled")) is not None:
             function = getattr(item, "function", None)
             if place := counts[function] % sampled.args[0]:
-                is_slow = place % 5 == 1 and not item.get_closest_marker("slow")
+                is_slow = place % SLOW_EVERY == 1 and not item.get_closest_marker("slow")
                 item.add_marker(pytest.mark.slow if is_slow else pytest.mark.thorough)
             counts[function] += 1
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -134,6 +140,18 @@ def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Saved results and the terminal of the one who runs the tests decide nothing here."""
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
+
+
+@functools.cache
+def installed(names: tuple[str, ...]) -> dict[str, str]:
+    """What `probes.installed` says, asked once: no test installs a library."""
+    return REALLY_INSTALLED(names)
+
+
+@pytest.fixture(autouse=True)
+def no_search_for_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through all of the environment, each time that a test plans for a machine."""
+    monkeypatch.setattr(probes, "installed", lambda names: dict(installed(tuple(names))))
 
 
 @pytest.fixture(autouse=True)

@@ -124,7 +124,7 @@ def differences(applied: dict, plain: dict, compiled: bool) -> list:
     return [change for change in changes if change.name not in unlike]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "optimizer", "wishes"),
     [

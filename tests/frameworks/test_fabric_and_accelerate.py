@@ -119,6 +119,7 @@ def test_training_under_a_plan_leaves_only_what_was_trained(work, look):
     assert conv.weight.is_contiguous()
 
 
+@pytest.mark.sampled(3)
 def test_a_benchmark_varies_the_optimizer_and_puts_all_back(work, look, variants):
     before = look(*work.all())
     found = benchmark(work.step, variants, budget_s=0.3)
@@ -129,6 +130,7 @@ def test_a_benchmark_varies_the_optimizer_and_puts_all_back(work, look, variants
     assert [found.verdict(one) for one in found.records].count("wrong") == 0
 
 
+@pytest.mark.sampled(3)
 def test_a_search_and_a_verification_put_all_back(work, look):
     before = look(*work.all())
     tuned = tune(work.step, budget_s=0.5, fresh=True)

@@ -164,6 +164,7 @@ def lightning(request, net, loader):
     return module, fit
 
 
+@pytest.mark.sampled(2)
 def test_training_with_lightning_is_measured_and_put_back(lightning, look, variants):
     module, fit = lightning
     before = look(module)
@@ -178,6 +179,7 @@ def test_training_with_lightning_is_measured_and_put_back(lightning, look, varia
     assert [found.verdict(one) for one in found.records].count("wrong") == 0
 
 
+@pytest.mark.sampled(2)
 def test_lightning_steps_under_the_plans_precision(lightning, tmp_path):
     """It hands each step a closure, in which the forward pass runs."""
     module, fit = lightning

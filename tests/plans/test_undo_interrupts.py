@@ -172,7 +172,7 @@ def test_what_any_handler_raises_leaves_nothing_of_a_plan(machine, raising_handl
     counted = Interrupts(0, 0, 1)
     leave(model, counted)
     sys.settrace(None)
-    for at in range(1, counted.events + 1, 5):
+    for at in range(1, counted.events + 1, 11):
         first = at % len(raising_handlers)
         numbers = (*raising_handlers[first:], *raising_handlers[:first])
         try:
@@ -192,6 +192,6 @@ def test_what_any_handler_raises_leaves_nothing_of_a_plan(machine, raising_handl
 def test_a_restore_that_a_time_out_ends_is_finished_by_the_next(machine, raising_handlers, burst):
     counted = Interrupts(0, 0, 1)
     healed(nested(counted))
-    for at in range(1, counted.events + 1, 37):
+    for at in range(1, counted.events + 1, 71):
         numbers = raising_handlers[at % len(raising_handlers) :]
         healed(nested(Interrupts(at, burst, 2, *numbers)))

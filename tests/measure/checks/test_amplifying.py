@@ -50,6 +50,7 @@ def test_a_net_that_amplifies_rounding_is_not_accused(one_thread, name):
         assert row["ok"], row
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_it_is_not_where_steps_take_long_and_controls_end_early(one_thread, monkeypatch, seed):

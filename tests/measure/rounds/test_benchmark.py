@@ -12,6 +12,8 @@ from torch import nn
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks import memory
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 def convolutions() -> tuple[nn.Module, torch.Tensor]:
     """A small convolutional network and its batch."""
@@ -19,6 +21,7 @@ def convolutions() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), torch.rand(2, 3, 9, 9)
 
 
+@pytest.mark.checked
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_in_every_block_optimizer_state_and_gradients_lie_like_their_weights(trained_before):
     network, x = convolutions()
@@ -197,6 +200,7 @@ def test_throughput_waits_for_the_device_only_around_blocks():
     assert comparison.baseline.times_s
 
 
+@pytest.mark.checked
 def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
     monkeypatch.setattr(memory, "fits", lambda size, device: False)
     network, x = convolutions()

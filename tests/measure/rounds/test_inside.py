@@ -251,6 +251,7 @@ def parts(request: pytest.FixtureRequest, seen: Seen) -> Iterator[Any]:
         pass
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.every_machine
 def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(parts, seen):
     before = parts.before  # what is applied may set other threads

@@ -195,6 +195,7 @@ def test_what_a_cache_keeps_is_not_measured_silently(work):
     assert found.repeats[1:] in repr(found).replace("\n", " ")
 
 
+@pytest.mark.usefixtures("trusted")
 def test_a_search_measures_such_a_step_from_its_beginning(work, made_time):
     def step() -> None:
         if torch.is_autocast_enabled("cpu"):

@@ -13,6 +13,7 @@ from torch import nn
 
 from speedkit_jupyter import SpeedKitError, StepError, benchmark
 from speedkit_jupyter.machines import probes
+from speedkit_jupyter.machines.probes import installed
 from speedkit_jupyter.support.importers import in_the_way
 from speedkit_jupyter.support.tracebacks import lets_go
 
@@ -76,7 +77,7 @@ def test_what_is_installed_can_be_asked(kind, place):
     importer = KINDS[kind]()
     sys.meta_path.insert(0 if place == "first" else len(sys.meta_path), importer)
     assert probes.has_triton() in (True, False)
-    assert isinstance(probes.installed(["torch", "nowhere"]), dict)
+    assert isinstance(installed(["torch", "nowhere"]), dict)
 
 
 @pytest.mark.sampled(4)

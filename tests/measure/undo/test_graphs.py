@@ -49,7 +49,7 @@ def in_a_namespace(before: str, step: str) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("family", "name", "before", "step", "probe"), TRIED, ids=[f"{f}: {n}" for f, n, *_ in TRIED]
 )

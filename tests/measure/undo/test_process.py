@@ -239,7 +239,7 @@ def changed(name: str, from_cell: bool) -> tuple[Any, Any, Any, list[str]]:
     return before, inside, setting.read(), said
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("from_cell", [False, True], ids=["function", "cell"])
 @pytest.mark.parametrize("name", sorted(TABLE.keys() - ONCE))
 @pytest.mark.filterwarnings("ignore")

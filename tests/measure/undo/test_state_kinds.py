@@ -55,7 +55,7 @@ def said(step: Any) -> list[str]:
     return [str(one.message) for one in caught if "put back" in str(one.message)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", TRIED, ids=[f"{one.family}: {one.name}" for one in TRIED])
 @pytest.mark.filterwarnings("ignore")
 def test_it_is_as_before_or_it_is_named(kind: Kind, tmp_path: Path, monkeypatch: Any) -> None:
