@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -30,6 +31,9 @@ examples.register()
 
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# What one process of the tests has compiled, no other need compile: each would take seconds for it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # As many threads as the machines of the profiles have cores, so that plans leave them alone.
 os.environ["OMP_NUM_THREADS"] = "2"
@@ -111,12 +115,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(profiles := config.getoption("--profile")) > 1:
         items[:] = _on_its_machines(items, profiles)
     counts: Counter[object] = Counter()
+    others: Counter[object] = Counter()
     for item in items:
         if (sampled := item.get_closest_marker("sampled")) is not None:
             function = getattr(item, "function", None)
-            if place := counts[function] % sampled.args[0]:
-                is_slow = place % SLOW_EVERY == 1 and not item.get_closest_marker("slow")
+            if counts[function] % sampled.args[0]:
+                is_slow = others[function] % SLOW_EVERY == 0 and not item.get_closest_marker("slow")
                 item.add_marker(pytest.mark.slow if is_slow else pytest.mark.thorough)
+                others[function] += 1
             counts[function] += 1
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:
@@ -135,10 +141,17 @@ def small_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that is not there yet, another for each test: to make it would take some time."""
+    root = tmp_path_factory.mktemp("data")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_environment(monkeypatch: pytest.MonkeyPatch, data_folders: Iterator[Path]) -> None:
     """Saved results and the terminal of the one who runs the tests decide nothing here."""
-    monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("SPEEDKIT_DATA", str(next(data_folders)))
     monkeypatch.setenv("COLUMNS", "200")
 
 

@@ -10,7 +10,7 @@ SURE = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 }
-QUICK, THOROUGH = 100, 1500
+FULL, QUICK, THOROUGH = 100, 50, 1500
 
 
 def register() -> None:
@@ -21,5 +21,5 @@ def register() -> None:
 
 
 def examples(number: int) -> settings:
-    """So many in the quick profile."""
-    return settings(max_examples=number * settings.default.max_examples // QUICK)
+    """So many where others have a hundred: half of them in the quick profile."""
+    return settings(max_examples=number * settings.default.max_examples // FULL)

@@ -230,6 +230,7 @@ assert flags.snapshot() == mixed and conv.fp32_precision == untouched
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_keeps_its_default_for_convolutions() -> None:
     # A value that can't be written again, so it takes a process in which nothing was written.
     done = subprocess.run(

@@ -105,6 +105,7 @@ def test_what_ends_its_process_is_a_reason_and_no_more(script, why, monkeypatch)
     assert found.gain == 0
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 def test_this_machine_is_measured(here):
     found = Hardware.detect().with_gemm().cpu.gemm

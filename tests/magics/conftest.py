@@ -88,7 +88,7 @@ def plain_shell(_shell: Any) -> Iterator[Shell]:
         del _shell.user_ns[name]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kernel() -> Iterator[Any]:
     """A real kernel: `kernel(source)` gives its reply and what it showed."""
     from jupyter_client.manager import start_new_kernel

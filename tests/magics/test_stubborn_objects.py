@@ -57,7 +57,7 @@ def notebook(shell):
     shell.run("%speedkit restore")
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", HELD)
 def test_a_stranger_breaks_no_magic(notebook, way, place):

@@ -528,7 +528,7 @@ def test_a_search_for_memory_finds_it_and_what_saves_none_is_not_even_checked(ma
         optimizer.step()
 
     keep = ("threads", "precision", "tf32", "compile")
-    tuning = tune(step, model=model, optimizer=optimizer, budget_s=6, objective="memory", keep=keep)
+    tuning = tune(step, model=model, optimizer=optimizer, budget_s=4, objective="memory", keep=keep)
     assert "activation_checkpointing" in tuning.winner.name
     record = tuning.record
     assert record is not None

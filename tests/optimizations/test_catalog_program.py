@@ -84,6 +84,7 @@ def test_the_table_has_speed_memory_accuracy_verdict_and_what_the_winner_loses_w
     assert "auto takes fused_optimizer" in table
 
 
+@pytest.mark.slow
 def test_an_entry_is_measured_alone_and_declined_with_its_reason():
     work = made("rollout, training", "cpu")
     entries = {entry.name: entry for entry in CATALOG}
@@ -96,6 +97,7 @@ def test_an_entry_is_measured_alone_and_declined_with_its_reason():
     assert set(refused["measured"]) == {"sdpa:math"}
 
 
+@pytest.mark.slow
 def test_the_winner_is_measured_without_each_of_its_parts(monkeypatch):
     best = Candidate({"threads": 1, "fused_optimizer": True})
     found = SimpleNamespace(winner=best, seconds=1.0)

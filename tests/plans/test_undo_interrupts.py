@@ -25,7 +25,7 @@ OURS = {
 
 
 # At each line of ours, which takes half a minute for each way out; else at some of them.
-EVERY = [pytest.param(17, id="some"), pytest.param(1, id="all", marks=pytest.mark.thorough)]
+EVERY = [pytest.param(41, id="some"), pytest.param(1, id="all", marks=pytest.mark.thorough)]
 
 
 class Interrupts:
@@ -172,7 +172,7 @@ def test_what_any_handler_raises_leaves_nothing_of_a_plan(machine, raising_handl
     counted = Interrupts(0, 0, 1)
     leave(model, counted)
     sys.settrace(None)
-    for at in range(1, counted.events + 1, 11):
+    for at in range(1, counted.events + 1, 23):
         first = at % len(raising_handlers)
         numbers = (*raising_handlers[first:], *raising_handlers[:first])
         try:

@@ -364,6 +364,7 @@ assert seen == {tuple(expected)}, seen
 """
 
 
+@pytest.mark.slow
 def test_reading_flags_is_never_seen_by_another_thread():
     done = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

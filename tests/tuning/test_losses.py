@@ -129,6 +129,7 @@ def own_scaler(
     return step
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("returns", [lambda loss: loss, lambda loss: None], ids=["it", "nothing"])
 @pytest.mark.parametrize("growth", [2, 1000])
 def test_a_scale_that_moves_hides_no_fault(returns, growth):

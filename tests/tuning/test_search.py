@@ -422,7 +422,7 @@ def test_an_unknown_name_to_keep_is_one_line(keep):
         tune(lambda: network(x), budget_s=1, keep=keep)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.checked
 @pytest.mark.parametrize("after_s", [4, 6, 8, 12, 20])
 def test_the_best_so_far_of_an_interrupted_search_has_only_parts_that_were_right(

@@ -95,7 +95,7 @@ def training(
     return step
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize(("fault", "steps"), [("lr", 12), ("logits", 40), ("decay", 60)])
 def test_a_planted_fault_is_another_curve(net, fault, steps):

@@ -108,7 +108,7 @@ KINDS = [("cell", code) for code in (WAYS | OF_CELLS).values()]
 KINDS += [("function", code) for code in WAYS.values()]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("kind", "source"), KINDS)
 def test_every_name_means_what_it_meant_however_the_step_binds_it(cells, kind, source):
     (as_cell if kind == "cell" else as_function)(cells, source)
@@ -121,6 +121,7 @@ def test_every_name_means_what_it_meant_however_the_step_binds_it(cells, kind, s
     assert list(after["drawn"]) == list(range(9))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.checked
 @pytest.mark.usefixtures("every_round_drawn")
 @pytest.mark.parametrize("kind", ["cell", "function"])

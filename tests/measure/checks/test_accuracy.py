@@ -236,6 +236,7 @@ def lbfgs(model, optimizer, x):
     optimizer.step(closure)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", [several_steps, lbfgs])
 def test_what_follows_the_first_optimizer_step_is_no_part_of_the_check(step):
     model, optimizer, _ = parts()

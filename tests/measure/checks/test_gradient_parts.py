@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.checks.gradient_parts import parts
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.sampled(23)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("one", PACKED, ids=lambda one: f"{one.group}: {one.name}")
 def test_what_is_wrong_in_a_part_of_a_parameter_is_seen(one):
     found = judged(one)

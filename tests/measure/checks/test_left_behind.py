@@ -35,7 +35,7 @@ def test_what_is_left_wrong_is_seen_and_the_same_step_without_it_is_not_accused(
     assert word(honest) in ("exact", "rounding"), honest.accuracy
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     "made",
     ["AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"],

@@ -199,7 +199,7 @@ class Reordered(nn.Linear):
         return nn.functional.linear(x.flip(1), self.weight.flip(1), self.bias)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("only_float32", [False, True], ids=["float64", "float32 only"])
 @pytest.mark.parametrize("scales", [None, False, True], ids=["plain", "disabled", "enabled"])
 def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, only_float32):
@@ -225,6 +225,7 @@ def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, onl
     assert (found[0].accuracy.baseline_gradient_error == 0) is only_float32
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [1e200, 1e-33])
 @pytest.mark.parametrize("sign", [1, -1], ids=["right", "wrong"])
 def test_very_large_and_small_numbers_are_compared_too(one_thread, size, sign):

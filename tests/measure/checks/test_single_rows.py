@@ -75,7 +75,7 @@ def test_each_row_has_its_place(shape):
         rows.name(len(rows.size))
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("name", FAULTS)
 def test_wrong_rows_of_gradients_outputs_and_updates_do_not_win(name):
     assert judged(FAULTS[name])["verdict"] in ("wrong", "not checked")

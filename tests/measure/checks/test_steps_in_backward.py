@@ -44,6 +44,7 @@ def test_a_sign_that_rounding_turns_is_not_accused(seed):
     assert found.verdict == "rounding", found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "spoil", [lambda one: one.grad.zero_(), lambda one: one.grad.neg_()], ids=["stays", "turns"]
 )

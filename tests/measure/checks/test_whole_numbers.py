@@ -91,13 +91,13 @@ def test_whole_numbers_keep_their_sign():
     assert len(leaves.of([2**70 + 1, -(2**70)]).exact) == 2
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(35)
 @pytest.mark.parametrize("name", FAULTS)
 def test_whole_numbers_that_are_off_by_much_do_not_win(name):
     assert judged(FAULTS[name])["verdict"] in ("wrong", "not checked")
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", [one for one in HONEST if not one.startswith("rows")])
 def test_honest_whole_numbers_are_not_accused(name):
     torch.manual_seed(1)

@@ -52,7 +52,7 @@ def checked(make):
     return bench.result().records[1]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("one", CASES, ids=named)
 def test_a_fault_after_the_beginning_is_seen_and_the_same_step_without_it_is_not_accused(one):
     found = checked(one.make)

@@ -21,6 +21,7 @@ def convolutions() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), torch.rand(2, 3, 9, 9)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.checked
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_in_every_block_optimizer_state_and_gradients_lie_like_their_weights(trained_before):

@@ -247,6 +247,7 @@ def test_one_that_the_step_begins_anew_in_the_middle_of_an_epoch_is_named(made_t
     assert len(list(loader)) == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("renewed", [False, True])
 def test_it_can_be_measured_again_and_again(made_time, renewed):
     torch.manual_seed(3)
