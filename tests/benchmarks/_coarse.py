@@ -18,6 +18,8 @@ from torch.nn import functional
 
 PLAN = "channels_last"
 WIDTH, CLASSES, BATCH = 32, 10, 64
+# What is wrong by so little is seen where it is more than one channel.
+LEAST = 1.05
 # With these weights and digits activations tip over in channels_last.
 TIPS = 4
 Spoil = Callable[[torch.Tensor], torch.Tensor]
@@ -113,8 +115,9 @@ COARSE = tuple(
     Planted("coarse kernels", f"gradient of {what}, {where} is {factor} times as large",
             partial(training, **{where: spoil}))
     for where in ("weight", "activation")
-    for factor in (0.9, 1.05, 1.3)
+    for factor in (0.9, LEAST, 1.3)
     for what, spoil in _spoils(factor).items()
+    if what != "one channel" or factor != LEAST
 ) + tuple(
     Planted("coarse kernels", f"{what} of a weight is not updated", partial(training, stays=rows))
     for what, rows in {"a row": slice(5, 6), "a quarter": slice(8, 16)}.items()

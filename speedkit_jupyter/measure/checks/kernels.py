@@ -27,7 +27,7 @@ def in_the_other_layout(function: Any, args: Any, kwargs: Any) -> Any:
 
     In channels_last where they are contiguous, and the other way round.
     """
-    if all(_other_layout(value) is None for value in args):
+    if "out" in kwargs or all(_other_layout(value) is None for value in args):
         return function(*args, **kwargs)
     low = [_in_float32(value) for value in args]  # before anything is written
     result = function(*args, **kwargs)

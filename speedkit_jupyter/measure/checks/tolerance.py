@@ -10,7 +10,7 @@ any: there its distance counts too, spread over as many elements as there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from speedkit_jupyter.measure.checks import gradient_parts, single_rows, whole_numbers
@@ -120,18 +120,19 @@ class Tolerance:
         """The first thing that rounding does not explain; empty where it explains all."""
         names = names or Names()
         for index in range(len(errors.numbers)):
-            if fault := self._or_of_kernels("_of_number", errors, index):
+            if fault := self._or_of_kernels(Tolerance._of_number, errors, index):
                 return f"{errors.names[index]} {fault}"
         for index, which in enumerate(errors.which):
-            if fault := self._or_of_kernels("_of_gradient", errors, index):
+            if fault := self._or_of_kernels(Tolerance._of_gradient, errors, index):
                 return f"gradient of {names.parameter(which)} {fault}"
-        together = self._or_of_kernels("_of_all_gradients", errors, 0)
+        together = self._or_of_kernels(Tolerance._of_all_gradients, errors, 0)
         return f"gradients {together}" if together else self._beyond_in_whole_numbers(errors)
 
-    def _or_of_kernels(self, what: str, errors: Errors, index: int) -> str:
+    def _or_of_kernels(
+        self, fault: Callable[[Tolerance, Errors, int], str], errors: Errors, index: int
+    ) -> str:
         """What neither the controls explain nor those that compute with other kernels."""
-        fault: str = getattr(self, what)(errors, index)
-        return fault and getattr(self.kernels or self, what)(errors, index)
+        return fault(self, errors, index) and fault(self.kernels or self, errors, index)
 
     def _of_number(self, errors: Errors, index: int) -> str:
         deviation = errors.numbers[index]

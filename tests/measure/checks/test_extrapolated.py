@@ -109,6 +109,7 @@ def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("long_steps")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("net", NETS)
 def test_later_steps_of_a_sound_plan_are_checked_and_right(net, kind):
@@ -118,6 +119,7 @@ def test_later_steps_of_a_sound_plan_are_checked_and_right(net, kind):
 
 
 @pytest.mark.usefixtures("long_steps")
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("net", NETS)
 def test_what_goes_wrong_in_the_third_step_is_found(net):
     (_, record) = examined(*_with(["bf16"], *training(net, "SGD", Broken))).records
