@@ -95,7 +95,7 @@ def opened(open_notebook):
     """`opened()` is a page with a panel; `long` for measurements that go on and on."""
 
     def go(long: bool = False, width: int = 1200) -> Page:
-        panel = PANEL.format("slow_step", 600) if long else PANEL.format("train_step", 4)
+        panel = PANEL.format("slow_step", 600) if long else PANEL.format("train_step", 8)
         return Page(open_notebook(SETUP, panel, width=width))
 
     return go
