@@ -48,7 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 REALLY_INSTALLED = probes.installed
 
 # Of `sampled` lists every so many-th of what is not quick is slow, the rest is thorough.
-SLOW_EVERY = 10
+SLOW_EVERY = 30
 
 # The machine that is planned for under `pytest --profile NAME`, and the precision that its rule
 # takes where it is not the machine's own. Everything must hold under each of them, wherever it

@@ -149,6 +149,7 @@ def test_the_same_switches_and_the_same_bits(tmp_path, model, optimizer, wishes)
         assert value.stride() == plain["parameters"][name].stride(), name
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 def test_compiled_code_has_the_same_switches_and_close_numbers(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
@@ -217,7 +218,7 @@ def in_plain_torch(tmp_path_factory):
     return run(tmp_path_factory.mktemp("torch"), "torch", source)["losses"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "wishes",
     [{}, pytest.param({"compile": {"enabled": True, "mode": "reduce-overhead", "fullgraph": True}},
@@ -242,6 +243,7 @@ def test_accelerate_and_fabric_do_what_was_planned(tmp_path, in_plain_torch, for
     assert found["inside"]["autocast.cpu.dtype"] is torch.bfloat16
 
 
+@pytest.mark.thorough
 def test_the_scaler_that_a_framework_lacks_on_a_cpu_stays_torchs(tmp_path):
     for form in CHECKS:
         pytest.importorskip(FRAMEWORK[form])
@@ -268,7 +270,7 @@ dataset = [{"x": torch.rand(20), "labels": torch.rand(1)} for _ in range(16)]
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
@@ -304,6 +306,7 @@ assert torch.get_num_threads() == 1
     run(tmp_path, "trainer", BEGIN + TRAINER + text + WITHOUT + end)
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 def test_trainer_compiles_as_planned(tmp_path):
     pytest.importorskip("transformers")

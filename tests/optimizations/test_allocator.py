@@ -105,7 +105,7 @@ print(untouched, raised, step())
 
 
 @on_linux
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_step_asks_the_system_for_fewer_pages_and_afterwards_not_for_more_than_before():
     counts = [0, 0, 0]  # of some processes: in one of them memory may lie as it happens to
     for _ in range(3):
