@@ -227,6 +227,7 @@ def test_a_model_of_any_name_is_called_by_it_in_every_form():
         compile(text, form, "exec")
 
 
+@pytest.mark.slow
 def test_a_real_model_of_transformers_is_called_with_its_batch():
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -18,6 +19,7 @@ class Autocasts(nn.Module):
             return self.layer(x)
 
 
+@pytest.mark.slow
 def test_dynamo_follows_the_plan_that_is_in_force():
     torch.manual_seed(0)
     model, x = Autocasts(), torch.randn(2, 8)

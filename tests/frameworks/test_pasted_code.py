@@ -114,7 +114,7 @@ def end_of(form: str, source: str, text: str) -> str:
     return RUN["trainer"] if "transformers" in source else "assert callable(train)\n"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("user", USERS)
 def test_it_runs_in_a_fresh_process(tmp_path, users, monkeypatch, user):
     source, model, optimizer = USERS[user]

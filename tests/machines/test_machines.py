@@ -188,6 +188,7 @@ def test_a_plan_learned_for_another_machine_holds_on_this_one_only(here, machine
     assert pinned == tasks.setting([model], Hardware.current())
 
 
+@pytest.mark.slow
 def test_tuning_tries_what_that_machine_suggests(machine):
     for name, tried in (("cpu", False), ("cpu_avx512_bf16", True)):
         machine(name)

@@ -80,7 +80,7 @@ def test_the_stop_button_ends_a_search_with_the_best_plan_so_far(ready):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("after_s", [0.3, 2.5])
+@pytest.mark.parametrize("after_s", [pytest.param(0.3, marks=pytest.mark.thorough), 2.5])
 def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready, after_s):
     ready(
         "import torch._dynamo; torch._dynamo.reset(); from torch._inductor.utils import fresh_cache"

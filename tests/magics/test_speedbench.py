@@ -258,6 +258,7 @@ def test_lazy_layers_ask_for_a_forward_pass_first(shell):
 
 
 @pytest.mark.checked
+@pytest.mark.slow
 def test_check_compares_the_names_that_it_is_given(shell):
     cell = (
         "logits = model(x)\n"

@@ -24,6 +24,7 @@ def timed(shell, line: str, cell: str) -> Timing:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_a_cell_without_any_model_is_timed_as_by_timeit(shell):
     shown = shell.run("%%speedbench\nimport time; time.sleep(0.21)")  # one loop is enough
     assert f"per loop, {INTERVAL}" in shown
@@ -234,6 +235,7 @@ def test_a_cell_may_use_any_name(shell, name):
         assert timed(shell, "-n 3 -r 2", f"{used} = 1\n{used} + 1").loops == 3
 
 
+@pytest.mark.slow
 def test_n_0_chooses_the_loops_as_timeit_does(shell):
     assert timed(shell, "-n 0 -r 2", "1 + 1").loops > 1000
 

@@ -27,6 +27,7 @@ def test_it_says_what_to_do_and_applies_nothing(shell):
         context.restore()
 
 
+@pytest.mark.slow
 def test_memory_is_an_objective(shell):
     shell.run(f"%%speedbench -q --tune --budget 2 --objective memory -v tuning\n{STEP}")
     assert shell.names["tuning"].objective == "memory"

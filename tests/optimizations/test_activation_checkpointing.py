@@ -519,7 +519,7 @@ def test_repeated_blocks_that_the_user_compiled_are_left_alone():
 def test_a_search_for_memory_finds_it_and_what_saves_none_is_not_even_checked(machine):
     machine("cpu")
     torch.manual_seed(0)
-    model, x = Stack(number=8), torch.rand(16, 16, 4)
+    model, x = Stack(number=4), torch.rand(16, 16, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step():

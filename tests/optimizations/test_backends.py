@@ -237,6 +237,7 @@ def measured(model, words):
     return benchmark(step, words, budget_s=0.3)
 
 
+@pytest.mark.slow
 def test_a_wrong_one_is_vetoed_however_fast(register):
     def wrong(graph, inputs):
         return lambda *values: tuple(one * 1.3 for one in graph.forward(*values))

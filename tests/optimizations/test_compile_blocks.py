@@ -126,6 +126,7 @@ def test_alike_blocks_are_compiled_once_in_place_and_compute_the_same(kind):
 
 
 @pytest.mark.skipif(not HAS_LIMITS, reason="this torch has one limit for all, which stays")
+@pytest.mark.slow
 def test_blocks_that_differ_get_a_graph_each_beyond_torchs_limit():
     numbers = itertools.count()
     model = Model(lambda: Numbered(next(numbers)), 12)

@@ -189,6 +189,7 @@ def test_what_any_handler_raises_leaves_nothing_of_a_plan(machine, raising_handl
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("burst", [1, 2])
+@pytest.mark.slow
 def test_a_restore_that_a_time_out_ends_is_finished_by_the_next(machine, raising_handlers, burst):
     counted = Interrupts(0, 0, 1)
     healed(nested(counted))

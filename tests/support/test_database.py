@@ -52,6 +52,7 @@ def test_two_processes_may_write_at_once():
         assert [one.result["number"] for one in database.saved(name)] == list(range(20))
 
 
+@pytest.mark.slow
 def test_many_that_write_all_the_time_get_their_turns():
     writers = [writer(name, 25) for name in ("a", "b", "c", "d")]
     for one in writers:

@@ -260,6 +260,7 @@ def test_whatever_lies_in_the_store_is_listed_or_left_out(
             one.to_json()
 
 
+@pytest.mark.slow
 def test_a_store_that_another_program_holds_is_a_line_after_two_seconds() -> None:
     two_rows()
     other = sqlite3.connect(database.folder() / "speedkit.sqlite", isolation_level=None)

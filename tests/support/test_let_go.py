@@ -227,6 +227,7 @@ def test_a_restored_plan_keeps_no_optimizer_and_knows_it_while_it_lives():
     assert "torch.optim.Adam(" in code(context)
 
 
+@pytest.mark.slow
 def test_a_search_applies_only_to_models_that_are_there():
     work = Work()
     found = tune(work.step, budget_s=0.1, fresh=True)

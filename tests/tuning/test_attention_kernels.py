@@ -57,6 +57,7 @@ def test_the_table_is_in_the_result_and_what_is_no_faster_is_not_tried(step):
     assert tried(found) == set()
 
 
+@pytest.mark.slow
 def test_what_is_faster_there_is_tried(step, monkeypatch, made_time):
     real = attention_kernels._Job._run
 

@@ -46,6 +46,7 @@ def tuned(made_time, machine) -> Any:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("later", "helps"), [(0.93, True), (0.97, True), (1.06, False)])
+@pytest.mark.slow
 def test_what_lost_narrowly_is_measured_with_rounds_enough(tuned, later, helps):
     # A disturbance of the first steps, which the race sees; after its third round it ends.
     def seconds(fused: bool, since: float) -> float:

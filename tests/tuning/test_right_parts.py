@@ -48,6 +48,7 @@ def verdicts(benchmark: Benchmark) -> dict[str, str]:
     return {one.name: one.accuracy.verdict for one in records if one.accuracy}
 
 
+@pytest.mark.slow
 def test_only_what_is_new_is_checked_and_then_what_leads(step):
     benchmark = Benchmark(step, parse(RACE), 3.0, policy=Race(RightParts(), Culprits()))
     found = verdicts(benchmark)

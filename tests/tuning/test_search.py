@@ -160,6 +160,7 @@ def test_a_search_that_is_stopped_leaves_everything_as_before(sleeping):
     assert not optimizer.state
 
 
+@pytest.mark.slow
 def test_compiling_is_not_tried_where_the_steps_do_not_pay_for_it(sleeping, monkeypatch):
     from speedkit_jupyter.optimizations.compile import Compile
 
@@ -187,6 +188,7 @@ def test_bad_wishes_are_one_clear_error(sleeping):
         tune(lambda: None)
 
 
+@pytest.mark.slow
 def test_a_learned_plan_that_no_longer_holds_gives_way_to_what_does(sleeping):
     network, optimizer, x = parts()
     tune(sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + fused)), budget_s=3)
@@ -234,6 +236,7 @@ def test_the_strongest_combination_is_tried_first_then_its_parts_are_taken_out()
     assert names[-len(lowered_twice) :] == lowered_twice
 
 
+@pytest.mark.slow
 def test_what_each_part_is_worth_is_measured_in_the_rounds_that_confirm(sleeping):
     network, optimizer, x = parts()
     step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 2 * fused + 2 * last))
@@ -324,6 +327,7 @@ def test_a_grid_gives_up_what_is_far_slower_and_goes_on_with_all_others(sleeping
     assert len(near.times_s) == len(baseline.times_s) > FAR_ROUNDS
 
 
+@pytest.mark.slow
 def test_with_steps_the_total_is_what_counts_and_what_is_said(sleeping):
     network, optimizer, x = parts()
     step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + fused))
@@ -372,6 +376,7 @@ def test_a_candidates_name_is_the_variants_however_its_values_are_spelled(values
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize("step_s", [0.05, 0.5, 1.5])
 @pytest.mark.parametrize("helps", ["fused_optimizer", "channels_last", "bf16"])
+@pytest.mark.slow
 def test_where_the_strongest_combination_loses_a_part_that_helps_alone_is_found(
     monkeypatch, made_time, step_s, helps
 ):

@@ -356,6 +356,7 @@ def test_a_plan_that_a_magic_applies_meanwhile_ends_the_measurement(names):
     restore_all()
 
 
+@pytest.mark.slow
 def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch, made_time):
     from speedkit_jupyter.optimizations.compile import Compile
     from speedkit_jupyter.optimizations.threads import Threads

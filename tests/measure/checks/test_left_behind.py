@@ -79,6 +79,7 @@ def test_the_imaginary_part_of_a_parameter_counts_and_nothing_warns():
     assert word(found) == "wrong", found.accuracy
 
 
+@pytest.mark.slow
 def test_where_rounding_decides_how_often_a_model_is_called_nothing_is_checked():
     torch.manual_seed(1)
     model, x = nn.Linear(16, 16), torch.randn(8, 16)

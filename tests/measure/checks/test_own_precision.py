@@ -60,6 +60,7 @@ def test_an_honest_plan_is_not_accused(name, how, precision):
         assert word(record) in ("exact", "rounding") or record.failure, record.accuracy
 
 
+@pytest.mark.slow
 def test_a_bias_that_batch_norm_takes_out_is_noise():
     torch.manual_seed(1)
     model = torch.nn.Sequential(

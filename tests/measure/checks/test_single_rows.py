@@ -83,6 +83,7 @@ def test_wrong_rows_of_gradients_outputs_and_updates_do_not_win(name):
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [one for one in HONEST if one.startswith("rows")])
+@pytest.mark.slow
 def test_honest_rows_are_not_accused(name):
     torch.manual_seed(1)
     step, model, optimizer, _ = HONEST[name]()

@@ -62,6 +62,7 @@ def test_a_fault_after_the_beginning_is_seen_and_the_same_step_without_it_is_not
     assert word(honest) in ("exact", "rounding"), honest.accuracy
 
 
+@pytest.mark.slow
 def test_the_reason_says_which_step_and_after_how_many_optimizer_steps():
     reasons = {one.name: checked(one.make).accuracy.reason for one in CASES if one.name in
                ("GAN, the generator the other way", "from the second step on")}  # fmt: skip
@@ -69,6 +70,7 @@ def test_the_reason_says_which_step_and_after_how_many_optimizer_steps():
     assert reasons["from the second step on"].startswith("in step 2: ")
 
 
+@pytest.mark.slow
 def test_where_the_controls_end_early_nothing_honest_is_accused(monkeypatch):
     monkeypatch.setattr(yardstick, "WHOLE", 1)
     torch.manual_seed(0)

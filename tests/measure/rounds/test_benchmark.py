@@ -202,6 +202,7 @@ def test_throughput_waits_for_the_device_only_around_blocks():
 
 
 @pytest.mark.checked
+@pytest.mark.slow
 def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
     monkeypatch.setattr(memory, "fits", lambda size, device: False)
     network, x = convolutions()

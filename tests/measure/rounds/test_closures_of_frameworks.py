@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
 
 
+@pytest.mark.slow
 def test_gradients_are_compared_before_a_step_whose_closure_does_nothing():
     """Else whatever a loop inside the step does later is compared: training, not rounding."""
     torch.manual_seed(0)

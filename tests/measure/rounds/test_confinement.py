@@ -33,6 +33,7 @@ def step_of_ours() -> Callable[[], None]:
 
 
 @pytest.mark.sampled(4)
+@pytest.mark.slow
 def test_a_benchmark_leaves_another_threads_training_alone(kind):
     with training(*kind):
         found = benchmark(step_of_ours(), "baseline,bf16,fp16,fused_optimizer", budget_s=0.1)
@@ -48,6 +49,7 @@ def test_verification_leaves_another_threads_training_alone():
 
 
 @pytest.mark.usefixtures("changing_flags")
+@pytest.mark.slow
 def test_tuning_leaves_another_threads_training_alone():
     with training(*KINDS["GradScaler"]):
         tune(step_of_ours(), budget_s=0.5, fresh=True)

@@ -196,6 +196,7 @@ def test_what_a_cache_keeps_is_not_measured_silently(work):
 
 
 @pytest.mark.usefixtures("trusted")
+@pytest.mark.slow
 def test_a_search_measures_such_a_step_from_its_beginning(work, made_time):
     def step() -> None:
         if torch.is_autocast_enabled("cpu"):

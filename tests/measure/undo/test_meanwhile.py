@@ -33,6 +33,7 @@ def test_what_another_thread_works_on_is_left_to_it_and_named(kind):
     assert "left to it" in line
 
 
+@pytest.mark.slow
 def test_verifying_and_tuning_leave_it_alone_too():
     shared = SHARED["a dict"]()
     with working(shared):
@@ -40,6 +41,7 @@ def test_verifying_and_tuning_leave_it_alone_too():
         tune(shared.step, budget_s=0.5, fresh=True)
 
 
+@pytest.mark.slow
 def test_where_a_thread_trains_nothing_that_is_reached_nothing_is_named():
     shared, other = SHARED["a dict"](), SHARED["a dict"]()
     with working(other):

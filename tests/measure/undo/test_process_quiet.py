@@ -57,7 +57,7 @@ FIRST = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST)
 def test_what_a_step_loads_first_stays_and_is_not_named(name):

@@ -166,7 +166,9 @@ def test_nothing_is_named_of_a_bar_and_of_pictures() -> None:
 
 
 def test_a_lock_that_another_threads_code_may_hold_is_named_and_left_alone() -> None:
-    beside = locks.others_run()  # the thread that feeds an earlier test's workers may not have ended
+    beside = (
+        locks.others_run()
+    )  # the thread that feeds an earlier test's workers may not have ended
     lock, end = threading.Lock(), threading.Event()
     other = threading.Thread(target=lambda: end.wait(60))
     other.start()
@@ -182,6 +184,7 @@ def test_a_lock_that_another_threads_code_may_hold_is_named_and_left_alone() -> 
     assert locks.others_run() <= beside
 
 
+@pytest.mark.slow
 def test_what_did_not_change_is_the_same_by_every_kind() -> None:
     for kind in TRIED:
         names: dict[str, Any] = {"__name__": "__main__"}

@@ -226,6 +226,7 @@ def test_however_it_is_drawn_from_it_goes_on_where_it_stood(made_time, way):
     as_it_is_without(lambda: way(LOADERS["one that is kept"]()))
 
 
+@pytest.mark.slow
 def test_a_loop_over_a_loader_is_nothing_to_warn_of(made_time):
     assert not as_it_is_without(lambda: looped_over(LOADERS["one that is kept"]()))
 
