@@ -47,9 +47,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 REALLY_INSTALLED = probes.installed
 
-# Of `sampled` lists every so many-th of what is not quick is slow, the rest is thorough.
-SLOW_EVERY = 30
-
 # The machine that is planned for under `pytest --profile NAME`, and the precision that its rule
 # takes where it is not the machine's own. Everything must hold under each of them, wherever it
 # runs: bf16 works without the units too, slowly, and fp16 with torch's GradScaler for CPUs.
@@ -111,18 +108,15 @@ def _on_its_machines(items: list[pytest.Item], profiles: list[str]) -> Iterator[
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of `sampled` lists most are not quick; `gpu` tests are skipped where there is no CUDA."""
+    """Of `sampled` lists most are thorough; `gpu` tests are skipped where there is no CUDA."""
     if len(profiles := config.getoption("--profile")) > 1:
         items[:] = _on_its_machines(items, profiles)
     counts: Counter[object] = Counter()
-    others: Counter[object] = Counter()
     for item in items:
         if (sampled := item.get_closest_marker("sampled")) is not None:
             function = getattr(item, "function", None)
             if counts[function] % sampled.args[0]:
-                is_slow = others[function] % SLOW_EVERY == 0 and not item.get_closest_marker("slow")
-                item.add_marker(pytest.mark.slow if is_slow else pytest.mark.thorough)
-                others[function] += 1
+                item.add_marker(pytest.mark.thorough)
             counts[function] += 1
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:

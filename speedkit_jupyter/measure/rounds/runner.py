@@ -84,6 +84,7 @@ class Runner:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
                 stack.enter_context(context.in_force())
+                self.step.compiles = self.step.compiles or context.plan["compile"].active
             if self.step.asked is None and self._has_to_be_routed():
                 self.once()
             self._router = Router(self.contexts, self.step.optimizers, self.step.asked or ())

@@ -81,6 +81,8 @@ class Step:
     repeats: Repeats | None = field(default=None, init=False, repr=False)
     # Whether its own threads raise without any plan, which is the user's concern.
     fails_in_threads: bool = field(default=False, init=False, repr=False)
+    # Whether a variant compiles it: what that sets in the compiler is no import's of the user's.
+    compiles: bool = field(default=False, init=False, repr=False, compare=False)
     # What the accuracy check of one benchmark leaves to the next one of the same search.
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

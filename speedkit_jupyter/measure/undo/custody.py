@@ -21,6 +21,7 @@ from speedkit_jupyter.measure.undo.kinds.bindings import Bindings
 from speedkit_jupyter.measure.undo.kinds.descriptors import Descriptors
 from speedkit_jupyter.measure.undo.kinds.patches import Patches
 from speedkit_jupyter.measure.undo.kinds.settings import Settings
+from speedkit_jupyter.measure.undo.kinds.torch_registries import COMPILER_SETTINGS
 from speedkit_jupyter.measure.undo.replays import Replays
 from speedkit_jupyter.plans.applying import applied_to, hide, show
 from speedkit_jupyter.support import interrupts
@@ -117,7 +118,9 @@ class Visit:
         self._registrations = Registrations(objects, self._patches.spaces, words)
 
     def _spelled(self) -> set[str]:
-        return self._patches.words.named
+        """The words of the user's code, and of what variants do beside it."""
+        named = self._patches.words.named
+        return named | {COMPILER_SETTINGS} if self.step.compiles else named
 
     @contextmanager
     def paused(self) -> Iterator[None]:

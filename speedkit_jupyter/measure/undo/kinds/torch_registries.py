@@ -46,6 +46,8 @@ REGISTRIES = (
     ("torch.distributions:biject_to", "_registry", "biject_to"),
     ("torch.distributions:transform_to", "_registry", "transform_to"),
 )
+# The word that code has to spell which changes settings of Dynamo's and Inductor's itself.
+COMPILER_SETTINGS = "config"
 LOGGING = "torch._logging._internal:log_state"
 
 
@@ -66,7 +68,7 @@ def settings() -> Iterator[Setting]:
     words = "library Library custom_op register_kernel impl define"
     yield Setting("operators of torch.library", lambda: set(torch.library._defs), None, words)
     yield Setting("kernels of torch.library", lambda: set(torch.library._impls), None, words)
-    yield Setting("compiler settings", _configs, _write_configs, "config")
+    yield Setting("compiler settings", _configs, _write_configs, COMPILER_SETTINGS)
     yield Setting("threads between operators", torch.get_num_interop_threads, None)
     yield Setting("inference mode", torch.is_inference_mode_enabled, None)
     yield Setting("torch's profiler", torch._C._autograd._profiler_enabled, None)
