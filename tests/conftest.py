@@ -34,6 +34,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # What one process of the tests has compiled, no other need compile: each would take seconds for it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # As many threads as the machines of the profiles have cores, so that plans leave them alone.
 os.environ["OMP_NUM_THREADS"] = "2"

@@ -206,6 +206,7 @@ def test_a_framework_object_that_is_set_as_planned_is_kept_and_others_are_replac
     assert [own for own in kept if kept[own]] == ["as planned"]
 
 
+@pytest.mark.slow
 def test_compiling_reaches_a_model_that_an_accelerator_has_prepared(tmp_path):
     pytest.importorskip("accelerate")
     names: dict[str, Any] = {}

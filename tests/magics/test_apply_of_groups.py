@@ -83,6 +83,7 @@ def test_of_one_of_them_the_plan_of_both_is_named(notebook):
     notebook.run("%speedkit restore")
 
 
+@pytest.mark.slow
 def test_of_one_model_beside_others_the_next_steps_name_it(notebook):
     step = f"{FASTER}; encoder(inputs).pow(2).mean().backward(); both.step(); both.zero_grad()"
     shown = tuned(notebook, step)
@@ -93,6 +94,7 @@ def test_of_one_model_beside_others_the_next_steps_name_it(notebook):
     notebook.run("%speedkit restore")
 
 
+@pytest.mark.slow
 def test_of_the_only_model_they_need_no_name(shell, made_time):
     shell.names["sleep"] = made_time.sleep
     step = "optimizer.step(); sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05)"

@@ -12,6 +12,7 @@ STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimize
 
 
 @pytest.mark.checked
+@pytest.mark.slow
 def test_it_says_what_to_do_and_applies_nothing(shell):
     before = [p.detach().clone() for p in shell.names["model"].parameters()]
     shown = shell.run(f"%%speedbench --tune --budget 2 -v tuning\n{STEP}")

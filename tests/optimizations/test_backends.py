@@ -61,6 +61,7 @@ def decided(backend, hardware, facts=None, **more):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.slow
 def test_torchs_own_backends_compute_the_same_and_are_taken_back(backend):
     model = network()
     plain, before = model(X), dict(flags.snapshot())

@@ -61,6 +61,7 @@ def applied(model, **values):
 
 
 @pytest.mark.parametrize("make", [Own, lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
+@pytest.mark.slow
 def test_the_same_object_runs_compiled_code_and_keeps_its_keys(make):
     model, x = make(), torch.rand(2, 4)
     keys, plain = list(model.state_dict()), model(x)

@@ -310,6 +310,7 @@ def test_blocks_is_a_word_of_comparisons_and_a_value_by_itself(monkeypatch):
     assert SpeedConfig().compile.scope == "blocks"
 
 
+@pytest.mark.slow
 def test_it_is_measured_like_every_other_and_leaves_nothing(tmp_path):
     model = Model(number=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

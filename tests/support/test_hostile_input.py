@@ -238,6 +238,7 @@ def write_over(table: str, column: str, document: object) -> None:
 
 @examples(40)
 @given(st.lists(JSON | NEARLY_RESULT, max_size=3), st.lists(JSON | NEARLY_PLAN, max_size=3))
+@pytest.mark.slow
 def test_whatever_lies_in_the_store_is_listed_or_left_out(
     tmp_path_factory, results: list[object], plans: list[object]
 ) -> None:

@@ -64,6 +64,7 @@ def test_what_is_accepted_and_faster_is_the_plan(work):
     assert all("rewrites" not in entry.plan["values"] for entry in database.learned())
 
 
+@pytest.mark.slow
 def test_what_gives_up_too_much_is_not_and_the_reason_has_the_number(work):
     found = tune(work.step, budget_s=3.0, fresh=True, accuracy=work.accuracy(0.5))
     assert "rewrites" not in found.winner.values

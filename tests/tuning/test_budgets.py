@@ -234,6 +234,7 @@ def test_a_default_budget_follows_the_steps_that_are_measured(made_time, first_s
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("takes_s", [2.5, 400.0])
+@pytest.mark.slow
 def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
     work, made_time, takes_s, monkeypatch
 ):

@@ -101,6 +101,7 @@ def test_two_that_help_alone_and_hurt_together_are_not_joined(sleeping):
     assert reasons["channels_last+fused_optimizer"].startswith("slower: 0.50×")
 
 
+@pytest.mark.slow
 def test_two_that_help_together_are_joined(sleeping):
     network, optimizer, x = parts()
     step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 2 * fused + 2 * last))

@@ -115,6 +115,7 @@ def test_the_plan_in_force_is_what_is_verified_and_stays_in_force():
 
 
 @pytest.mark.compile
+@pytest.mark.slow
 def test_copies_are_compiled_anew():
     found = verify(training()[2], "compile", steps=4)
     assert found.verdict == "same"

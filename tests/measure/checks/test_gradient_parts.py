@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.checks.gradient_parts import parts
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize("one", PACKED, ids=lambda one: f"{one.group}: {one.name}")
 def test_what_is_wrong_in_a_part_of_a_parameter_is_seen(one):
     found = judged(one)
@@ -24,6 +24,7 @@ def test_what_is_wrong_in_a_part_of_a_parameter_is_seen(one):
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", HONEST)
+@pytest.mark.slow
 def test_an_honest_packed_parameter_is_not_accused(name):
     torch.manual_seed(1)
     step, model, optimizer, _ = HONEST[name]()

@@ -22,7 +22,7 @@ def checked(step, model, optimizer, plan):
     return examined(step, [plan], model, optimizer).records[1]
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("one", LEFT, ids=lambda one: f"{one.group}: {one.name}")
 def test_what_is_left_wrong_is_seen_and_the_same_step_without_it_is_not_accused(one):
     torch.manual_seed(1)
@@ -35,7 +35,7 @@ def test_what_is_left_wrong_is_seen_and_the_same_step_without_it_is_not_accused(
     assert word(honest) in ("exact", "rounding"), honest.accuracy
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(
     "made",
     ["AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"],

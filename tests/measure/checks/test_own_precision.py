@@ -82,7 +82,7 @@ def test_a_bias_that_batch_norm_takes_out_is_noise():
     assert found.accuracy.explained_gradient > 1e-3  # what bf16 brings
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("how", ["autocast", "model"])
 def test_a_fault_is_seen(name, how, monkeypatch):

@@ -50,6 +50,7 @@ def test_what_is_wrong_is_not_taken_for_right(one):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("one", DRAWN, ids=named)
+@pytest.mark.slow
 def test_a_stochastic_net_is_checked_with_the_same_draws(one):
     assert judged(one)["verdict"] == "wrong"
     torch.manual_seed(1)

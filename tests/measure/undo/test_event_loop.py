@@ -274,6 +274,7 @@ def test_stop_ends_with_the_results_so_far_and_soon():
     assert times[1] - times[0] < 10  # a bound against hanging; the benchmark program has the figure
 
 
+@pytest.mark.slow
 def test_a_second_measurement_meanwhile_is_refused_in_one_line():
     notebook, other = Notebook(), Notebook()
     errors = []
