@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The first compute capability with Tensor Cores for int8.
 INTEGER_TENSOR_CORES = (7, 5)
-OVERFLOWS = "this CPU's products of 8-bit integers overflow (it has no VNNI), so 7 bits are used"
+OVERFLOWS = "without VNNI products of 8-bit integers may overflow on this CPU, so 7 bits are used"
 CONFIGS = {
     "dynamic": "Int8DynamicActivationInt8WeightConfig",
     "weights": "Int8WeightOnlyConfig",
@@ -72,7 +72,7 @@ class Int8(Quantization):
         quantization, notes = quantizing.imported(), target.notes
 
         def make(weight: torch.Tensor) -> torch.Tensor:
-            narrow = decision.value == "dynamic" and _overflows(weight.device.type)
+            narrow = decision.value == "dynamic" and _has_to_be_narrow(weight.device)
             if narrow:
                 notes["int8"] = OVERFLOWS
             config = getattr(quantization, CONFIGS[decision.value])
@@ -95,12 +95,16 @@ class Int8(Quantization):
         )
 
 
+def _has_to_be_narrow(device: torch.device) -> bool:
+    """As torchao says of this CPU, whichever kernel torch takes there, or as its products show."""
+    narrow = quantizing.imported("utils").should_reduce_range(device)
+    return bool(narrow) or (device.type == "cpu" and _overflows())
+
+
 @cache
-def _overflows(device_type: str) -> bool:
+def _overflows() -> bool:
     """Whether products of integers are wrong on this CPU: without VNNI sums of two saturate."""
     import torch
 
-    if device_type != "cpu":
-        return False
     most = torch.full((32, 64), 127, dtype=torch.int8)
     return bool((torch._int_mm(most, most.t()) != 127 * 127 * 64).any())

@@ -43,17 +43,33 @@ from speedkit_jupyter import Facts, Hardware, tune
 from speedkit_jupyter.measure.results.comparison import Comparison, Record
 from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
+from speedkit_jupyter.tuning.culprits import Culprits
+from speedkit_jupyter.tuning.early_stopping import is_too_slow
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.policies import Grid
 
 
 class ByHand(Grid):
-    """Who makes a grid by hand does not stop early."""
+    """Who makes a grid by hand does not stop early, and tries nothing again that took minutes."""
+
+    def __init__(self) -> None:
+        self._culprits = Culprits()
+
+    def why_left_out(self, name: str) -> str:
+        """A part of it was far slower before."""
+        return self._culprits.why(name)
+
+    def keeps(self, runner: Runner, baseline: Runner) -> bool:
+        """Not what is far slower in steps that are long anyway."""
+        is_dear = runner.fastest_s > FAR_STEP_S and is_too_slow(runner, baseline)
+        self._culprits.note(runner.record.name, is_dear)
+        return not is_dear
 
     def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
         """Whatever is clear."""
@@ -64,6 +80,8 @@ Forces = dict[str, Callable[[], Any]]
 
 # For each combination: the default budget of a benchmark, or so many steps where these take longer.
 GRID_S, GRID_STEPS = 10.0, 14
+# What is far slower in steps of so many seconds leaves the grid, and with it what has its parts.
+FAR_STEP_S = 1.0
 # One thread is worth a try for steps up to so many seconds.
 SHORT_STEP_S = 0.02
 BY_HAND_S, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 12

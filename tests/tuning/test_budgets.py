@@ -113,6 +113,19 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(work):
     assert "left out: 20 s are too short" in " ".join(repr(found).split())
 
 
+@pytest.mark.parametrize("others", ["", ",channels_last"])
+def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(work, others):
+    """The others are timed all the same: as float32 is where bf16 is emulated."""
+    network, optimizer, step = work(0.5, fused=30.0)
+    found = benchmark(
+        step, f"baseline,fused_optimizer{others}", model=network, optimizer=optimizer, budget_s=40
+    )
+    first, slow, *rest = found.records
+    assert all(len(one.times_s) >= 3 for one in (first, *rest))
+    assert "far slower than baseline: 30.0 times in its fastest step" in slow.why_not_measured
+    assert found.best is None or found.best is not slow
+
+
 def test_where_not_even_two_steps_fit_the_answer_is_that_it_could_not_tell(work):
     network, optimizer, step = work(20.0)
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=15)

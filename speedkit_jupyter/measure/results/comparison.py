@@ -138,6 +138,7 @@ class Comparison(Shown):
             record
             for record in self.records
             if record is not best
+            and self.times_s(record)
             and self.verdict(record) in ("faster", "accepted", "same", "too noisy")
             and not record.is_refused
             and (record.is_accepted or not record.is_other_model(self.baseline))

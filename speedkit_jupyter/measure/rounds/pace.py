@@ -131,26 +131,39 @@ class Pace:
         self.budget.reserved_s -= self._kept_s
         self._kept_s = 0.0
 
-    def leave_out(self, runner: Runner) -> None:
-        """Not measured, and that is said."""
+    def leave_out(self, runner: Runner, first: Runner | None = None) -> None:
+        """Not measured, and that is said: beside the `first`, where it has run."""
         short = f"{few_digits(self.budget.seconds)} s are too short"
         if self._is_part:  # of a search: seconds that nobody has given
             short = "what was left of the budget is too short"
-        runner.record.notes["left out"] = f"{short} for so many variants of this step"
+        note = f"{short} for so many variants of this step"
+        times = runner.fastest_s / first.fastest_s if first and first.fastest_s else 0.0
+        if first and times > FAR:
+            note = f"far slower than {first.record.name}: {times:.1f} times in its fastest step; "
+            note += f"{short} to time it"
+        runner.record.notes["left out"] = note
         runner.warm = None
 
     def within(self, runners: Sequence[Runner]) -> list[Runner]:
-        """As many as can be checked and told apart in the time that is left; two at least."""
+        """As many as can be checked and told apart in the time that is left; two at least.
+
+        Of two only the first where the other is so slow that not even one round would fit.
+        """
         kept = list(runners)
-        while len(kept) > 2 and not self.has_time_to_check(kept):
+        while len(kept) > 1 and not self.has_time_to_check(kept):
             slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
             hopeless = slowest.fastest_s > FAR * kept[0].fastest_s
+            if len(kept) == 2 and not (hopeless and self._is_no_round_left(kept)):
+                break
             kept.remove(slowest if hopeless else kept[-1])
         names = [id(runner) for runner in kept]
         for runner in runners:
             if id(runner) not in names:
-                self.leave_out(runner)
+                self.leave_out(runner, kept[0])
         return kept
+
+    def _is_no_round_left(self, runners: Sequence[Runner]) -> bool:
+        return not self.budget.allows(sum(runner.worst_s for runner in runners))
 
     def has_time_to_check(self, runners: Sequence[Runner]) -> bool:
         """And for rounds enough to tell anything; else there is nothing that could be wrong.

@@ -52,6 +52,15 @@ def test_the_runner_up_is_compared_with_the_best_directly(second, told):
     assert ("does not tell them apart" in " ".join(repr(found).split())) is not told
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_was_not_timed_is_no_runner_up():
+    found = comparison(good=1.2)
+    found = Comparison((*found.records, Record("left_out")), ENVIRONMENT, 10.0, round_s=0.1)
+    assert found.best is found.records[1]
+    assert found.runner_up() is None
+    assert "nan" not in repr(found)
+
+
 def test_break_even_counts_the_steps_that_pay_for_compiling():
     found = comparison(compile=2.0)
     record = found.records[1]
