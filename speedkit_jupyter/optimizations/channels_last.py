@@ -26,11 +26,10 @@ from speedkit_jupyter.optimizations.facts.layers import (
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.memory_layout import (
     LAYOUT,
-    Found,
     is_followed,
     owns_its_storage,
 )
-from speedkit_jupyter.optimizations.properties.wishes import MISSING, Layer
+from speedkit_jupyter.optimizations.properties.wishes import MISSING, Layer, Layers
 
 if TYPE_CHECKING:
     import torch
@@ -212,23 +211,23 @@ class _Replaced:
             for module in model.modules()
             if is_convolution(module) and id(weight := module._parameters["weight"]) in ids
         ]
-        self._originals: list[tuple[Any, Any, Found]] = []
+        self._layers: list[tuple[Any, Any, Layers]] = []
 
     def remember(self) -> None:
         """Once the weights are laid out: what each of them comes back to."""
         for module, weight in self._found:
-            original = LAYOUT.original(weight())
-            if original is not MISSING:
-                self._originals.append((module, weight, original))
+            if (layers := LAYOUT.layers(weight())) is not None:
+                self._layers.append((module, weight, layers))
 
     def lay_back(self, target: Target) -> None:
         """Those that took a weight's place, and lie as it did."""
-        for module_reference, weight_reference, original in self._originals:
+        for module_reference, weight_reference, layers in self._layers:
             module = module_reference()
             weight = None if module is None else module._parameters.get("weight")
             if weight is None or weight is weight_reference() or not is_convolution(module):
                 continue
             wish, layout = channels_last_stride(weight), LAYOUT.original(weight)
+            original = layers.original  # by now: another plan may have known better
             if layout is MISSING:
                 LAYOUT.put_back(weight, original, wish, target.live_optimizers())
             elif layout.stride == wish:  # another plan found it as it lay under this one

@@ -144,6 +144,23 @@ def test_weights_that_were_replaced_come_back_too(replace):
     assert model[0].weight.stride() == model[0].weight.grad.stride() == CONTIGUOUS
 
 
+def test_a_weight_that_was_replaced_under_each_of_two_plans_comes_back():
+    """The second finds the copy as it lies under the first, which knows better."""
+
+    def replace() -> None:
+        shared.weight = nn.Parameter(shared.weight.detach().clone())
+
+    model = network()
+    shared = model[0]
+    first = applied(model, channels_last=True)
+    replace()
+    second = applied(nn.Sequential(shared, nn.Conv2d(2, 2, 2)), channels_last=True)
+    first.restore()
+    replace()
+    second.restore()
+    assert shared.weight.stride() == CONTIGUOUS
+
+
 def test_groups_that_were_added_or_loaded_come_back_to_what_they_would_be():
     model, late = network(), nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -27,7 +27,7 @@ class Property(ABC):
     """
 
     def __init__(self) -> None:
-        self._layers: MutableMapping[Any, _Layers] | None = None
+        self._layers: MutableMapping[Any, Layers] | None = None
 
     @abstractmethod
     def found(self, thing: Any, optimizers: Optimizers) -> Any:
@@ -70,15 +70,19 @@ class Property(ABC):
 
     def original(self, thing: Any) -> Any:
         """What was found before the first of the plans that are in force; MISSING without one."""
-        known = self._layers
-        layers = known.get(thing) if known else None  # to ask even an empty one takes a while
+        layers = self.layers(thing)
         return MISSING if layers is None else layers.original
+
+    def layers(self, thing: Any) -> Layers | None:
+        """The plans that are in force; its `original` may become another while they are."""
+        known = self._layers
+        return known.get(thing) if known else None  # to ask even an empty one takes a while
 
     def comes_back_to(self, thing: Any, original: Any) -> None:
         """Another original, for an object that took the place of one that was overridden."""
         self._all()[thing].original = original
 
-    def _all(self) -> MutableMapping[Any, _Layers]:
+    def _all(self) -> MutableMapping[Any, Layers]:
         if self._layers is None:
             from torch.utils.weak import WeakIdKeyDictionary
 
@@ -106,9 +110,9 @@ class Layer:
         every = self._property._all()
         layers = every.get(thing)
         if layers is None:
-            layers = every[thing] = _Layers(self._property.found(thing, self._optimizers))
+            layers = every[thing] = Layers(self._property.found(thing, self._optimizers))
         elif not self._property.holds(thing, layers.top):
-            layers = every[thing] = _Layers(self._adopted(thing, layers, self._optimizers))
+            layers = every[thing] = Layers(self._adopted(thing, layers, self._optimizers))
         self._things[thing] = None
         layers.wishes[self] = wish
         self._property.put(thing, wish, self._optimizers)
@@ -121,7 +125,7 @@ class Layer:
                 layers.original = self._adopted(thing, layers, optimizers)
             self._property.put(thing, layers.top, optimizers)
 
-    def _adopted(self, thing: Any, layers: _Layers, optimizers: Optimizers) -> Any:
+    def _adopted(self, thing: Any, layers: Layers, optimizers: Optimizers) -> Any:
         return self._property.adopted(thing, layers.original, layers.top, optimizers)
 
     def close(self) -> None:
@@ -155,8 +159,8 @@ class Layer:
             self._property.put(thing, layers.top, self._optimizers)
 
 
-class _Layers:
-    """The wishes for one object, the one in force last."""
+class Layers:
+    """The wishes for one object, the one in force last, and its `original`. Keeps no object."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
