@@ -19,7 +19,11 @@ from speedkit_jupyter.machines import flags
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 # What is asked for only where it is there.
-OPTIONAL = {"torch._C._functorch.peek_interpreter_stack"}
+OPTIONAL = {
+    "torch._C._functorch.peek_interpreter_stack",
+    "torch._C._accelerator_getAllocatorSettings",
+    "torch._C._accelerator_setAllocatorSettings",
+}
 
 
 def chains(tree: ast.AST) -> Iterator[str]:

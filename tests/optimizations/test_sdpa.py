@@ -71,13 +71,21 @@ def test_an_input_that_the_chosen_kernel_can_not_take_goes_to_another(machine):
 # --- FlashAttention's own packages ---
 
 
+registers_others = pytest.mark.skipif(
+    not flash_attention.switches(), reason="this torch registers none"
+)
+
+
 @pytest.mark.parametrize(
     ("machine", "word", "libraries", "why"),
     [
         ("t4", "fa4", {"flash-attn-4": "4.0"}, "needs an NVIDIA GPU of compute capability 9.0 or"),
         ("mi300x", "fa3", {"flash-attn-3": "3.0"}, "needs an NVIDIA GPU"),
-        ("h200", "fa3", {}, "pip install flash-attn-3"),
-        ("h200", "fa4", {"flash-attn-3": "3.0"}, "pip install flash-attn-4"),
+        pytest.param("h200", "fa3", {}, "pip install flash-attn-3", marks=registers_others),
+        pytest.param(
+            "h200", "fa4", {"flash-attn-3": "3.0"}, "pip install flash-attn-4",
+            marks=registers_others,
+        ),
     ],
 )
 def test_a_package_is_declined_where_it_can_not_be(hardware, machine, word, libraries, why):
@@ -88,6 +96,15 @@ def test_a_package_is_declined_where_it_can_not_be(hardware, machine, word, libr
     assert why in decision.reason
 
 
+def test_an_older_torch_is_the_reason_where_it_takes_no_other_kernel(hardware, monkeypatch):
+    monkeypatch.setattr(flash_attention, "switches", dict)
+    here = hardware("h200").model_copy(update={"libraries": {"flash-attn-3": "3.0"}})
+    decision = plan(SpeedConfig(sdpa="fa3"), here, ON_GPU)["sdpa"]
+    assert decision.declined
+    assert "needs a newer torch" in decision.reason
+
+
+@registers_others
 @pytest.mark.parametrize(("word", "library"), [("fa3", "flash-attn-3"), ("fa4", "flash-attn-4")])
 def test_by_request_it_stands_in_for_the_flash_kernel(hardware, word, library):
     here = hardware("h200").model_copy(update={"libraries": {library: "4.0"}})
@@ -123,7 +140,7 @@ def registered():
     _registry._FLASH_ATTENTION_IMPLS.update(before)
 
 
-@pytest.mark.skipif(not flash_attention.switches(), reason="this torch registers none")
+@registers_others
 def test_it_is_registered_while_applied_and_never_after(registered):
     before = flags.snapshot()
     decision = Decision("sdpa", "fa4", "", active=True, asked=True)
@@ -140,7 +157,7 @@ def test_it_is_registered_while_applied_and_never_after(registered):
     assert flags.snapshot() == before
 
 
-@pytest.mark.skipif(not flash_attention.switches(), reason="this torch registers none")
+@registers_others
 def test_one_that_can_not_be_imported_changes_nothing(registered):
     def missing():
         raise ModuleNotFoundError("No module named 'flash_attn'")

@@ -30,16 +30,13 @@ IMPLEMENTATIONS = {
 
 
 def obstacle(word: str, hardware: Hardware, gpu: Accelerator) -> str:
-    """Why it can't be had on this GPU; empty where it can. Raises AttributeError where this torch
-    registers none.
-    """
-    import torch.nn.attention
-
+    """Why it can't be had on this GPU, with this torch; empty where it can."""
     wanted = IMPLEMENTATIONS[word]
-    torch.nn.attention.activate_flash_attention_impl  # noqa: B018
     if not gpu.is_nvidia or gpu.capability is None or gpu.capability[0] not in wanted.majors:
         majors = " or ".join(f"{major}.0" for major in wanted.majors)
         return f"{word!r} needs an NVIDIA GPU of compute capability {majors}; this is {gpu.name}"
+    if not switches():
+        return f"{word!r} needs a newer torch, which takes other kernels in place of its own"
     if wanted.library not in hardware.libraries:
         return f"{word!r} needs {wanted.library}: pip install {wanted.library}"
     return ""
