@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
+    from speedkit_jupyter.measure.subject.step import StateWarning as StateWarning
     from speedkit_jupyter.optimizations.base.decision import Decision as Decision
     from speedkit_jupyter.optimizations.facts.model import Facts as Facts
     from speedkit_jupyter.plans.applying import apply_speedups as apply_speedups
@@ -43,6 +44,7 @@ _HOMES = {  # where each public name lives
     "SpeedConfig": "plans.config",
     "SpeedContext": "plans.context",
     "SpeedKitError": "support.exceptions",
+    "StateWarning": "measure.subject.step",
     "StepError": "support.exceptions",
     "benchmark": "measure.subject.from_function",
     "code": "codegen.forms",

@@ -216,6 +216,7 @@ def test_the_public_names_are_these() -> None:
         "SpeedConfig",
         "SpeedContext",
         "SpeedKitError",
+        "StateWarning",
         "StepError",
         "apply_speedups",
         "autocast_context",

@@ -343,7 +343,8 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     lines = text[begin:].split("\n\n")[0]
     keys, plain = list(model.state_dict()), model(X)
     exec(lines, {"model": model, "torch": torch})
-    assert graphs(lambda: model(X)) == (1 if HAS_LIMITS or kind == "the user's" else 4)
+    # Some versions without limits of their own share the graphs of torch's classes, too.
+    assert 1 <= graphs(lambda: model(X)) <= (1 if HAS_LIMITS or kind == "the user's" else 4)
     assert torch.allclose(model(X), plain, atol=1e-6)
     assert list(model.state_dict()) == keys
     assert 'backend="eager"' in lines

@@ -83,7 +83,10 @@ registers_others = pytest.mark.skipif(
         ("mi300x", "fa3", {"flash-attn-3": "3.0"}, "needs an NVIDIA GPU"),
         pytest.param("h200", "fa3", {}, "pip install flash-attn-3", marks=registers_others),
         pytest.param(
-            "h200", "fa4", {"flash-attn-3": "3.0"}, "pip install flash-attn-4",
+            "h200",
+            "fa4",
+            {"flash-attn-3": "3.0"},
+            "pip install flash-attn-4",
             marks=registers_others,
         ),
     ],

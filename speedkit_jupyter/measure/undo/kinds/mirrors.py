@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import logging
 import sys
+from collections.abc import Iterable, Iterator
+from queue import Queue, SimpleQueue
 from typing import Any
 
 from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
@@ -76,11 +78,28 @@ class Loggers(Kind):
 
     def beyond(self, instance: Any) -> str:
         """Where a handler of its own, or of those that it passes on to, has a file."""
-        logger = instance
-        while issubclass(type(logger), logging.LoggerAdapter):
-            logger = logger.logger
-        while issubclass(type(logger), logging.Logger):
-            if any(issubclass(type(handler), logging.FileHandler) for handler in logger.handlers):
-                return "writes to a file"
-            logger = logger.parent if logger.propagate else None
-        return ""
+        has_file = any(is_a(handler, logging.FileHandler) for handler in _handlers(instance))
+        return "writes to a file" if has_file else ""
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        """What these handlers collect in memory."""
+        return [kept for handler in _handlers(instance) for kept in _collected(handler)]
+
+
+def _handlers(logger: Any) -> Iterator[logging.Handler]:
+    """Its own, and those of the loggers that it passes on to."""
+    while is_a(logger, logging.LoggerAdapter):
+        logger = logger.logger
+    while is_a(logger, logging.Logger):
+        yield from list(logger.handlers)
+        logger = logger.parent if logger.propagate else None
+
+
+def _collected(handler: logging.Handler) -> Iterator[Any]:
+    """A handler of the user's as it is; of Python's the list, queue or text that it fills."""
+    if is_the_users_class(type(handler)):
+        yield handler
+    attributes = attribute_dict(handler) or {}
+    for name in ("buffer", "queue", "stream"):
+        if is_a(kept := attributes.get(name), list | SimpleQueue | Queue | io.StringIO):
+            yield kept

@@ -16,7 +16,6 @@ MACHINERY = frozenset(
         "jupyter_client", "asyncio", "concurrent", "multiprocessing", "threading",
         "_thread", "logging", "importlib", "_frozen_importlib", "inspect", "pytest",
         "_pytest", "pluggy", "hypothesis", "debugpy", "pdb", "bdb", "gc", "types", "abc",
-        "ast",
     ]
 ) | {PACKAGE}  # fmt: skip
 
