@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,7 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.flattening import flattens
 from speedkit_jupyter.optimizations.facts.layers import (
     channels_last_stride,
+    has_channels,
     is_channels_last,
     is_convolution,
 )
@@ -102,6 +103,7 @@ class ChannelsLast(Optimization):
             replaced.remember()
             for optimizer in optimizers:
                 _follow_when_loaded(layer, stack, optimizer)
+            stack.enter_context(replaced.watched())
             welcome = partial(_welcome, layer, target.notes, stack)
             stack.enter_context(newcomers(target, optimizers, welcome))
             yield
@@ -198,37 +200,62 @@ def _follow_when_loaded(layer: Layer, hooks: ExitStack, optimizer: torch.optim.O
 
 
 class _Replaced:
-    """Where the weights were, for those that are other tensors by the end.
+    """What took a weight's place while the plan was in force.
 
     A copy of a weight that was laid out (a cast, an exponential average, a clone) lies like it,
-    which is our doing and not the user's.
+    which is our doing and not the user's. It may have left the model again by the end: then an
+    optimizer still has it.
     """
 
     def __init__(self, model: torch.nn.Module, weights: Sequence[torch.nn.Parameter]) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
         ids = {id(weight) for weight in weights}
         self._found = [
             (weakref.ref(module), weakref.ref(weight))
             for module in model.modules()
             if is_convolution(module) and id(weight := module._parameters["weight"]) in ids
         ]
-        self._layers: list[tuple[Any, Any, Layers]] = []
+        self._layers: MutableMapping[Any, tuple[Any, Layers]] = weakref.WeakKeyDictionary()
+        self._later: MutableMapping[Any, Layers] = WeakIdKeyDictionary()
 
     def remember(self) -> None:
         """Once the weights are laid out: what each of them comes back to."""
         for module, weight in self._found:
             if (layers := LAYOUT.layers(weight())) is not None:
-                self._layers.append((module, weight, layers))
+                self._layers[module()] = (weight, layers)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Every tensor that is given to one of the layers as its weight is remembered.
+
+        torch's hook is for all modules of the process: others cost one look at a dictionary.
+        """
+        from torch.nn.modules.module import register_module_parameter_registration_hook
+
+        def hook(module: Any, name: str, parameter: Any) -> None:
+            if name == "weight" and module in self._layers:
+                self._note(module, parameter)
+
+        handle = register_module_parameter_registration_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def lay_back(self, target: Target) -> None:
         """Those that took a weight's place, and lie as it did."""
-        for module_reference, weight_reference, layers in self._layers:
-            module = module_reference()
-            weight = None if module is None else module._parameters.get("weight")
-            if weight is None or weight is weight_reference() or not is_convolution(module):
-                continue
+        for module in list(self._layers):
+            self._note(module, module._parameters.get("weight"))
+        for weight, layers in list(self._later.items()):
             wish, layout = channels_last_stride(weight), LAYOUT.original(weight)
             original = layers.original  # by now: another plan may have known better
             if layout is MISSING:
                 LAYOUT.put_back(weight, original, wish, target.live_optimizers())
             elif layout.stride == wish:  # another plan found it as it lay under this one
                 LAYOUT.comes_back_to(weight, original)
+
+    def _note(self, module: torch.nn.Module, weight: torch.nn.Parameter | None) -> None:
+        first, layers = self._layers[module]
+        if weight is not None and has_channels(weight) and weight is not first():
+            self._later[weight] = layers

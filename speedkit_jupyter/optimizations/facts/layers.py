@@ -12,9 +12,14 @@ if TYPE_CHECKING:
 def is_convolution(module: torch.nn.Module) -> bool:
     """Whether this is a 2-D or 3-D convolution with a plain weight that can be laid out anew."""
     from torch.nn.modules.conv import _ConvNd
+
+    return isinstance(module, _ConvNd) and has_channels(module._parameters.get("weight"))
+
+
+def has_channels(weight: torch.Tensor | None) -> bool:
+    """Whether it has the dimensions of a 2-D or 3-D convolution's weight by now."""
     from torch.nn.parameter import is_lazy
 
-    weight = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 
