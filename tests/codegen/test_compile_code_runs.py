@@ -79,7 +79,7 @@ def losses(folder: Path, name: str, source: str) -> torch.Tensor:
     return torch.load(result)["losses"]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("form", NEEDS)
 @pytest.mark.parametrize("wish", WISHES)
 def test_it_trains_as_plain_code_does(tmp_path, form, wish):

@@ -515,7 +515,7 @@ def test_repeated_blocks_that_the_user_compiled_are_left_alone():
     assert model.blocks[0].__dict__.pop("_compiled_call_impl") is own
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_search_for_memory_finds_it_and_what_saves_none_is_not_even_checked(machine):
     machine("cpu")
     torch.manual_seed(0)

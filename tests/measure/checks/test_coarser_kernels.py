@@ -65,7 +65,7 @@ def test_sound_kernels_are_not_accused(kind, seed):
         assert word(record) in ("exact", "rounding"), (record.name, record.accuracy)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("one", COARSE, ids=lambda one: one.name)
 def test_what_is_wrong_beside_coarse_kernels_is_not_taken_for_right(one):

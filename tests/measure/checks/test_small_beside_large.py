@@ -44,7 +44,7 @@ def test_a_small_fault_is_seen_and_its_place_named(name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(one, marks=[pytest.mark.slow] * one.startswith("efficientnet"))
+        pytest.param(one, marks=[pytest.mark.thorough] * one.startswith("efficientnet"))
         for one in HONEST
     ],
 )
