@@ -14,13 +14,12 @@ from speedkit_jupyter.magics import accuracy, speedbench_options
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.cell_output import streams_kept
+from speedkit_jupyter.magics.cell_step import step_again, step_of_cell
 from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.line import split_setup
 from speedkit_jupyter.magics.namespace import (
     check_result_name,
     chosen_by,
-    find_model,
-    named_optimizers,
 )
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.results.comparison import Comparison
@@ -28,23 +27,13 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timing import Loop, Timer, Timing, device_of
-from speedkit_jupyter.measure.subject.discovery import (
-    NO_PARAMETERS,
-    bystanders_among,
-    is_quantized,
-    optimizers_among,
-    outermost,
-    reached,
-)
 from speedkit_jupyter.measure.subject.environment import environment
-from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import check_free, parse, variant_names
-from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.report.history_report import since
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
-from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, did_you_mean, is_text
+from speedkit_jupyter.support.exceptions import SpeedKitError, is_text
 from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning.outcome import Tuning
@@ -73,7 +62,7 @@ def run(
         work = _work(shell, cell, arguments, setup, command)
         work.begun_s = begun_s
         title = next((row for row in source.splitlines() if row.strip()), "")
-        session.measured = MeasuredCell(title.strip(), partial(_again, shell, cell, arguments))
+        session.measured = MeasuredCell(title.strip(), partial(step_again, shell, cell, arguments))
         skipped: list[str] = []
         earlier = database.saved(arguments.save, skipped)[-1:] if arguments.save else []
         given = work if arguments.apply else None
@@ -107,7 +96,7 @@ def _benchmark(shell: Any, cell: Cell, arguments: Any, setup: str, command: str)
         raise UsageError(f"%%speedbench: --compare takes commas without spaces (before {setup!r})")
     _refuse_setup(setup)
     return Benchmark(
-        _step(shell, cell, arguments),
+        step_of_cell(shell, cell, arguments),
         parse(arguments.compare),
         arguments.budget,
         throughput=arguments.throughput,
@@ -122,7 +111,7 @@ def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
     _refuse(arguments, ("compare", "check", "throughput", "save"), "to a comparison, not to --tune")
     _refuse(arguments, TIMEIT_OPTIONS, "to timing without --tune")
     _refuse_setup(setup)
-    step = _step(shell, cell, arguments)
+    step = step_of_cell(shell, cell, arguments)
     objective = arguments.objective or "time"
     keep = arguments.keep or ()
     named = accuracy.named(shell.user_ns, arguments, "%%speedbench")
@@ -153,7 +142,7 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
     if setup and variant_names(setup) and not any(n in shell.user_ns for n in setup.split(",")):
         raise UsageError(f"%%speedbench: did you mean --compare {setup}?")
     loop, compile_s = _loop(cell, setup)
-    step = _step(shell, cell, arguments)
+    step = step_of_cell(shell, cell, arguments)
     where = environment(device_of(step))
     digits = DIGITS if arguments.p is None else arguments.p
     timing = Timing(compile_time=compile_s, precision=digits, environment=where, command=command)
@@ -230,71 +219,3 @@ def _drain(
     for kept in earlier if not arguments.q else ():
         print("\n".join(since(kept, result.to_dict())))
     return result
-
-
-def _again(shell: Any, cell: Cell, arguments: Any) -> Step:
-    """The cell as a step, with what its names mean by now; raises StepError."""
-    try:
-        return _step(shell, cell, arguments, quiet=True)
-    except UsageError as error:
-        raise StepError(str(error)) from None
-
-
-def _say_nothing(line: str) -> None:
-    """In a panel, between the cells."""
-
-
-def _step(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """The cell with the models and optimizers that it uses, or those that were named."""
-    names = shell.user_ns
-    objects = reached([cell.names()])
-    models, optimizers = outermost(objects), optimizers_among(objects)
-    if arguments.model:
-        models = [find_model(names, name)[1] for name in arguments.model]
-    if not models and (arguments.compare or arguments.tune):
-        if missing := cell.undefined():
-            hint = did_you_mean(missing[0], [n for n in names if n[:1] != "_"])
-            raise UsageError(f"%%speedbench: the name {missing[0]!r} is not defined.{hint}")
-        if inner := cell.magic():
-            raise UsageError(
-                f"%%speedbench: what stands behind {inner} is not looked into, and the rest of the "
-                f"cell uses no model: write it without {inner}, or name the model with --model"
-            )
-        if is_quantized(objects):
-            raise UsageError(f"%%speedbench: {NO_PARAMETERS}")
-        raise UsageError(
-            "%%speedbench: the cell uses no model that was there before: make it in an earlier "
-            "cell, and name it with --model where the code hides it"
-        )
-    if arguments.optimizer:
-        optimizers = list(named_optimizers(names, arguments.optimizer).values())
-
-    lends_context = cell.reads("ctx") and _is_free(names.get("ctx"), models)
-
-    def step(context: SpeedContext) -> Any:
-        __tracebackhide__ = True
-        if lends_context:
-            names["ctx"] = context
-        return cell.run()
-
-    return Step(
-        step,
-        models,
-        optimizers,
-        bystanders_among(objects, [*models, *optimizers]),
-        names=names,
-        assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
-        others=[cell.names()],
-        iterators=cell.iterators(),
-        around_blocks=cell.quiet,
-        say=_say_nothing if quiet else print,
-    )
-
-
-def _is_free(ctx: Any, models: Sequence[Any]) -> bool:
-    """Whether the cell's `ctx` is to be the variant's: not the user's own of that name, nor one of
-    these models', which stands for the variant's anyway.
-    """
-    if isinstance(ctx, SpeedContext):
-        return not any(ctx.model is model for model in models)
-    return ctx is None

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from speedkit_jupyter.measure.checks import quantities
 from speedkit_jupyter.measure.checks.quantities import Quantity
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.measure.rounds.budget import advice
 from speedkit_jupyter.report.elements import Row, Table, Tone

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import advice
 from speedkit_jupyter.report.comparison_columns import comparison_table, counted, in_short, reason

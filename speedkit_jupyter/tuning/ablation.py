@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio, shared
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.early_stopping import WORTH_COMPILING, WORTH_IT

@@ -7,8 +7,9 @@ import warnings
 from dataclasses import InitVar, asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step

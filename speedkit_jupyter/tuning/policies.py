@@ -13,7 +13,8 @@ from speedkit_jupyter.tuning.culprits import Culprits
 from speedkit_jupyter.tuning.right_parts import RightParts
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.measure.results.comparison import Comparison, Record
+    from speedkit_jupyter.measure.results.comparison import Comparison
+    from speedkit_jupyter.measure.results.record import Record
     from speedkit_jupyter.measure.rounds.runner import Runner
 
 

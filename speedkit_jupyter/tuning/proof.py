@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.tuning import ablation, early_stopping, scoring
 from speedkit_jupyter.tuning.ablation import Part

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import spread
 from speedkit_jupyter.tuning.early_stopping import (
     LEAST_SAVED,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.checks.attention_calls import noted as noted_in
-from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.checks.scores import Score
-from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment

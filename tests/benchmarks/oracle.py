@@ -40,7 +40,8 @@ from _ratios import machine
 from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware, tune
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.runner import Runner

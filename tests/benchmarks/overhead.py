@@ -14,7 +14,7 @@ import torch
 from _ratios import machine, ratio, shown
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.step import Step

@@ -22,6 +22,7 @@ from recorded_on_a_cpu import OnCpu
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.machines import capture
@@ -724,7 +725,7 @@ def test_under_autocast_weights_are_cast_in_each_replay():
     [
         lambda: torch.autograd.detect_anomaly(check_nan=False),
         lambda: torch.autograd.graph.save_on_cpu(),
-        lambda: torch.utils.flop_counter.FlopCounterMode(display=False),
+        lambda: FlopCounterMode(display=False),
     ],
     ids=["anomalies", "saved tensors", "operations"],
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.report import units
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.document import Document

@@ -12,7 +12,7 @@ from torch import nn
 from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.machines import gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
-from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.budget import Budget, advice, clear_answer_s
 from speedkit_jupyter.measure.rounds.pace import Pace
 from speedkit_jupyter.measure.rounds.runner import Runner

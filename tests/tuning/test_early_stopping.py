@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.tuning.early_stopping import cannot_win, is_far_behind, is_too_slow
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, tune
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support import database

@@ -7,18 +7,18 @@ from dataclasses import replace
 from functools import partial
 
 from speedkit_jupyter.measure.checks import (
+    controls,
     layout_queries,
     memory,
     quantities,
     roofline,
-    yardstick,
 )
 from speedkit_jupyter.measure.checks.accuracy import is_finite, stands
 from speedkit_jupyter.measure.checks.course import Course
 from speedkit_jupyter.measure.checks.trials import Steps, is_compiled
 from speedkit_jupyter.measure.checks.untouched import otherwise
 from speedkit_jupyter.measure.checks.verdicts import Judge
-from speedkit_jupyter.measure.results.comparison import Record
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.undo.isolation import State
@@ -65,7 +65,7 @@ class Examination:
         """What variants are judged by."""
         __tracebackhide__ = True
         if self._yardstick is None:
-            judge = self._yardstick = yardstick.made(self._steps, self._runners)
+            judge = self._yardstick = controls.made(self._steps, self._runners)
             first = self._runners[0]
             first.record.accuracy = judge.judge(judge.baseline, first.precision)
         return self._yardstick
@@ -94,7 +94,7 @@ class Examination:
         if runner.record.is_other_model(self._runners[0].record):
             runner.record.accuracy = known.distance(course, runner.precision)
             return
-        more = partial(yardstick.more, known, self._steps, self._runners, runner.precision)
+        more = partial(controls.more, known, self._steps, self._runners, runner.precision)
         accuracy = known.judge(course, runner.precision, more)
         if (
             accuracy.verdict == "wrong"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.course import parameters_of
+from speedkit_jupyter.measure.checks.parameters import parameters_of
 from speedkit_jupyter.measure.checks.plain import gradient_of
 from speedkit_jupyter.measure.checks.rounding import of_parameters
 from speedkit_jupyter.support.storage import is_in_memory

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from speedkit_jupyter.measure.checks.accuracy import Yardstick
 from speedkit_jupyter.measure.checks.course import Course
 from speedkit_jupyter.measure.checks.deviation import Deviation, Errors, errors
 from speedkit_jupyter.measure.checks.verdicts import Judge
+from speedkit_jupyter.measure.checks.yardstick import Yardstick
 
 # The same kernels on the same numbers give the same bits, unless memory lies elsewhere.
 SAME, OF_OWN = 1e-6, 4.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from speedkit_jupyter.measure.checks.accuracy import NOTHING_TO_COMPARE, Accuracy, Yardstick
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.course import LEFT, Course
 from speedkit_jupyter.measure.checks.deviation import Errors, errors
 from speedkit_jupyter.measure.checks.extrapolated import extrapolated, with_alike
@@ -15,6 +15,7 @@ from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.rounding import lowest
 from speedkit_jupyter.measure.checks.ways import astray
 from speedkit_jupyter.measure.checks.wording import enough, misspelt
+from speedkit_jupyter.measure.checks.yardstick import NOTHING_TO_COMPARE, Yardstick
 
 BY_CHANCE = (
     "rounding alone decides how many results there are: values decide how often the model is called"

@@ -1,278 +1,273 @@
-"""What variants are judged by: the baseline, twice; the reference; the controls."""
+"""Whether a variant still computes the same: one isolated step each, against float64.
+
+What is compared: what the models gave, the tensors on which backward ran (or what the step
+returned), all gradients before the first optimizer step, and what that step did with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.checks import kernels, labels, promotion, roofline, rounding
-from speedkit_jupyter.measure.checks.accuracy import Yardstick
-from speedkit_jupyter.measure.checks.buffers import settle
-from speedkit_jupyter.measure.checks.course import LEFT, Course, parameters_of
-from speedkit_jupyter.measure.checks.deviation import Errors, errors
-from speedkit_jupyter.measure.checks.extrapolated import extrapolated, with_alike
-from speedkit_jupyter.measure.checks.observation import Observation
-from speedkit_jupyter.measure.checks.tolerance import Tolerance
-from speedkit_jupyter.measure.checks.trials import Steps, Surrounding
-from speedkit_jupyter.measure.checks.verdicts import Judge
-from speedkit_jupyter.measure.rounds import other_threads
-from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.checks.accuracy import Accuracy, Verdict
+from speedkit_jupyter.measure.checks.buffers import misled
+from speedkit_jupyter.measure.checks.course import LEFT
+from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, errors
+from speedkit_jupyter.measure.checks.labels import Names
+from speedkit_jupyter.measure.checks.rounding import unit
+from speedkit_jupyter.measure.checks.tolerance import UNDETERMINED, Tolerance
+from speedkit_jupyter.measure.checks.updates import misstep, untrained
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     import torch
 
-# Two runs of the same step, and the step in float64, are alike where outputs and gradients differ
-# by less; a GPU's kernels add up in another order each time.
-ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
-# The controls of a lowered precision round at different places; of steps that take long while they
-# are observed one is enough.
-SCALES, LONG_S = (1.0, 1.37), 0.05
-# Before a variant is accused narrowly there are more of them.
-MORE_SCALES = (1.13, 1.71, 1.23, 1.57, 1.91)
-# Where all steps together take longer, or have more stretches, the reference and the controls end
-# after SOME (they take many times as long): what comes later is judged by what came before.
-WHOLE_S, WHOLE, SOME = 0.1, 16, 4
+    from speedkit_jupyter.measure.checks.observation import Observation
+
+# From here on it is said that a net amplifies rounding: so many roundings of the baseline's own.
+AMPLIFIES = 64
+# What is off by so many times what controls are is wrong, whatever more of them would say.
+CLEARLY = 8.0
+# In a net that amplifies rounding an activation that tips over moves single rows by so much more
+# than any control that did not meet it.
+TIPPED = 16.0
+
+NOTHING_TO_COMPARE = (
+    "no model was called, there was no backward pass and no result to compare: end the step with "
+    "its result, or name it with --check"
+)
 
 
-def made(steps: Steps, runners: Sequence[Runner]) -> Judge:
-    """What these variants are judged by; the first is the baseline.
+@dataclass
+class Yardstick:
+    """What variants are judged by: the step in float64 (or the baseline's own, where that is not
+    to be had), the baseline's, and the tolerance of each precision.
 
-    The stages of a search begin in the same state: where the baseline gives the same bits as it
-    did before, the other steps need not be run again.
+    `void` says why nothing can be judged, `dropped` which outputs are other ones in every run;
+    `names` are the model's own; `surer` the precisions that have further controls.
     """
-    __tracebackhide__ = True
-    kept = runners[0].step.kept
-    judge: Judge | None = kept.get("yardstick")
-    if judge is not None and steps.alike(runners[0], kept):
-        extend(judge, steps, runners)
-        return judge
-    judge = kept["yardstick"] = _made(steps, runners)
-    kept["random"] = steps.is_random, steps.drawn_inside
-    return judge
 
+    reference: Observation
+    baseline: Observation
+    own: Errors
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    void: str = ""
+    dropped: frozenset[int] = frozenset()
+    names: Names = field(default_factory=Names)
+    surer: set[str] = field(default_factory=set)
 
-def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
-    __tracebackhide__ = True
-    runner = runners[0]
-    with other_threads.noted(runner.step.models) as calls, rounding.noted_autocast() as entered:
-        baseline, again = steps.twice(runner)
-    judge = Judge(baseline, {}, own=rounding.lowest(*entered, *_of_parameters(runner)))
-    if calls.only_elsewhere:
-        judge.void = other_threads.NOT_REACHED
-        return judge
-    if again.ends != baseline.ends:
-        judge.void = "the step takes another number of optimizer steps each time it runs"
-        return judge
-    limit = _limit(baseline, runner.step_s)
-    # Of a thread of the step's own float64 would reach the model, and not its input.
-    reference = None if calls.in_pythons else _reference(steps, runner, limit)
-    covered = _covered(steps, runner, reference, judge, again, limit)
-    names = labels.of(runner.step.models, runner.step.optimizers)
-    for number, stretch in baseline.stretches.items():
-        void, dropped = _unlike(again.stretches[number], stretch)
-        settle(again.stretches[number], stretch)
-        fits = reference is not None and number in covered
-        there = reference.stretches[number] if reference is not None and fits else stretch
-        same = again.stretches[number] if not fits else stretch
-        own = Errors() if void else errors(same, there, dropped)
-        judge.stretches[number] = Yardstick(
-            there, stretch, own, void=void, dropped=dropped, names=names
+    def judge(
+        self,
+        observation: Observation,
+        precision: str,
+        more: Callable[[], Sequence[Errors]] | None = None,
+        before: Sequence[tuple[Observation, Observation]] = (),
+    ) -> Accuracy:
+        """Exact as the baseline, rounding as its dtype brings, wrong, or not checked and why.
+
+        `more` runs further controls before a variant is accused by a narrow margin: of a net that
+        amplifies rounding, one may have been lucky. `before` are earlier stretches of the variant
+        and of the baseline.
+        """
+        if self.void:
+            return Accuracy("not checked", self.void)
+        if not _finite(self.baseline):
+            return Accuracy("not checked", "the step itself gives numbers that are not finite")
+        deviations, tolerance = self._off(observation), self.tolerances[precision]
+        verdict, reason = self._verdict(observation, deviations, tolerance, before)
+        if verdict == "wrong" and (surer := self._surer(deviations, tolerance, more)):
+            tolerance = surer
+            verdict, reason = self._verdict(observation, deviations, tolerance, before)
+        doubtful = verdict == "wrong" and self._may_be_the_net(deviations, tolerance)
+        if verdict == "wrong" and not doubtful:
+            of_settings = self.baseline.role == LEFT
+            sure, why = self._verdict(observation, deviations, tolerance.sure(of_settings), before)
+            doubtful, reason = sure != "wrong", why if sure == "wrong" else reason
+        if doubtful:
+            verdict, reason = "not checked", f"{reason}, which may be the net or the plan"
+        if not deviations.fits:
+            return Accuracy(verdict, reason)
+        return Accuracy(
+            verdict,
+            reason,
+            _number(deviations.output.distance),
+            _number(deviations.gradient.distance),
+            _number(deviations.cosine),
+            _number(self.own.output.distance),
+            _number(self.own.gradient.distance),
+            _number(tolerance.output),
+            _number(tolerance.gradient),
+            doubtful,
         )
-    judge.covered = covered
-    extend(judge, steps, runners)
-    return judge
 
-
-def extend(known: Judge, steps: Steps, runners: Sequence[Runner]) -> None:
-    """Tolerances for the precisions of these variants, where they are not known yet."""
-    if known.void or known.stretches[0].void:
-        return
-    first = runners[0]
-    limit = _limit(known.baseline, first.step_s)
-    for runner in runners:
-        precision = known.judged_in(runner.precision)
-        if precision in known.precisions:
-            continue
-        known.precisions.add(precision)
-        itself = runner is first and len(runners) > 1 and precision == runner.precision
-        if itself and known.covered:
-            controls: list[Course] = []
-        else:
-            controls = _controls(known, steps, first, precision, runner.scale(), limit)
-        known.controls[precision] = controls
-        by_number = {
-            number: _seen_in(known, number, controls, precision)
-            for number, yardstick in known.stretches.items()
-            if not yardstick.void
-        }
-        for number in by_number:
-            yardstick = known.stretches[number]
-            evidence = with_alike(number, by_number, known.baseline.stretches)
-            evidence = evidence or extrapolated(number, by_number, known.baseline.stretches)
-            tolerances = {**yardstick.tolerances, precision: Tolerance(precision, evidence)}
-            yardstick.tolerances = tolerances
-
-
-def _seen_in(known: Judge, number: int, controls: Sequence[Course], precision: str) -> list[Errors]:
-    """How far the controls are off in a stretch, and the baseline itself."""
-    yardstick = known.stretches[number]
-    courses = [course.stretches[number] for course in controls if number in course.stretches]
-    evidence = [errors(stretch, yardstick.reference, yardstick.dropped) for stretch in courses]
-    evidence = [control for control in evidence if control.fits]
-    if not evidence and (controls or (known.covered and number not in known.covered)):
-        return []
-    own = [yardstick.own] if number in known.covered or precision == "fp32" else []
-    return [*evidence, *(deviations for deviations in own if deviations.fits)]
-
-
-def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) -> list[Course]:
-    """Further controls, which round elsewhere."""
-    precision = known.judged_in(precision)
-    first = runners[0]
-    scales = MORE_SCALES[: 2 if known.baseline.step_s > LONG_S else None]
-    judged_in = {known.judged_in(runner.precision): runner.scale() for runner in reversed(runners)}
-    loss_scale = judged_in.get(precision, 1.0)
-    limit = _limit(known.baseline, first.step_s)
-    compute = kernels.in_the_other_layout if precision == "fp32" else rounding.exactly
-    return _rounded(known, steps, first, precision, scales, loss_scale, limit, compute=compute)
-
-
-def _controls(
-    known: Judge, steps: Steps, first: Runner, precision: str, loss_scale: float, limit: int | None
-) -> list[Course]:
-    scales = SCALES[:1] if known.baseline.step_s > LONG_S else SCALES
-    if precision == "fp32":  # float32 itself, where there is no float64, rounds elsewhere
-        scales = (1.0,) if known.covered else (SCALES[1],)
-    return _rounded(known, steps, first, precision, scales, loss_scale, limit)
-
-
-def _rounded(
-    known: Judge, steps: Steps, first: Runner, precision: str, scales: Sequence[float],
-    loss_scale: float, limit: int | None, in_float64: bool = False,
-    compute: Callable[[Any, Any, Any], Any] = rounding.exactly,
-) -> list[Course]:  # fmt: skip
-    in_float64 = in_float64 or bool(known.covered)
-    suspends = not _of_parameters(first)
-    ways = [
-        partial(rounding.rounded, precision, scale, loss_scale, suspends, compute)
-        for scale in scales
-    ]
-    courses = [_control(steps, first, way, in_float64, limit) for way in ways]
-    return [course for course in courses if course is not None]
-
-
-def _control(
-    steps: Steps, runner: Runner, rounded: Surrounding, in_float64: bool, limit: int | None
-) -> Course | None:
-    models: Sequence[torch.nn.Module] = runner.step.models
-    exact: list[Surrounding] = [runner.guarded]
-    exact += [lambda: promotion.in_float64(models)] if in_float64 else []
-    with suppress(Exception):  # code that doesn't allow a dispatch mode
-        return steps.observed(runner, roofline.eager, *exact, rounded, limit=limit)
-    return None
-
-
-def _reference(steps: Steps, runner: Runner, limit: int | None) -> Course | None:
-    models = runner.step.models
-    with suppress(Exception):  # an operation without float64, or code that asks for float32
-        return steps.observed(
-            runner,
-            runner.guarded,
-            roofline.eager,
-            lambda: promotion.in_float64(models),
-            limit=limit,
+    def distance(self, observation: Observation) -> Accuracy:
+        """How far off another model is, which may be any distance: wrong is what does not work."""
+        deviations = self._off(observation)
+        if fault := self._broken(observation, deviations) or untrained(
+            observation, self.baseline, self.names
+        ):
+            return Accuracy("wrong", fault)
+        losses = [
+            deviation.distance
+            for name, deviation in zip(deviations.names, deviations.numbers, strict=False)
+            if name.startswith("loss")
+        ]
+        return Accuracy(
+            "other model",
+            output_error=_number(deviations.output.distance),
+            gradient_error=_number(deviations.gradient.distance),
+            gradient_cosine=_number(deviations.cosine),
+            baseline_output_error=_number(self.own.output.distance),
+            baseline_gradient_error=_number(self.own.gradient.distance),
+            loss_error=_number(max(losses, default=None)),
         )
-    return None
+
+    def _off(self, observation: Observation) -> Errors:
+        """From the reference; what are the baseline's own whole numbers is not off."""
+        deviations = errors(observation, self.reference, self.dropped)
+        if self.reference is self.baseline or not any(one.count for one in deviations.differing):
+            return deviations
+        differing = errors(observation, self.baseline, self.dropped).differing
+        if len(differing) != len(deviations.differing):
+            return deviations
+        pairs = zip(deviations.differing, differing, strict=True)
+        return replace(deviations, differing=[mine if own.count else own for mine, own in pairs])
+
+    def _verdict(
+        self,
+        observation: Observation,
+        deviations: Errors,
+        tolerance: Tolerance,
+        before: Sequence[tuple[Observation, Observation]],
+    ) -> tuple[Verdict, str]:
+        if fault := self._broken(observation, deviations):
+            return "wrong", fault
+        if fault := tolerance.beyond(deviations, self.names):
+            return "wrong", fault + self._amplified(tolerance)
+        if observation is not self.baseline and (
+            fault := self._left(observation, tolerance, before)
+        ):
+            return "wrong", fault
+        if lack := self._evidence_lacks(deviations, tolerance):
+            return "not checked", lack
+        pairs = [(deviations.output, self.own.output), (deviations.gradient, self.own.gradient)]
+        pairs += zip(deviations.numbers, self.own.numbers, strict=False)
+        close = all(deviation.distance <= 2 * own.distance + 1e-6 for deviation, own in pairs)
+        if close and not any(one.count for one in deviations.differing):
+            return "exact", ""
+        return "rounding", self._amplified(tolerance).removeprefix("; ")
+
+    def _broken(self, observation: Observation, deviations: Errors) -> str:
+        """What is wrong with it whatever it computes; empty where nothing is."""
+        if not deviations.fits:
+            return "output: others than the baseline's in number or shape"
+        if not deviations.finite or _has_nan(observation) > _has_nan(self.reference):
+            return "output or gradients: not finite"
+        return ""
+
+    def _surer(
+        self,
+        deviations: Errors,
+        tolerance: Tolerance,
+        more: Callable[[], Sequence[Errors]] | None,
+    ) -> Tolerance | None:
+        """With more controls, where these could acquit; None where they could not."""
+        precision = tolerance.precision
+        if more is None or precision in self.surer or not deviations.fits or not deviations.finite:
+            return None
+        if tolerance.wider(CLEARLY).beyond(deviations):
+            return None
+        self.surer.add(precision)
+        surer = tolerance.surer(more())
+        self.tolerances = {**self.tolerances, precision: surer}
+        return surer
+
+    def _may_be_the_net(self, deviations: Errors, tolerance: Tolerance) -> bool:
+        """Whether gradients of a net that amplifies rounding are off narrowly: an activation that
+        tips over in one step is more than any number of controls may meet. It does not win, and is
+        not accused.
+        """
+        if not (deviations.fits and deviations.finite and self._amplified(tolerance)):
+            return False
+        narrowly = not tolerance.wider(TIPPED).beyond(deviations)
+        in_gradients = tolerance.beyond(replace(deviations, numbers=[]))  # results come first
+        return narrowly and bool(in_gradients) and in_gradients == tolerance.beyond(deviations)
+
+    def _left(
+        self,
+        observation: Observation,
+        tolerance: Tolerance,
+        before: Sequence[tuple[Observation, Observation]],
+    ) -> str:
+        """What is wrong with the parameters and buffers that the step leaves behind."""
+        lowered, noise = tolerance.precision != "fp32", tolerance.noise()
+        reference = None if self.reference is self.baseline else self.reference
+        return misstep(observation, self.baseline, self.names, before, reference) or misled(
+            observation, self.baseline, self.names.buffers, noise, lowered
+        )
+
+    def _evidence_lacks(self, deviations: Errors, tolerance: Tolerance) -> str:
+        """Why nothing of all that was compared could have failed; empty where something could."""
+        if not (deviations.numbers or deviations.gradients or deviations.differing):
+            return self._unknown() or NOTHING_TO_COMPARE
+        if deviations.vanishing:
+            return (
+                f"no gradient is larger than {LEAST_GRADIENT:g}, which is noise: nothing can be "
+                "told from it"
+            )
+        most = tolerance.undetermined()
+        if most >= UNDETERMINED and deviations.numbers:
+            return (
+                f"rounding to {tolerance.precision} alone moves an output by {most:.2g}, so that "
+                "nothing can be told from it"
+            )
+        whole = tolerance.enough_whole_numbers(deviations)
+        if not (deviations.numbers or deviations.gradients or whole):
+            return "the step gives too few whole numbers to tell rounding from errors"
+        return ""
+
+    def _unknown(self) -> str:
+        """What was there and can't be compared; empty where nothing was."""
+        results = [*(call.results for call in self.baseline.calls), self.baseline.outputs]
+        names = dict.fromkeys(name for result in results for name in result.unknown)
+        return f"it gives nothing that can be compared: {', '.join(names)}" if names else ""
+
+    def _amplified(self, tolerance: Tolerance) -> str:
+        """That it is the net, where it is."""
+        times = max(tolerance.output, tolerance.gradient) / unit(tolerance.precision)
+        if tolerance.precision == "fp32" or times <= AMPLIFIES:
+            return ""
+        return (
+            f"; this net amplifies rounding {times:.0f} times: {tolerance.precision} alone moves "
+            f"its output by {tolerance.output:.2g}, its gradients by {tolerance.gradient:.2g}"
+        )
 
 
-def _of_parameters(runner: Runner) -> set[str]:
-    held = parameters_of([*runner.step.models, *runner.step.optimizers])
-    return rounding.of_parameters(held)
+def _number(value: float | None) -> float | None:
+    """None where it is not finite, which JSON has no word for."""
+    return value if value is not None and math.isfinite(value) else None
 
 
-def _limit(baseline: Course, step_s: float) -> int | None:
-    """How many stretches the reference and the controls are run for; None for all."""
-    if step_s * len(baseline.ends) <= WHOLE_S and baseline.count <= WHOLE:
-        return None
-    first = [number for number in baseline.stretches if number < baseline.ends[0]]
-    telling = [n for n in first[:SOME] if baseline.stretches[n].has_numbers()]
-    telling = [n for n in telling if baseline.stretches[n].role != LEFT]
-    return max(telling, default=first[0]) + 1
-
-
-def _covered(
-    steps: Steps, runner: Runner, reference: Course | None, known: Judge, again: Course,
-    limit: int | None,
-) -> frozenset[int]:  # fmt: skip
-    """The stretches, from the first one on, in which float64 computes the same as the baseline."""
-    baseline, own = known.baseline, known.own
-    numbers: list[int] = []
-    controls: list[Course] | None = None
-    for number, stretch in baseline.stretches.items():
-        if reference is None or number not in reference.stretches:
-            break
-        there = reference.stretches[number]
-        dropped = _unlike(again.stretches[number], stretch)[1]
-        if not _close(stretch, there, dropped):
-            if controls is None:
-                scales = SCALES if own != "fp32" else SCALES[:1]
-                controls = _rounded(known, steps, runner, own, scales, runner.scale(), limit, True)
-            if not _explained(controls, own, number, there, stretch, dropped):
-                if stretch.role or (number and not stretch.has_gradients()):
-                    continue  # what it returns is another's concern
-                break
-        numbers.append(number)
-    return frozenset(numbers)
-
-
-def _close(baseline: Observation, reference: Observation, dropped: frozenset[int]) -> bool:
-    deviations = errors(baseline, reference, dropped)
-    close = (
-        deviations.output.distance < ALIKE_OUTPUT and deviations.gradient.distance < ALIKE_GRADIENT
+def _finite(observation: Observation) -> bool:
+    """Gradients all, and some numbers of each result: others may be masks."""
+    made = (
+        bool(gradient.isfinite().all())
+        for gradient in observation.gradients
+        if gradient is not None
     )
-    return deviations.fits and close
-
-
-def _explained(
-    controls: Sequence[Course],
-    precision: str,
-    number: int,
-    reference: Observation,
-    baseline: Observation,
-    dropped: frozenset[int],
-) -> bool:
-    """Whether float64 computes the same as the baseline, but for what its precision rounds."""
-    deviations = errors(baseline, reference, dropped)
-    courses = [course.stretches[number] for course in controls if number in course.stretches]
-    evidence = [errors(stretch, reference, dropped) for stretch in courses]
-    evidence = [control for control in evidence if control.fits]
-    return (
-        deviations.fits and bool(evidence) and not Tolerance(precision, evidence).beyond(deviations)
+    return all(made) and all(
+        bool(tensor.isfinite().any()) for tensor in _results(observation) if tensor.numel()
     )
 
 
-def _unlike(again: Observation, first: Observation) -> tuple[str, frozenset[int]]:
-    """Why two runs of the same step can't be compared; or the outputs that are others each time."""
-    deviations = errors(again, first, frozenset())
-    if not deviations.fits:
-        return "the step gives others results in number or shape each time it runs", frozenset()
-    if not deviations.gradient.distance <= ALIKE_GRADIENT and _finite(deviations.gradient.distance):
-        off = f"gradients off by {deviations.gradient.distance:.2g}"
-        return f"the step computes something else each time it runs ({off})", frozenset()
-    calls = len(deviations.numbers) - len(first.outputs.numbers)
-    unlike = [
-        i
-        for i, deviation in enumerate(deviations.numbers)
-        if ALIKE_OUTPUT < deviation.distance < float("inf")
+def _has_nan(observation: Observation) -> bool:
+    return any(bool(tensor.isnan().any()) for tensor in _results(observation))
+
+
+def _results(observation: Observation) -> list[torch.Tensor]:
+    return [
+        *(tensor for call in observation.calls for tensor in call.results.numbers),
+        *observation.outputs.numbers,
     ]
-    returned = not any(gradient is not None for gradient in first.gradients)
-    if not unlike or (returned and min(unlike) >= calls and len(unlike) < len(deviations.numbers)):
-        return "", frozenset(i - calls for i in unlike)
-    off = f"output off by {max(deviations.numbers[i].distance for i in unlike):.2g}"
-    return f"the step computes something else each time it runs ({off})", frozenset()
-
-
-def _finite(value: float) -> bool:
-    return value < float("inf")

@@ -8,38 +8,33 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.checks.scorer import Scorer
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import ERROR
-from speedkit_jupyter.measure.rounds import clock, warm_up
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import OVERHEAD_S, Budget
 from speedkit_jupyter.measure.rounds.pace import Pace
 from speedkit_jupyter.measure.rounds.policy import Policy
+from speedkit_jupyter.measure.rounds.preparing import keep_copies_where_they_fit, prepared
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
-from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.each_model import changes_some
+from speedkit_jupyter.measure.rounds.warm_ups import WarmUps
 from speedkit_jupyter.measure.subject.environment import environment
-from speedkit_jupyter.measure.subject.in_use import used
-from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import Variant, config_of
+from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
-from speedkit_jupyter.plans.applying import hidden, prepare
-from speedkit_jupyter.plans.planning import together
+from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.exceptions import StepError
 
 # Without a budget of the user's it takes so long, or more where a step is long.
 DEFAULT_S = 10.0
-# Warming up takes at most this part of the budget.
-WARM_UP_SHARE = 10
 
 
 class Benchmark:
@@ -144,7 +139,7 @@ class Benchmark:
             # Hidden first: settings of a plan in force are no part of what to come back to.
             for model in step.models:
                 stack.enter_context(hidden(model))
-            _keep_copies_where_they_fit(step, len(self.variants) + 1)
+            keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
             if len(self.variants) > 1:
                 step.tell(beyond.of_float64(visit.state.walk, step.models))
@@ -152,16 +147,17 @@ class Benchmark:
             pauses += [lambda: visit.paused_s, lambda: start.meanwhile.waited_s]
             runners = [self._runner(0, start.walk)]
             self._environment = environment(runners[0].device)
-            yield from self._warm_up_first(runners[0], start, len(self.variants))
+            warm_ups = WarmUps(step, self._pace, self._policy, len(self.variants))
+            yield from warm_ups.first(runners[0], start)
             if step.made and runners[0].is_planned:  # without knowing of them
                 runners = [self._runner(0, start.walk)]
-                yield from self._warm_up_first(runners[0], start, len(self.variants))
+                yield from warm_ups.first(runners[0], start)
             step.leave_to_others(start)
             if self._scorer is not None:
                 yield from self._scorer.of_baseline(runners[0], start, self.budget)
             # Planned once it is known which optimizers the step makes itself.
             runners += [self._runner(i, start.walk) for i in range(1, len(self.variants))]
-            yield from self._warm_up(_working(runners), start)
+            yield from warm_ups.others(_working(runners), start)
             yield from self._weigh(_warm(runners), start)
             runners = self._pace.within(_warm(runners))
             check = yield from self._examine(runners, start)
@@ -175,82 +171,7 @@ class Benchmark:
 
     def _runner(self, index: int, walk: Walk) -> Runner:
         record, variant = self._records[index], self.variants[index]
-        step = self.step
-        configs = [config_of(variant, model) for model in step.models]
-        contexts = [
-            prepare(model, config, step.holders(model), step.made)
-            for model, config in zip(step.models, configs, strict=True)
-        ]
-        plan = together([context.plan for context in contexts])
-        record.plan = plan.active_values()
-        record.applied = {d.name: d.value for d in plan if d.active}
-        for context in contexts:
-            record.changes_model |= context.plan.changes_model()
-        record.declines = {d.name: d.reason for d in plan if d.declined}
-        is_planned = any(config is not None for config in configs)
-        if is_planned and not record.applied and index > 0:
-            _nothing_to_measure(record)
-        if of_some := changes_some(contexts, walk):
-            record.notes["models"] = of_some
-        return Runner(step, contexts, record, is_guarded=index > 0, is_planned=is_planned)
-
-    def _warm_up_first(self, runner: Runner, start: State, number: int) -> Iterator[Progress]:
-        """The one that the others are compared with; what it raises is the user's error, as it is.
-
-        With it is seen which optimizers the step makes, and whether it does its work again.
-        """
-        __tracebackhide__ = True
-        step = self.step
-        yield Progress(0.0, f"warming up {runner.record.name} (1 of {number})")
-        with runner.applied():
-            with used(start), made_inside(step.models) as made:
-                warm_up.warm_up(runner, self._most_warm_s(), self.budget)
-            step.made = step.made or made
-        first_s = runner.record.first_call_s or 0.0
-        looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
-        if looks and repeats.is_suspicious(first_s, runner.fastest_s):
-            step.repeats = repeats.of_runner(runner, start)
-        if step.afresh:
-            runner.restarted(start)
-        # Back to the user's values, so that every variant warms up from the same ones.
-        start.restore()
-
-    def _most_warm_s(self) -> float:
-        """No longer than its share of the budget."""
-        return self.budget.seconds / (WARM_UP_SHARE * len(self._records))
-
-    def _warm_up(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
-        """The others, one after another."""
-        __tracebackhide__ = True
-        first, budget, pace = runners[0], self.budget, self._pace
-        usual_s = first.worst_s
-        pace.grow(usual_s, len(runners))
-        ahead = pace.ahead(runners)
-        for number, runner in enumerate(runners[1:], 2):
-            name = runner.record.name
-            if not budget.allows(2 * usual_s):
-                pace.leave_out(runner)
-                continue
-            if why := self._policy.why_left_out(name):
-                runner.record.notes["dropped"], runner.warm = why, None
-                continue
-            yield Progress(0.0, f"{ahead}warming up {name} ({number} of {len(runners)})")
-            begun_s, excluded_s = clock.now(), budget.excluded_s
-            try:
-                with runner.applied():
-                    if runner.record.applied.get("compile"):  # the first to do so loads Inductor
-                        budget.exclude(clock.now() - begun_s)
-                    if self.step.afresh:
-                        runner.warm = runner.state()
-                    most_s, hasty = self._most_warm_s(), self._policy.hasty
-                    warm_up.warm_up(runner, most_s, budget, usual_s, hasty)
-            except Exception as error:
-                runner.fail(error)  # a row; the others go on
-                if runner.record.applied.get("compile"):  # what it took was no step
-                    budget.exclude(clock.now() - begun_s - (budget.excluded_s - excluded_s))
-            start.restore()
-            if runner.warm is not None and not self._policy.keeps(runner, first):
-                runner.warm = None  # not even checked, which takes one more step
+        return prepared(self.step, variant, record, walk, is_baseline=index == 0)
 
     def _weigh(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
         """Where memory decides it comes first: what saves none needs neither check nor rounds."""
@@ -352,21 +273,3 @@ def _working(runners: Sequence[Runner]) -> list[Runner]:
 def _warm(runners: Sequence[Runner]) -> list[Runner]:
     """Those that work, and were run already."""
     return [runner for runner in _working(runners) if runner.warm is not None]
-
-
-def _nothing_to_measure(record: Record) -> None:
-    """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
-    record.declined, record.same_as_baseline = bool(record.declines), not record.declines
-    if record.declined:
-        reasons = (f"{name} declined: {reason}" for name, reason in record.declines.items())
-        record.failure = "; ".join(reasons)
-
-
-def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
-    """Optimizer state that does not exist yet counts as the two tensors that Adam keeps."""
-    model = step.models[0]
-    device = next(model.parameters()).device if any(True for _ in model.parameters()) else None
-    state = memory.size(memory.state_tensors(step.models, step.optimizers))
-    parameters = memory.size([p for module in step.models for p in module.parameters()])
-    size = max(state, 4 * parameters if step.optimizers else 0)
-    step.off_device = device is not None and not memory.fits(copies * size, device)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.measure.results.statistics import least_rounds
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.measure.results.comparison import Comparison, Record
+    from speedkit_jupyter.measure.results.comparison import Comparison
+    from speedkit_jupyter.measure.results.record import Record
     from speedkit_jupyter.measure.rounds.runner import Runner
 
 

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, advice

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.measure.results.comparison import Comparison, Record
+    from speedkit_jupyter.measure.results.comparison import Comparison
+    from speedkit_jupyter.measure.results.record import Record
 
 WORDS = {"too noisy": "not clear yet", "failed": "failed", "wrong": "wrong"}
 

@@ -77,75 +77,80 @@ class Found(Exception):
         self.why, self.result = why, result
 
 
+class _Watching:
+    """Notes the first reason, and whether anything was drawn; changes nothing."""
+
+    def __init__(self, model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.known = {
+            memory(tensor): kind
+            for kind, ones in (
+                ("buffers", model.buffers()),
+                ("weights", model.parameters()),
+                ("inputs", tensors),
+            )
+            for tensor in ones
+        }
+        every = (*tensors, *model.parameters(), *model.buffers())
+        self._device = every[0].device if every else None
+        self._own = {0}
+        self.why, self.draws, self.writes = "", False, set[int]()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        given, made = _tensors((args, kwargs)), _tensors(result)
+        if not self.why:
+            self.why = self._reason(function, args, kwargs, given, made)
+        self._own |= {memory(tensor) for tensor in made} - self.known.keys()
+        return result
+
+    def _reason(
+        self, function: Any, args: Any, kwargs: Any, given: list[Any], made: list[Any]
+    ) -> str:
+        schema = getattr(function, "_schema", None)
+        if schema is None:
+            return RUNS.format(function)
+        name, tags = schema.name, {tag.name for tag in function.tags}
+        if name not in FRESH and any(
+            memory(one) not in self.known and memory(one) not in self._own for one in given
+        ):
+            return STRANGER
+        return (
+            _waits(name, tags, args)
+            or _leaves_the_device(name, tags, given, made, self._device)
+            or self._draws_or_writes(function, tags, args, kwargs)
+        )
+
+    def _draws_or_writes(self, function: Any, tags: Any, args: Any, kwargs: Any) -> str:
+        import torch
+
+        top = torch._C._autograd  # type: ignore[attr-defined]
+        if getattr(top, "_top_saved_tensors_default_hooks", lambda _: None)(True) is not None:
+            return PACKS
+        if torch._C._current_graph_task_id() >= 0:
+            return OWN_BACKWARD
+        if "nondeterministic_seeded" in tags:
+            self.draws = True
+            if any(isinstance(one, torch.Generator) for one in (*args, *kwargs.values())):
+                return OWN_GENERATOR
+        for tensor in _written(function, args, kwargs):
+            kind = self.known.get(memory(tensor))
+            if kind not in (None, "buffers"):
+                return WRITES.format(kind)
+            if kind is not None:
+                self.writes.add(memory(tensor))
+        return ""
+
+
 @cache
 def _watch() -> type[Any]:
-    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Watch(TorchDispatchMode):
-        """Notes the first reason, and whether anything was drawn; changes nothing."""
-
-        def __init__(self, model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
-            super().__init__()
-            self.known = {
-                memory(tensor): kind
-                for kind, ones in (
-                    ("buffers", model.buffers()),
-                    ("weights", model.parameters()),
-                    ("inputs", tensors),
-                )
-                for tensor in ones
-            }
-            every = (*tensors, *model.parameters(), *model.buffers())
-            self._device = every[0].device if every else None
-            self._own = {0}
-            self.why, self.draws, self.writes = "", False, set[int]()
-
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            result = function(*args, **kwargs)
-            given, made = _tensors((args, kwargs)), _tensors(result)
-            if not self.why:
-                self.why = self._reason(function, args, kwargs, given, made)
-            self._own |= {memory(tensor) for tensor in made} - self.known.keys()
-            return result
-
-        def _reason(
-            self, function: Any, args: Any, kwargs: Any, given: list[Any], made: list[Any]
-        ) -> str:
-            schema = getattr(function, "_schema", None)
-            if schema is None:
-                return RUNS.format(function)
-            name, tags = schema.name, {tag.name for tag in function.tags}
-            if name not in FRESH and any(
-                memory(one) not in self.known and memory(one) not in self._own for one in given
-            ):
-                return STRANGER
-            return (
-                _waits(name, tags, args)
-                or _leaves_the_device(name, tags, given, made, self._device)
-                or self._draws_or_writes(function, tags, args, kwargs)
-            )
-
-        def _draws_or_writes(self, function: Any, tags: Any, args: Any, kwargs: Any) -> str:
-            top = torch._C._autograd  # type: ignore[attr-defined]
-            if getattr(top, "_top_saved_tensors_default_hooks", lambda _: None)(True) is not None:
-                return PACKS
-            if torch._C._current_graph_task_id() >= 0:
-                return OWN_BACKWARD
-            if "nondeterministic_seeded" in tags:
-                self.draws = True
-                if any(isinstance(one, torch.Generator) for one in (*args, *kwargs.values())):
-                    return OWN_GENERATOR
-            for tensor in _written(function, args, kwargs):
-                kind = self.known.get(memory(tensor))
-                if kind not in (None, "buffers"):
-                    return WRITES.format(kind)
-                if kind is not None:
-                    self.writes.add(memory(tensor))
-            return ""
+    class Watch(_Watching, TorchDispatchMode):
+        """The same as a mode of torch, which is imported late."""
 
     return Watch
 

@@ -13,8 +13,8 @@ from planted import word
 from torch import nn
 
 from speedkit_jupyter.measure.checks import yardstick
-from speedkit_jupyter.measure.checks.course import MOST_STRETCHES, observing
 from speedkit_jupyter.measure.checks.observation import MOST_CALLS, MOST_SAMPLED, Calls, Observation
+from speedkit_jupyter.measure.checks.observer import MOST_STRETCHES, observing
 from speedkit_jupyter.measure.checks.wording import differ, misspelt, tokens
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of

@@ -11,7 +11,8 @@ from speedkit_jupyter import SpeedKitError
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.checks.memory import Memory
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 
 ENVIRONMENT = {"device": "a CPU", "torch": "2.13.0"}
 

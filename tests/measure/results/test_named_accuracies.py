@@ -15,7 +15,8 @@ from torch import nn
 from speedkit_jupyter import StepError, benchmark, verify
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.scores import Score, Scored
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.optimizations import rewrites
 from speedkit_jupyter.report.comparison_report import narrow_comparison_report
 

@@ -14,7 +14,8 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.updates import untrained
-from speedkit_jupyter.measure.results.comparison import Comparison, Record
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.optimizations import CATALOG, rewrites
 from speedkit_jupyter.optimizations.base.deciding import BY_REQUEST, decided
 from speedkit_jupyter.optimizations.base.decision import Effect, Request
