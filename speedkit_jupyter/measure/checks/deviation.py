@@ -44,7 +44,8 @@ class Deviation:
     mean square of the worst row (what lies at one index of any dimension), `element` the largest
     difference, each over the root mean square of the reference. `rows` are the root mean squares
     of difference and reference, (2, number of rows), for small rows beside large ones; `single`
-    are all rows, each to be judged by itself; `parts` are those of a gradient.
+    are all rows, each to be judged by itself; `parts` are those of a gradient. `drowned` is whether
+    the difference is larger than the reference: of what is zero in theory rounding leaves anything.
     """
 
     size: int
@@ -56,6 +57,7 @@ class Deviation:
     rows: torch.Tensor | None = field(default=None, compare=False, repr=False)
     single: Rows | None = field(default=None, compare=False, repr=False)
     parts: Parts | None = field(default=None, compare=False, repr=False)
+    drowned: bool = False
 
     def values(self) -> tuple[float, ...]:
         """What is off, in the order of NAMES."""
@@ -159,6 +161,7 @@ def deviation(tensor: torch.Tensor, reference: torch.Tensor, least: float = NOTH
         return deviation(*smaller, least)
     if not off or max(norm, float(tensor.norm())) < NOTHING * count**0.5:
         return Deviation(count)
+    drowned = off > norm
     if least > NOTHING:
         norm = max(norm, least * count**0.5)
     if not norm:
@@ -174,6 +177,7 @@ def deviation(tensor: torch.Tensor, reference: torch.Tensor, least: float = NOTH
         float(difference.abs().max()) / size,
         _rows(difference, reference),
         single_rows(difference, reference, least if least > NOTHING else 0.0),
+        drowned=drowned,
     )
 
 

@@ -199,7 +199,7 @@ class Tolerance:
         """One of several things in a gradient, which is small beside the others."""
         parts = [control.parts for control in controls if control.parts is not None]
         distance = max((control.distance for control in controls), default=UNDETERMINED)
-        if deviation.parts is None or not parts or distance >= UNDETERMINED:
+        if deviation.parts is None or not parts or _says_nothing(controls):
             return ""
         more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
         return gradient_parts.beyond(deviation.parts, parts, distance, more, self.width)
@@ -240,8 +240,8 @@ class Tolerance:
     ) -> str:
         """A row that is otherwise, by itself: of no clear accusation, however far it is off."""
         rows = [control.single for control in controls if control.single is not None]
-        distance = max((control.distance for control in controls), default=UNDETERMINED)
-        if deviation.single is None or not rows or distance >= UNDETERMINED or self.width > NARROW:
+        nothing = _says_nothing(controls) or self.width > NARROW
+        if deviation.single is None or not rows or nothing:
             return ""
         more = (TERMS if self.precision == "fp32" else 1.0) * unit(self.precision)
         width = self.width * (single_rows.SURELY if self.surely else 1.0)
@@ -264,6 +264,11 @@ class Tolerance:
                 return True
         size = whole_numbers.in_all(errors.differing)[1]
         return 2 * whole_numbers.allowed_in_all(controls, size) < size
+
+
+def _says_nothing(controls: Sequence[Deviation]) -> bool:
+    """Whether rounding alone moves the tensor by all that there is of it: a part tells nothing."""
+    return any(control.drowned or control.distance >= UNDETERMINED for control in controls)
 
 
 def told_apart(value: float, limit: float) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from _amplifying import nets
 from planted import OPTIMIZERS, accused, examined, training_step
 from torch import nn
 
-from speedkit_jupyter.measure.checks import rounding, yardstick
+from speedkit_jupyter.measure.checks import controls, rounding
 from speedkit_jupyter.measure.checks.buffers import misled
 from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.ways import astray
@@ -54,8 +54,8 @@ def test_a_net_that_amplifies_rounding_is_not_accused(one_thread, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_it_is_not_where_steps_take_long_and_controls_end_early(one_thread, monkeypatch, seed):
-    monkeypatch.setattr(yardstick, "WHOLE_S", 0.0)
-    monkeypatch.setattr(yardstick, "LONG_S", 0.0)
+    monkeypatch.setattr(controls, "WHOLE_S", 0.0)
+    monkeypatch.setattr(controls, "LONG_S", 0.0)
     for row in verdicts(f"efficientnet, plain, small, {seed}", "channels_last"):
         assert row["ok"], row
 

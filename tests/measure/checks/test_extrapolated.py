@@ -14,7 +14,7 @@ import torch
 from planted import examined, word
 from torch import nn
 
-from speedkit_jupyter.measure.checks import yardstick
+from speedkit_jupyter.measure.checks import controls
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,7 +105,7 @@ def training(net: Callable[[], Any], kind: str, wrapped: type[nn.Module] | None 
 @pytest.fixture
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short enough for three of them, too long for references of all."""
-    monkeypatch.setattr(yardstick, "WHOLE_S", 1e-3)
+    monkeypatch.setattr(controls, "WHOLE_S", 1e-3)
 
 
 @pytest.mark.usefixtures("long_steps")

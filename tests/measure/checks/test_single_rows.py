@@ -10,7 +10,11 @@ import torch
 from _rows import HONEST, ROWS
 from planted import examined, judged, word
 
+from speedkit_jupyter.measure.checks.deviation import errors
+from speedkit_jupyter.measure.checks.leaves import Leaves
+from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.single_rows import beyond, single_rows
+from speedkit_jupyter.measure.checks.tolerance import Tolerance
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAULTS = {f"{one.group}: {one.name}": one for one in ROWS if one.group == "rows"}
@@ -89,3 +93,27 @@ def test_honest_rows_are_not_accused(name):
     step, model, optimizer, _ = HONEST[name]()
     for record in examined(step, ["bf16", "fp16", "threads:2"], model, optimizer).records:
         assert record.failure or word(record) not in ("wrong", "not reached"), record.accuracy
+
+
+# --- what is zero in theory ---
+
+
+def seen(bias, gain=1.0):
+    """A layer's gradient, and that of a bias before a norm, which has none in theory."""
+    torch.manual_seed(0)
+    observation = Observation(outputs=Leaves())
+    observation.gradients = [gain * torch.randn(32, 32, dtype=torch.float64), bias]
+    return observation
+
+
+@pytest.mark.parametrize(("off", "accused"), [(6e-4, False), (2e-3, False), (0.5, True)])
+def test_one_element_of_what_rounding_left_of_a_zero_accuses_nobody(off, accused):
+    """Kernels leave there what they like: `channels_last` ten times as much as the usual layout."""
+    draw = torch.Generator().manual_seed(1)
+    noise = [2e-5 * torch.randn(32, dtype=torch.float64, generator=draw) for _ in range(4)]
+    reference = seen(1e-12 * noise[0])
+    tolerance = Tolerance("fp32", [errors(seen(one), reference, frozenset()) for one in noise[1:]])
+    bias = noise[0].clone()
+    bias[2] = off
+    assert bool(tolerance.beyond(errors(seen(bias), reference, frozenset()))) is accused
+    assert tolerance.beyond(errors(seen(noise[0], 1.5), reference, frozenset()))

@@ -12,7 +12,7 @@ from _whole import WHOLE
 from planted import word
 from torch import nn
 
-from speedkit_jupyter.measure.checks import yardstick
+from speedkit_jupyter.measure.checks import controls
 from speedkit_jupyter.measure.checks.observation import MOST_CALLS, MOST_SAMPLED, Calls, Observation
 from speedkit_jupyter.measure.checks.observer import MOST_STRETCHES, observing
 from speedkit_jupyter.measure.checks.wording import differ, misspelt, tokens
@@ -72,7 +72,7 @@ def test_the_reason_says_which_step_and_after_how_many_optimizer_steps():
 
 @pytest.mark.slow
 def test_where_the_controls_end_early_nothing_honest_is_accused(monkeypatch):
-    monkeypatch.setattr(yardstick, "WHOLE", 1)
+    monkeypatch.setattr(controls, "WHOLE", 1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
     optimizer, x = torch.optim.AdamW(model.parameters(), 1e-2), torch.randn(32, 16)
