@@ -39,6 +39,9 @@ FLIPS = (1e-2, 1e-2, 1e-2, 5e-2, 0.0)
 # their place, ten times as large in one layout as in another: what is off by so many times that,
 # the 1e-8 that Adam adds to what it divides by, is noise too.
 VANISHING = (1e4, 1e4, 1e4, 1e4, 1e4)
+# What is zero in theory, the bias of a convolution before a batch norm say, is off by what float32
+# left of it, in units of deviation.LEFT_OF_ZERO: one thread left 34 times as much as two, 1.9.
+ZEROS = (10.0, 10.0, 10.0, 10.0, 10.0)
 # Controls that compute with torch's own kernels are off as a variant's kernels are.
 GRADIENT_FACTORS_KERNELS = (3.0, 3.0, None, 3.0, None)
 # So many elements err as one: those of a row or a channel have their rounding in common.
@@ -145,10 +148,11 @@ class Tolerance:
 
     def _of_gradient(self, errors: Errors, index: int) -> str:
         deviation, which = errors.gradients[index], errors.which[index]
-        besides = VANISHING if errors.vanishing else FLIPS
         controls = [
             gradient for control in self.controls if (gradient := control.gradient_of(which))
         ]
+        is_zero = self.precision == "fp32" and any(control.drowned for control in controls)
+        besides = VANISHING if errors.vanishing else ZEROS if is_zero else FLIPS
         fault = self._beyond(deviation, controls, self._factors, GRADIENT_ROUNDINGS, besides)
         if fault or errors.vanishing:
             return fault

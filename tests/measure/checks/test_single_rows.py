@@ -117,3 +117,13 @@ def test_one_element_of_what_rounding_left_of_a_zero_accuses_nobody(off, accused
     bias[2] = off
     assert bool(tolerance.beyond(errors(seen(bias), reference, frozenset()))) is accused
     assert tolerance.beyond(errors(seen(noise[0], 1.5), reference, frozenset()))
+
+
+@pytest.mark.parametrize(("times", "accused"), [(34, False), (100, False), (5000, True)])
+def test_what_rounding_left_of_a_zero_may_be_many_times_what_it_left_in_a_control(times, accused):
+    draw = torch.Generator().manual_seed(1)
+    noise = [5e-6 * torch.randn(32, dtype=torch.float64, generator=draw) for _ in range(4)]
+    reference = seen(1e-12 * noise[0])
+    tolerance = Tolerance("fp32", [errors(seen(one), reference, frozenset()) for one in noise[1:]])
+    found = errors(seen(times * noise[0]), reference, frozenset())
+    assert bool(tolerance.beyond(found)) is accused
