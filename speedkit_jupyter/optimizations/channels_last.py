@@ -247,11 +247,16 @@ class _Replaced:
         """Those that took a weight's place, and lie as it did."""
         for module in list(self._layers):
             self._note(module, module._parameters.get("weight"))
+        optimizers = target.live_optimizers() if self._later else ()
+        held = {id(module._parameters.get("weight")) for module in self._layers}
+        held |= {id(p) for optimizer in optimizers for p in _parameters(optimizer)}
         for weight, layers in list(self._later.items()):
+            if id(weight) not in held:
+                continue  # lent for a while: another model's, which may lie so by the user's wish
             wish, layout = channels_last_stride(weight), LAYOUT.original(weight)
             original = layers.original  # by now: another plan may have known better
             if layout is MISSING:
-                LAYOUT.put_back(weight, original, wish, target.live_optimizers())
+                LAYOUT.put_back(weight, original, wish, optimizers)
             elif layout.stride == wish:  # another plan found it as it lay under this one
                 LAYOUT.comes_back_to(weight, original)
 

@@ -177,6 +177,17 @@ def test_a_weight_that_only_an_optimizer_holds_by_now_comes_back_with_its_state(
     assert between.stride() == momentum.stride() == model[0].weight.stride() == CONTIGUOUS
 
 
+def test_a_weight_that_was_lent_for_a_while_lies_as_its_owner_laid_it():
+    model, owner = network(), network().to(memory_format=torch.channels_last)
+    own, lent = model[0].weight, owner[0].weight
+    stride = lent.stride()
+    with applied(model, torch.optim.SGD(model.parameters(), 0.1), channels_last=True):
+        model[0].weight = lent
+        model[0].weight = own
+    assert own.stride() == CONTIGUOUS != stride
+    assert lent.stride() == stride
+
+
 def test_groups_that_were_added_or_loaded_come_back_to_what_they_would_be():
     model, late = network(), nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
