@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
     from speedkit_jupyter.support.exceptions import StepError as StepError
-    from speedkit_jupyter.tuning.functions import tune as tune
-    from speedkit_jupyter.tuning.functions import verify as verify
+    from speedkit_jupyter.tuning.api import tune as tune
+    from speedkit_jupyter.tuning.api import verify as verify
     from speedkit_jupyter.tuning.learning import tuned as tuned
     from speedkit_jupyter.widgets.panel import Panel as Panel
 
@@ -53,9 +53,9 @@ _HOMES = {  # where each public name lives
     "plan": "plans.planning",
     "restore_all": "plans.context",
     "sdp_context": "plans.applying",
-    "tune": "tuning.functions",
+    "tune": "tuning.api",
     "tuned": "tuning.learning",
-    "verify": "tuning.functions",
+    "verify": "tuning.api",
 }
 
 __all__ = sorted(_HOMES)

@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.codegen import frameworks
-from speedkit_jupyter.codegen.given import (
+from speedkit_jupyter.codegen.instances import instance_in
+from speedkit_jupyter.codegen.optimizer_names import in_order, listed, named, words_of
+from speedkit_jupyter.codegen.optimizer_source import is_made, makeable, making
+from speedkit_jupyter.codegen.script import MODEL, Script, assembled, gather, header
+from speedkit_jupyter.codegen.training_call import call_of
+from speedkit_jupyter.codegen.training_step import function
+from speedkit_jupyter.codegen.unwrapping import (
     Given,
     is_patched,
     is_prepared,
@@ -15,12 +21,6 @@ from speedkit_jupyter.codegen.given import (
     precision_of,
     wrapped,
 )
-from speedkit_jupyter.codegen.instances import instance_in
-from speedkit_jupyter.codegen.optimizer_names import in_order, listed, named, words_of
-from speedkit_jupyter.codegen.optimizer_source import is_made, makeable, making
-from speedkit_jupyter.codegen.script import MODEL, Script, assembled, gather, header
-from speedkit_jupyter.codegen.training_call import call_of
-from speedkit_jupyter.codegen.training_step import function
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext

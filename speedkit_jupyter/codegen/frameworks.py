@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from speedkit_jupyter.codegen.given import new_state
 from speedkit_jupyter.codegen.optimizer_source import (
     hyperparameters,
     is_made,
@@ -24,6 +23,7 @@ from speedkit_jupyter.codegen.script import (
     keywords,
 )
 from speedkit_jupyter.codegen.training_step import function, has_closures
+from speedkit_jupyter.codegen.unwrapping import new_state
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # Where the notebook has one that is set otherwise.

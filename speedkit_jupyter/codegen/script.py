@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.codegen.given import PREPARED, UNPATCHING, Given
 from speedkit_jupyter.codegen.training_call import Call
+from speedkit_jupyter.codegen.unwrapping import PREPARED, UNPATCHING, Given
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.plans.planning import Plan, describe

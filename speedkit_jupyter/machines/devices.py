@@ -6,12 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.machines import energy
+
 if TYPE_CHECKING:
     import torch
 
 # The kinds of accelerator; a machine's record takes these words.
 Name = Literal["cuda", "mps", "xpu"]
 Fields = dict[str, Any]
+Read = Callable[[], float]
+# Kernels of scaled_dot_product_attention that a CPU has.
+ATTENTION_ON_CPU = ("flash", "math")
 
 
 @dataclass(frozen=True)
@@ -19,17 +24,31 @@ class Kind:
     """A kind of accelerator, by torch's word for it.
 
     `detect` gives the fields of `hardware.Accelerator` for each that is here (one without a name
-    has the processor's). `is_numbered`:
-    there may be several (`cuda:1`). `has_fused`: torch's fused optimizers have kernels for it.
-    `has_triton`: torch.compile writes Triton for it. `in_fabric`: Lightning Fabric knows the word.
+    has the processor's). `is_numbered`: there may be several (`cuda:1`).
+
+    What torch has for it: `has_fused`, fused optimizers but for those in `not_fused`; `has_triton`,
+    by which torch.compile writes kernels; `has_float64`; `has_events`, which time its own work;
+    `attention`, the kernels of scaled_dot_product_attention, by our words. `in_fabric`: Lightning
+    Fabric knows the word. `joules` makes a meter for one such device, or None where nothing counts.
+
+    `bf16` and `no_bf16` say of one that has it or not why; where a word of its name is among
+    `emulating`, it has it by emulation only.
     """
 
     name: Name
     detect: Callable[[], list[Fields]]
     is_numbered: bool = True
     has_fused: bool = True
+    not_fused: tuple[str, ...] = ()
     has_triton: bool = True
+    has_float64: bool = True
+    has_events: bool = False
+    attention: tuple[str, ...] = ()
     in_fabric: bool = True
+    joules: Callable[[torch.device], Read | None] | None = None
+    bf16: str = "has bf16 matrix units; whether they pay differs"
+    no_bf16: str = "reports no bf16 matrix units"
+    emulating: tuple[str, ...] = ()
 
     @property
     def module(self) -> Any:
@@ -109,9 +128,25 @@ def _xpu() -> list[Fields]:
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("cuda", _cuda),
-        Kind("mps", _mps, is_numbered=False, has_triton=False),
-        Kind("xpu", _xpu, in_fabric=False),
+        Kind(
+            "cuda",
+            _cuda,
+            has_events=True,
+            attention=("flash", "efficient", "cudnn", "math"),
+            joules=energy.of_nvml,
+        ),
+        Kind(
+            "mps",
+            _mps,
+            is_numbered=False,
+            not_fused=("Adagrad",),
+            has_triton=False,
+            has_float64=False,
+            bf16="runs bf16 on macOS 14 and later; whether it pays differs",
+            no_bf16="has no bf16: on MPS it needs macOS 14 or later",
+            emulating=("M1",),
+        ),
+        Kind("xpu", _xpu, not_fused=("Adagrad",), in_fabric=False),
     )
 }
 
@@ -147,6 +182,44 @@ def synchronize(device: torch.device) -> None:
     import torch
 
     torch.get_device_module(device).synchronize(*_numbered(device))
+
+
+def has_fused(device: str, optimizer: str) -> bool:
+    """Whether torch has a fused kernel of this optimizer for `cuda:1`, say."""
+    kind = kind_of(device)
+    if kind is None:
+        return device == "cpu"
+    return kind.has_fused and optimizer not in kind.not_fused
+
+
+def attention_kernels(device: torch.device) -> tuple[str, ...]:
+    """Those of scaled_dot_product_attention that torch has there."""
+    kind = kind_of(device.type)
+    if kind is None:
+        return ATTENTION_ON_CPU if device.type == "cpu" else ()
+    return kind.attention
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether it can compute in float64 at all."""
+    kind = kind_of(device.type)
+    return kind is None or kind.has_float64
+
+
+def events(device: torch.device) -> tuple[Any, Any] | None:
+    """Two that time what lies between them on the device; None where there are none."""
+    kind = kind_of(device.type)
+    if kind is None or not kind.has_events:
+        return None
+    return kind.module.Event(enable_timing=True), kind.module.Event(enable_timing=True)
+
+
+def joules(device: torch.device) -> Read | None:
+    """What reads the joules of the device since some moment; None where nothing counts them."""
+    if device.type == "cpu":
+        return energy.of_packages()
+    kind = kind_of(device.type)
+    return kind.joules(device) if kind is not None and kind.joules is not None else None
 
 
 def release_cached() -> None:

@@ -83,7 +83,7 @@ class Accelerator(_Record):
     @property
     def is_nvidia(self) -> bool:
         """Whether NVIDIA's compute capability says what it can do."""
-        return self.kind == "cuda" and self.rocm is None and self.capability is not None
+        return self.rocm is None and self.capability is not None
 
     @property
     def tensor_cores(self) -> bool:
@@ -96,8 +96,8 @@ class Accelerator(_Record):
         """Whether bf16 runs in hardware; torch's own answer counts emulation on NVIDIA."""
         if self.rocm is not None:
             return bool(_ROCM_BF16.match(self.rocm))
-        if self.kind == "cuda":
-            return self.capability is not None and self.capability >= (8, 0)
+        if self.capability is not None:
+            return self.capability >= (8, 0)
         return self.bf16_reported
 
     @property

@@ -23,10 +23,11 @@ from speedkit_jupyter.magics.namespace import (
 )
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.timing import Loop, Timer, Timing, device_of
+from speedkit_jupyter.measure.rounds.timeit_run import Loop, Timer, device_of
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.variants import check_free, parse, variant_names
 from speedkit_jupyter.report.history_report import since

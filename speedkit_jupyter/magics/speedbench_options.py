@@ -33,7 +33,7 @@ SWITCHES = {
 @lru_cache(maxsize=1)
 def parser() -> Parser:
     """Those of `%%timeit`, of a comparison, and of a search."""
-    from speedkit_jupyter.measure.rounds.timing import RUNS  # its engine is not needed to load
+    from speedkit_jupyter.measure.rounds.timeit_run import RUNS  # its engine is not needed to load
 
     parser = Parser(f"%%{NAME}")
     plans = "compare plans: baseline, current, auto, words as bf16+compile, YAML files, saved names"

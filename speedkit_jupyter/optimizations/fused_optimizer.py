@@ -65,7 +65,8 @@ class FusedOptimizer(Optimization):
         options = request.value
         if options.enabled is False:
             return request.leave(False, "optimizers stay as they are", asked=True)
-        if not facts.optimizers and facts.optimizers_later and _has_fused(facts.device):
+        there_will_be = not facts.optimizers and facts.optimizers_later
+        if there_will_be and devices.has_fused(facts.device, options.name or ""):
             details = {"name": options.name} if options.name else {}
             return request.apply(True, LATER, details=details)
         if not facts.optimizers:
@@ -182,11 +183,6 @@ def _known(target: Target) -> Iterable[torch.optim.Optimizer]:
     return weakref.WeakSet([*strangers, *target.optimizers])
 
 
-def _has_fused(device: str) -> bool:
-    kind = devices.kind_of(device)
-    return device == "cpu" if kind is None else kind.has_fused
-
-
 def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
     """Why this optimizer is not switched, or None."""
     rules = (
@@ -196,11 +192,6 @@ def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
         ),
         (not optimizer.has_fused, "has no fused kernel in torch"),
         (all(optimizer.fused), "is fused already"),
-        (
-            optimizer.name == "Adagrad"
-            and not {device.partition(":")[0] for device in optimizer.devices} <= {"cpu", "cuda"},
-            f"has no fused kernel on {', '.join(optimizer.devices)}",
-        ),
         (optimizer.sparse_gradients, "fused kernels take no sparse gradients"),
         (optimizer.differentiable, "fused kernels are not differentiable"),
         (
@@ -208,8 +199,8 @@ def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
             f"fused kernels take no {', '.join(optimizer.dtypes)} parameters",
         ),
         (
-            not all(map(_has_fused, optimizer.devices)),
-            f"no fused kernel on {', '.join(optimizer.devices)}",
+            not all(devices.has_fused(device, optimizer.name) for device in optimizer.devices),
+            f"has no fused kernel on {', '.join(optimizer.devices)}",
         ),
         (
             optimizer.capturable and "cpu" in optimizer.devices,

@@ -28,6 +28,7 @@ class Precision(Optimization):
 
     name = "precision"
     effect = Effect.ROUNDING
+    lowers = True
     summary = "autocast to bf16 or fp16"
     helps = "hardware that multiplies bf16 or fp16 natively, models with large products"
     risk = "products are rounded to 8 or 11 bits; fp16 overflows where bf16 does not"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.attention import flash_attention, sdp_kernels
 from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
@@ -32,6 +32,7 @@ class Sdpa(Optimization):
 
     name = "sdpa"
     effect = Effect.ROUNDING
+    rivals = True
     summary = "the attention kernel that is tried first"
     helps = (
         "models with scaled_dot_product_attention, where torch's first choice is not the fastest"
@@ -81,7 +82,7 @@ class Sdpa(Optimization):
                 "all that it can take",
             )
         gpu = hardware.accelerator(facts.device)
-        if gpu is None or gpu.kind != "cuda":
+        if gpu is None or not devices.KINDS[gpu.kind].attention:
             return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
         if asked in IMPLEMENTATIONS:
             if obstacle := flash_attention.obstacle(asked, hardware, gpu):
@@ -172,7 +173,7 @@ class Sdpa(Optimization):
         if rows := _here(facts):
             return tuple(ahead(rows))
         gpu = hardware.accelerator(facts.device)
-        if gpu is None or gpu.kind != "cuda":
+        if gpu is None or not devices.KINDS[gpu.kind].attention:
             return ()
         return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
 

@@ -26,6 +26,7 @@ class Tf32(Optimization):
 
     name = "tf32"
     effect = Effect.ROUNDING
+    lowers = True
     summary = "TF32 (on a CPU: bf16) inside float32 matrix products"
     helps = "NVIDIA GPUs from compute capability 8.0; on CPUs with bf16 units `medium`"
     risk = "float32 products are rounded to 11 bits (TF32) or 8 (bf16)"

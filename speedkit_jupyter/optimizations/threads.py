@@ -30,6 +30,7 @@ class Threads(Optimization):
 
     name = "threads"
     effect = Effect.ROUNDING  # sums are split over the threads
+    rivals = True
     free = "NUMBER"
     summary = "intra-op threads within cgroup quota and affinity"
     helps = (

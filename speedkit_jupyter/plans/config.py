@@ -15,8 +15,8 @@ from speedkit_jupyter.optimizations.base.decision import Request, Source
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.plans.fields import ALONE, FromCatalog, Origin
-from speedkit_jupyter.plans.given import prepared
 from speedkit_jupyter.plans.mistakes import problems_of
+from speedkit_jupyter.plans.sources import prepared
 from speedkit_jupyter.support import arguments, yaml_lines
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 
@@ -25,8 +25,9 @@ class SpeedConfig(FromCatalog):
     """What the user asks for; `SpeedConfig()` is all-auto. Its fields come from the catalog.
 
     `alone=True` leaves what is auto as it is: the plan is what was asked for, and no more.
-    Environment variables (`SPEEDKIT_PRECISION` …) win over the values given. Raises ConfigError,
-    which holds every mistake at once.
+    Environment variables win over the values given: each entry of the catalog names its own
+    (`variable`, `SPEEDKIT_<NAME>`), and `sources` reads them. Raises ConfigError, which holds every
+    mistake at once.
     """
 
     _variables: dict[str, str] = PrivateAttr(default_factory=dict)

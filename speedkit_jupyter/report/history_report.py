@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from speedkit_jupyter.measure.results.statistics import Ratio, change, spread
+from speedkit_jupyter.measure.results.statistics import Ratio, ratio_between_runs, spread
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table, Tone
 from speedkit_jupyter.report.units import count, day, ratio, seconds
@@ -62,7 +62,7 @@ def since(earlier: Saved, result: Mapping[str, Any]) -> list[str]:
     for row in shared:
         then = _found(earlier, row["name"])
         if then is not None and then["times_s"] and row["times_s"]:
-            factor = change(then["times_s"], row["times_s"], len(shared))
+            factor = ratio_between_runs(then["times_s"], row["times_s"], len(shared))
             lines.append(f"{row['name']}: {_words(factor, day(earlier.saved_at))}")
     return lines
 
@@ -73,7 +73,9 @@ def _row(entry: Saved, newest: Saved, variant: Mapping[str, Any], first: bool) -
     if entry is newest:
         against = "this is the newest"
     elif now is not None and now["times_s"] and variant["times_s"]:
-        factor = change(variant["times_s"], now["times_s"], len(entry.result["variants"]))
+        factor = ratio_between_runs(
+            variant["times_s"], now["times_s"], len(entry.result["variants"])
+        )
         against, tone = _words(factor), _tone(factor)
     if entry is not newest and entry.is_earlier != newest.is_earlier:
         against, tone = f"{EARLIER}, so not compared", "plain"

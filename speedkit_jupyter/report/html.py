@@ -9,6 +9,16 @@ import re
 from base64 import b64encode
 from html import escape
 
+from speedkit_jupyter.report.colours import (
+    BAD,
+    CHANGED,
+    COMMENT,
+    GOOD,
+    KEYWORD,
+    NUMBER,
+    STRING,
+    tint,
+)
 from speedkit_jupyter.report.elements import (
     Changed,
     Code,
@@ -22,8 +32,8 @@ from speedkit_jupyter.report.elements import (
 
 TONES = {
     "plain": "",
-    "good": "background:rgba(46,160,67,.16);",
-    "bad": "background:rgba(218,54,51,.16);",
+    "good": tint(GOOD, ".16"),
+    "bad": tint(BAD, ".16"),
     "quiet": "opacity:.72;",
 }
 FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
@@ -33,7 +43,7 @@ CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
 RULE = "border-bottom:1px solid rgba(128,128,128,.45);"
 # An option is no place to break a line.
 OPTION = re.compile(r"--\w+( \d+)?")
-CHANGED = "background:rgba(56,139,253,.2);border-radius:3px;padding:0 5px;margin-left:-5px"
+MARKED = tint(CHANGED, ".2") + "border-radius:3px;padding:0 5px;margin-left:-5px"
 FOLDED = 'style="margin:4px 0"'
 CODE = (
     "background:rgba(128,128,128,.12);border-left:3px solid rgba(128,128,128,.5);"
@@ -88,8 +98,8 @@ def _coloured(code: Code) -> str:
 
     class Readable(Style):  # type: ignore[misc]
         styles = {
-            Comment: "italic #7f848e", Keyword: "#a855c7", String: "#2f9e5b",
-            Literal.Number: "#c2701d",
+            Comment: f"italic {COMMENT}", Keyword: KEYWORD, String: STRING,
+            Literal.Number: NUMBER,
         }  # fmt: skip
 
     formatter = HtmlFormatter(nowrap=True, noclasses=True, style=Readable)
@@ -122,7 +132,7 @@ def _cell(cell: str, wraps: bool) -> str:
     if not isinstance(cell, Changed):
         text = OPTION.sub(r'<span style="white-space:nowrap">\g<0></span>', _text(cell))
         return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to ") if wraps else text
-    return f'<strong class="speedkit-changed" style="{CHANGED}">{_text(cell)}</strong>'
+    return f'<strong class="speedkit-changed" style="{MARKED}">{_text(cell)}</strong>'
 
 
 def _align(table: Table, name: str) -> str:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import Ratio
+from speedkit_jupyter.report.colours import BAD, GOOD, NEUTRAL, PLANNED
 from speedkit_jupyter.report.units import ratio, seconds
 from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Legible on white and on near-black; the same meaning stands in the label of each row.
-COLOURS = {"faster": "#2ea043", "accepted": "#2ea043", "slower": "#da3633"}
-NEUTRAL = "#8b949e"
+COLOURS = {"faster": GOOD, "accepted": GOOD, "slower": BAD}
 
 
 def as_png(figure: Figure) -> bytes:
@@ -93,15 +92,15 @@ def parts(found: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -
     axes.barh(0, baseline_s, height=0.6, color=NEUTRAL, alpha=0.5)
     for row, (_, part) in enumerate(found, start=1):
         without_s = plan_s * part.median
-        colour = COLOURS["faster"] if without_s > plan_s else COLOURS["slower"]
+        colour = GOOD if without_s > plan_s else BAD
         axes.barh(row, plan_s, height=0.6, color=NEUTRAL, alpha=0.3)
         axes.barh(row, without_s - plan_s, left=plan_s, height=0.6, color=colour)
         more = f"{seconds(abs(without_s - plan_s))} {'more' if without_s > plan_s else 'less'}"
         axes.annotate(more, (max(without_s, plan_s), row), (6, 0), textcoords="offset points",
                       va="center", color=colour, fontsize=9)  # fmt: skip
-    axes.barh(last, plan_s, height=0.6, color=COLOURS["faster"], alpha=0.5)
+    axes.barh(last, plan_s, height=0.6, color=GOOD, alpha=0.5)
     axes.annotate(ratio(whole.median), (plan_s, last), (6, 0), textcoords="offset points",
-                  va="center", color=COLOURS["faster"], fontsize=9)  # fmt: skip
+                  va="center", color=GOOD, fontsize=9)  # fmt: skip
     names = ["baseline", *(f"without {name}" for name, _ in found), "with the plan"]
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(0, max(baseline_s, *(plan_s * part.median for _, part in found)) * 1.35)
@@ -126,7 +125,7 @@ def loss_curves(curve: Curve, name: str, other: str) -> Figure:
     curves: tuple[tuple[list[float], str, Any], ...] = (
         (curve.other, other, {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.5}),
         (curve.baseline, "baseline", {"color": NEUTRAL, "linewidth": 2.5}),
-        (curve.planned, name, {"color": "#1f6feb", "linestyle": "--", "linewidth": 1.5}),
+        (curve.planned, name, {"color": PLANNED, "linestyle": "--", "linewidth": 1.5}),
     )
     for losses, label, style in curves:
         axes.plot(range(1, len(losses) + 1), losses, label=label, **style)

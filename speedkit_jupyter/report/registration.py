@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import report_of
-from speedkit_jupyter.measure.rounds.timing import Timing
+from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.timing_report import timing_report
 from speedkit_jupyter.report.tuning_report import tuning_report

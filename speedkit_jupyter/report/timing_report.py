@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.rounds.timing import LEAST_RUNS, Timing
+from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table
 from speedkit_jupyter.report.units import count, seconds

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from speedkit_jupyter import optimizations
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio, shared
+from speedkit_jupyter.measure.results.statistics import SAME, Ratio, bonferroni_share, paired_ratio
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.early_stopping import WORTH_COMPILING, WORTH_IT
 
@@ -62,7 +63,7 @@ class Part:
 
 def least(name: str) -> float:
     """What an optimization has to bring: what lowers precision more than what does not."""
-    if name == "compile":
+    if optimizations.named(name).costly:
         return WORTH_COMPILING
     return WORTH_IT if name in LOWERING else 1 + SAME
 
@@ -81,7 +82,10 @@ def pays(candidate: Candidate, values: Mapping[str, float], others: Sequence[Can
 
 def plans(whole: Candidate) -> list[Candidate]:
     """The whole without each of its parts: first those that need proof the most."""
-    order = sorted(whole.values, key=lambda name: (name not in LOWERING, name != "compile"))
+    order = sorted(
+        whole.values,
+        key=lambda name: (name not in LOWERING, not optimizations.named(name).costly),
+    )
     return [whole.without(name) for name in order if len(whole.values) > 1]
 
 
@@ -89,7 +93,7 @@ def parts(whole: Candidate, comparison: Comparison) -> list[Part]:
     """Each part of the plan, by the rounds that have the plan with and without it."""
     records = {record.name: record for record in comparison.records}
     records.setdefault("baseline", comparison.baseline)
-    error = shared(comparison.error, 2 * len(whole.values))
+    error = bonferroni_share(comparison.error, 2 * len(whole.values))
     return [
         Part(
             name,
@@ -111,7 +115,7 @@ def _ratio(records: Mapping[str, Record], without: str, whole: str, error: float
 def lead(comparison: Comparison, without: Candidate, whole: Candidate) -> Ratio | None:
     """How many times as fast the whole is as what is left of it."""
     records = {record.name: record for record in comparison.records}
-    return _ratio(records, without.name, whole.name, shared(comparison.error, 2))
+    return _ratio(records, without.name, whole.name, bonferroni_share(comparison.error, 2))
 
 
 def idle(parts: Sequence[Part]) -> list[str]:

@@ -9,20 +9,44 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.checks.attention_kernels import measured
+from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.attention import timings
 from speedkit_jupyter.optimizations.attention.timings import Call, Measured
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.tuning import tasks
+from speedkit_jupyter.tuning.outcome import Tuning
 
 if TYPE_CHECKING:
     import torch
 
-# What it may take where there is no search that it is a part of.
-SECONDS = 6.0
+# What it may take of a search's budget, and where there is no search that it is a part of.
+SHARE, SECONDS = 0.1, 6.0
 # Values of `precision` that attention is lowered to, as torch calls them.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def measure(
+    tuning: Tuning, budget: Budget, calls: dict[Call, Seen], models: Sequence[torch.nn.Module]
+) -> Iterator[Progress]:
+    """The kernels, on the calls that a tuned step makes; what is faster there is tried then."""
+    if not calls or "sdpa" in tuning.kept:
+        return
+    doing = "measuring the attention kernels on the calls of the step"
+    rows, left_out = list[Measured](), list[Call]()
+    yield Progress(budget.share, doing)
+    for row in timed(calls, tuning.hardware, tuning.facts, SHARE * budget.seconds, left_out):
+        rows.append(row)
+        yield Progress(budget.share, doing)
+    if left_out and not budget.is_a_look:
+        kinds = f"{len(set(left_out))} kind{'s' * (len(set(left_out)) > 1)} of calls"
+        tuning.notes.append(f"Attention kernels: no time was left to measure {kinds}")
+    keep(models, tuple(rows))
+    tuning.facts = replace(tuning.facts, attention=tuple(rows))
+    others = tuning.facts_of_others
+    tuning.facts_of_others = tuple(replace(one, attention=tuple(rows)) for one in others)
 
 
 def of_step(

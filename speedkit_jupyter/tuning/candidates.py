@@ -16,10 +16,8 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.planning import plan
 
-# Values of these are a choice among equals: none of them is the strongest.
-CHOICES = ("threads", "sdpa")
-# What lowers the precision of products. One of them is enough to begin with.
-LOWERING = frozenset({"precision", "tf32"})
+# One of these is enough to begin with.
+LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +111,8 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
     for single in singles:
         (name,) = single.values
         lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
-        joins = name not in CHOICES and name not in whole.values and not lowers_twice
-        if joins and means_something(whole + single):
+        joins = not optimizations.named(name).rivals and not lowers_twice
+        if joins and name not in whole.values and means_something(whole + single):
             whole = whole + single
     return whole
 

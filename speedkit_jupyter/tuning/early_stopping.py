@@ -67,7 +67,7 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     rounds = len(records[0].times_s)
     logs = np.log(np.array([record.times_s for record in records]))
     # What compiles has to lead by what it has to bring; else nothing is left to tell.
-    costs = [WORTH_COMPILING if record.applied.get("compile") else 1.0 for record in records]
+    costs = [WORTH_COMPILING if record.is_compiled else 1.0 for record in records]
     logs += np.log(costs)[:, None]
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)
@@ -103,7 +103,7 @@ def costs_too_much(baseline: Record, record: Record) -> bool:
 
 def worth_it(record: Record) -> float:
     """The speed-up that this variant has to bring."""
-    return WORTH_COMPILING if record.applied.get("compile") else WORTH_IT
+    return WORTH_COMPILING if record.is_compiled else WORTH_IT
 
 
 def cannot_win(comparison: Comparison, record: Record) -> bool:

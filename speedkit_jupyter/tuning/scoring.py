@@ -43,7 +43,7 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
 def _over_steps(comparison: Comparison, record: Record, speedup: float, steps: int) -> float:
     before = comparison.baseline
     steps_s = steps * spread(before.times_s).median_s
-    compiling_s = before.settling_s if before.applied.get("compile") else 0.0
+    compiling_s = before.settling_s if before.is_compiled else 0.0
     return (compiling_s + steps_s) / (record.settling_s + steps_s / speedup)
 
 

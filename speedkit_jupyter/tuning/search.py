@@ -11,10 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Generator
 from contextlib import ExitStack
-from dataclasses import replace
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -22,13 +20,11 @@ from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.attention.timings import Call, Measured
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden
-from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import engines, learning, other_models, tasks
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.tuning import attention, gemm_engines, other_models
 from speedkit_jupyter.tuning.allowance import Allowance
-from speedkit_jupyter.tuning.attention import keep, timed
 from speedkit_jupyter.tuning.candidates import (
     Candidate,
     candidates,
@@ -39,15 +35,13 @@ from speedkit_jupyter.tuning.candidates import (
 )
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.proof import Proof
+from speedkit_jupyter.tuning.recalled import Recalled
 from speedkit_jupyter.tuning.stages import BASELINE, Stages
-from speedkit_jupyter.tuning.tasks import Task
 
 # Shares of the budget that the races may take; most end earlier. The proof may take the rest.
 RACE, NEAR, COMPILED = 0.35, 0.15, 0.2
 # Compiling is not tried for less than so many seconds of budget, or of all the user's steps.
 COMPILE_S = 20.0
-# Its share of the budget is what measuring attention kernels may take.
-ATTENTION = 0.1
 
 
 class Search:
@@ -78,7 +72,7 @@ class Search:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self._fresh, self._accuracy = step, fresh, accuracy
+        self.step, self._accuracy = step, accuracy
         if accuracy is not None:
             accuracy.bound(step.models)  # raises for what can't be called
         with ExitStack() as stack:
@@ -89,10 +83,9 @@ class Search:
         self._tuning.facts_of_others = tuple(others)
         self._tuning.kept = _known(keep)
         self.begun_s: float | None = None
-        self._identity: tuple[str, Task] | None = None
-        self._calls: dict[Call, Seen] = {}
         self._allowance = Allowance(budget_s)
         self._stages = Stages(step, self._tuning, self._allowance)
+        self._recalled = Recalled(step, self._tuning, self._allowance, fresh)
 
     @property
     def budget_s(self) -> float:
@@ -113,27 +106,8 @@ class Search:
         Runs one step or two, which are undone. Raises what the step raises.
         """
         __tracebackhide__ = True
-        tuning = self._tuning
-        if self._identity is None:
-            took_s: list[float] = []
-            self._identity = tasks.identify(
-                self.step,
-                tuning.hardware,
-                tuning.objective,
-                tuning.steps,
-                took_s,
-                self._allowance.budget,
-                tuning.kept,
-                self._calls,
-            )
-            self._allowance.is_known_to_take(min(took_s))
-            made, others = self.step.made, tuning.facts_of_others
-            tuning.facts = tuning.facts.stepped_by(made)
-            tuning.facts_of_others = tuple(facts.stepped_by(made) for facts in others)
-            learned = None if self._fresh else learning.find(*self._identity)
-            if learned is not None and learned.plan["values"]:  # where nothing helped, search again
-                tuning.learned, tuning.winner = learned, Candidate(learned.plan["values"])
-        return tuning
+        self._recalled.look_up()
+        return self._tuning
 
     def run(self) -> Generator[Progress, None, None]:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
@@ -147,7 +121,7 @@ class Search:
         try:
             yield Progress(budget.share, self._ahead())
             if winner.values:
-                yield from self._check(winner)
+                yield from self._recalled.check(winner, self._stages)
             if not tuning.confirmed:
                 yield from self._search()
             if self._accuracy is not None:
@@ -155,7 +129,7 @@ class Search:
         finally:
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
-            self._calls = {}
+            self._recalled.taken_calls()
 
     def _ahead(self) -> str:
         """How long it will take, and whether that is enough."""
@@ -165,27 +139,13 @@ class Search:
         is_short = self.budget_s < self._allowance.enough_s / 2
         return f"{text}; {self._allowance.more()}" if is_short else text
 
-    def _check(self, known: Candidate) -> Generator[Progress, None, None]:
-        """A short A/B of the plan that was learned; it is forgotten where it does not hold."""
-        __tracebackhide__ = True
-        yield from Proof(self._stages).confirm(known, "checking the learned plan", parts=False)
-        learned, tuning = self._tuning.learned, self._tuning
-        if tuning.winner.name != known.name and learned is not None:
-            if not tuning.unclear:
-                learning.forget(learned)
-            outcome = "could not be checked" if tuning.unclear else "was dropped"
-            reasons = [
-                candidate.reason for candidate in tuning.rejected if candidate.name == known.name
-            ]
-            tuning.notes.append("; ".join([f"The learned plan {known.name} {outcome}", *reasons]))
-            tuning.learned, tuning.comparison = None, None
-            tuning.winner, tuning.confirmed, tuning.unclear = BASELINE, False, ""
-
     def _search(self) -> Generator[Progress, None, None]:
         __tracebackhide__ = True
         tuning, stages = self._tuning, self._stages
-        yield from engines.measure(tuning, self._allowance.budget)
-        yield from self._measure_attention()
+        yield from gemm_engines.measure(tuning, self._allowance.budget)
+        yield from attention.measure(
+            tuning, self._allowance.budget, self._recalled.taken_calls(), self.step.models
+        )
         singles = candidates(
             tuning.hardware,
             tuning.facts,
@@ -206,7 +166,7 @@ class Search:
         stages.say_what_was_left_out()
         if not tuning.helped and singles:
             tuning.unclear = tuning.unclear or stages.why_unclear()
-        self._keep()
+        self._recalled.keep()
 
     def _try_what_was_left_out(self) -> Generator[Progress, None, None]:
         """Where a long step left time for the strongest combination only, and that did not help."""
@@ -220,26 +180,6 @@ class Search:
             elif len(stages.left_out()) == len(rest):  # no time for any of it
                 tuning.winner, tuning.comparison = BASELINE, None
                 return
-
-    def _measure_attention(self) -> Generator[Progress, None, None]:
-        """Its kernels, on the calls that the step makes: what is faster there is tried."""
-        tuning, budget = self._tuning, self._allowance.budget
-        calls, self._calls = self._calls, {}  # with tensors of the step
-        if not calls or "sdpa" in tuning.kept:
-            return
-        rows, left_out = list[Measured](), list[Call]()
-        yield Progress(budget.share, "measuring the attention kernels on the calls of the step")
-        seconds = ATTENTION * budget.seconds
-        for row in timed(calls, tuning.hardware, tuning.facts, seconds, left_out):
-            rows.append(row)
-            yield Progress(budget.share, "measuring the attention kernels on the calls of the step")
-        if left_out and not budget.is_a_look:
-            kinds = f"{len(set(left_out))} kind{'s' * (len(set(left_out)) > 1)} of calls"
-            tuning.notes.append(f"Attention kernels: no time was left to measure {kinds}")
-        keep(self.step.models, tuple(rows))
-        tuning.facts = replace(tuning.facts, attention=tuple(rows))
-        others = tuning.facts_of_others
-        tuning.facts_of_others = tuple(replace(one, attention=tuple(rows)) for one in others)
 
     def _best_of(self, singles: list[Candidate]) -> Generator[Progress, None, Candidate]:
         """What leads once everything that there is time for has raced; it proves nothing yet."""
@@ -276,22 +216,6 @@ class Search:
         if why:
             self._stages.refuse(plan.name, why)
         return not why
-
-    def _keep(self) -> None:
-        """Remember what was found, also that nothing helped: rules shall not turn it on then.
-
-        Not so where the search could not tell. A store that can't be written is said, and no more.
-        """
-        tuning = self._tuning
-        # What was not to be tried may help, for all that it knows.
-        no_answer = not tuning.helped and (tuning.unclear or tuning.kept)
-        if self._identity is None or no_answer:
-            return
-        winner = tuning.winner
-        try:
-            learning.keep(*self._identity, tuning.plan, winner.values, winner.name, tuning.ratio)
-        except SpeedKitError as error:
-            tuning.notes.append(f"the plan was not kept for the next time: {error}")
 
 
 def _known(keep: Collection[str]) -> tuple[str, ...]:

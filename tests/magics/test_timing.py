@@ -11,7 +11,8 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import speedbench
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.rounds.timing import LEAST_RUNS, RUNS, Timing
+from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
+from speedkit_jupyter.measure.rounds.timeit_run import RUNS
 
 pytestmark = pytest.mark.real_time
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"

@@ -31,7 +31,7 @@ from speedkit_jupyter.optimizations.base.options import choices
 from speedkit_jupyter.plans.applying import apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.given import from_word
+from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import CTX, Session, is_free
 from speedkit_jupyter.support.exceptions import SpeedKitError

@@ -29,7 +29,7 @@ from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.functions import verifier_of
+from speedkit_jupyter.tuning.api import verifier_of
 
 
 @lets_go

@@ -7,11 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.attention_calls import Seen
-from speedkit_jupyter.measure.results.statistics import ERROR, least_rounds, paired_ratio, shared
+from speedkit_jupyter.measure.results.statistics import (
+    ERROR,
+    bonferroni_share,
+    least_rounds,
+    paired_ratio,
+)
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.optimizations.attention.sdp_kernels import ON, chosen, taken
+from speedkit_jupyter.optimizations.attention.sdp_kernels import chosen, taken
 from speedkit_jupyter.optimizations.attention.timings import AUTO, Call, Measured, Timed
 from speedkit_jupyter.optimizations.gemm import by_onednn
 
@@ -53,9 +59,9 @@ def measured(
             if left_out is not None:
                 left_out.append(call)
             continue
-        devices = [seen.tensors[0].device] if seen.tensors[0].is_cuda else []
+        gpus = [seen.tensors[0].device] if seen.tensors[0].is_cuda else []
         with (
-            torch.random.fork_rng(devices),
+            torch.random.fork_rng(gpus),
             torch.autocast(seen.tensors[0].device.type, enabled=False),
             by_onednn() if engine else nullcontext(),
         ):
@@ -80,7 +86,7 @@ class _Job:
     def row(self, seconds: float, engine: str) -> Measured | None:
         """None where there is one kernel only, or no time."""
         own, begun_s = self._taken(AUTO), clock.now()
-        others = [word for word in ON.get(self._device.type, ()) if word != own]
+        others = [word for word in devices.attention_kernels(self._device) if word != own]
         others = [word for word in others if self._taken(word) == word]
         if not others or not self._takes(own, AUTO):
             return None
@@ -173,7 +179,9 @@ class _Job:
         """Against the math kernel in float64; none with dropout, whose masks differ."""
         import torch
 
-        if self._call.dropout or not self._has_room(COPIES, 8) or self._device.type == "mps":
+        if self._call.dropout or not self._has_room(COPIES, 8):
+            return None
+        if not devices.has_float64(self._device):
             return None
         with suppress(RuntimeError):
             with chosen(word):
@@ -209,7 +217,7 @@ def _timed(
     median_s = float(np.median(its_s))
     if own_s is its_s:
         return Timed(kernel, median_s, error=error)
-    ratio = paired_ratio(own_s, its_s, shared(ERROR, number))
+    ratio = paired_ratio(own_s, its_s, bonferroni_share(ERROR, number))
     return Timed(kernel, median_s, ratio.median, ratio.low, ratio.high, error)
 
 

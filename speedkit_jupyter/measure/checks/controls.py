@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks import kernels, labels, promotion, roofline, rounding
 from speedkit_jupyter.measure.checks.buffers import settle
 from speedkit_jupyter.measure.checks.course import LEFT, Course
-from speedkit_jupyter.measure.checks.deviation import Errors, errors
+from speedkit_jupyter.measure.checks.errors import Errors, errors
 from speedkit_jupyter.measure.checks.extrapolated import extrapolated, with_alike
 from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.parameters import parameters_of

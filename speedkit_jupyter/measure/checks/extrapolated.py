@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.checks.deviation import Deviation, Errors
+from speedkit_jupyter.measure.checks.deviation import Deviation
+from speedkit_jupyter.measure.checks.errors import Errors
 from speedkit_jupyter.measure.checks.leaves import FEW_ELEMENTS
 from speedkit_jupyter.measure.checks.magnitudes import norm
 from speedkit_jupyter.measure.checks.observation import Observation

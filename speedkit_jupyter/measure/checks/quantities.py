@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.machines.devices import synchronize
-from speedkit_jupyter.measure.checks import energy
+from speedkit_jupyter.machines import devices
+from speedkit_jupyter.machines.devices import Read, synchronize
 from speedkit_jupyter.measure.rounds import clock
 
 if TYPE_CHECKING:
     import torch
 
-Read = Callable[[], float]
 # Counters move once in a millisecond or rarer (NVML in 20 to 100): steps are repeated so long.
 LEAST_S = 0.3
 
@@ -42,7 +41,7 @@ QUANTITIES = (
         "energy",
         "J",
         "Energy: of one step, by the device's own counter, which counts all that runs there.",
-        energy.meter,
+        devices.joules,
     ),
 )
 

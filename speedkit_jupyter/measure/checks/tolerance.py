@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from speedkit_jupyter.measure.checks import gradient_parts, single_rows, whole_numbers
-from speedkit_jupyter.measure.checks.deviation import NAMES, Deviation, Errors
+from speedkit_jupyter.measure.checks.deviation import NAMES, Deviation
+from speedkit_jupyter.measure.checks.errors import Errors
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.checks import draws
 from speedkit_jupyter.measure.checks.course import Course
-from speedkit_jupyter.measure.checks.deviation import errors
+from speedkit_jupyter.measure.checks.errors import errors
 from speedkit_jupyter.measure.checks.left_behind import left_in
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.undo.isolation import State
@@ -93,7 +93,7 @@ class Steps:
 
 def is_compiled(runner: Runner) -> bool:
     """By the plan or by the user: such code draws its own numbers."""
-    if runner.record.applied.get("compile"):
+    if runner.record.is_compiled:
         return True
     return any(
         calls.is_compiled(part) or hasattr(part, "_orig_mod")

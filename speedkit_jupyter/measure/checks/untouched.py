@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from speedkit_jupyter.measure.checks.course import Course
-from speedkit_jupyter.measure.checks.deviation import Deviation, Errors, errors
+from speedkit_jupyter.measure.checks.deviation import Deviation
+from speedkit_jupyter.measure.checks.errors import Errors, errors
 from speedkit_jupyter.measure.checks.verdicts import Judge
 from speedkit_jupyter.measure.checks.yardstick import Yardstick
 

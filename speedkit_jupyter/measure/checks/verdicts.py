@@ -8,7 +8,7 @@ from functools import partial
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.course import LEFT, Course
-from speedkit_jupyter.measure.checks.deviation import Errors, errors
+from speedkit_jupyter.measure.checks.errors import Errors, errors
 from speedkit_jupyter.measure.checks.extrapolated import extrapolated, with_alike
 from speedkit_jupyter.measure.checks.modes import missed
 from speedkit_jupyter.measure.checks.observation import Observation

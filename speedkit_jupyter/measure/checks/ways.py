@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.deviation import vanish
+from speedkit_jupyter.measure.checks.errors import vanish
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.magnitudes import norm
 from speedkit_jupyter.measure.checks.plain import or_nothing

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.measure.checks.accuracy import Accuracy, Verdict
 from speedkit_jupyter.measure.checks.buffers import misled
 from speedkit_jupyter.measure.checks.course import LEFT
-from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT, Errors, errors
+from speedkit_jupyter.measure.checks.deviation import LEAST_GRADIENT
+from speedkit_jupyter.measure.checks.errors import Errors, errors
 from speedkit_jupyter.measure.checks.labels import Names
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.tolerance import UNDETERMINED, Tolerance

@@ -13,10 +13,10 @@ from speedkit_jupyter.measure.results.statistics import (
     ERROR,
     Ratio,
     Word,
+    bonferroni_share,
     least_rounds,
     paired_ratio,
     pairs_needed,
-    shared,
     spread,
 )
 
@@ -86,7 +86,7 @@ class Comparison(Shown):
         ratio = paired_ratio(
             self.times_s(second)[:pairs],
             best.times_s[:pairs],
-            shared(self.error, candidates * (candidates - 1) // 2),
+            bonferroni_share(self.error, candidates * (candidates - 1) // 2),
         )
         return second, ratio
 
@@ -100,7 +100,9 @@ class Comparison(Shown):
         return paired_ratio(
             self.baseline.times_s[:pairs],
             record.times_s[:pairs],
-            shared(self.error, sum(bool(variant.times_s) for variant in self.records[1:])),
+            bonferroni_share(
+                self.error, sum(bool(variant.times_s) for variant in self.records[1:])
+            ),
         )
 
     def verdict(self, record: Record) -> Word:
@@ -126,7 +128,7 @@ class Comparison(Shown):
     def break_even_steps(self, record: Record) -> int | None:
         """After how many steps the time to compile is paid back; None where there is none."""
         ratio = self.ratio(record)
-        if not record.applied.get("compile") or ratio is None or ratio.median <= 1:
+        if not record.is_compiled or ratio is None or ratio.median <= 1:
             return None
         saved_s = spread(self.baseline.times_s).median_s * (1 - 1 / ratio.median)
         return math.ceil(record.settling_s / saved_s)

@@ -49,6 +49,11 @@ class Record:
     score: Scored | None = None
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile is a part of its plan."""
+        return bool(self.applied.get("compile"))
+
+    @property
     def why_not_measured(self) -> str:
         """What was seen of it, or how short the time was; empty where nothing is known."""
         short = self.notes.get("left out")

@@ -111,10 +111,14 @@ def error_of_a_look(looks: int, ended: bool) -> float:
     By Bonferroni's inequality the run as a whole then errs in at most ERROR, although it stops at
     the first look that shows enough.
     """
-    return ERROR * LAST_LOOK if ended or not looks else shared(ERROR * (1 - LAST_LOOK), looks)
+    return (
+        ERROR * LAST_LOOK
+        if ended or not looks
+        else bonferroni_share(ERROR * (1 - LAST_LOOK), looks)
+    )
 
 
-def shared(error: float, comparisons: int) -> float:
+def bonferroni_share(error: float, comparisons: int) -> float:
     """What each of so many comparisons may err, so that all of them hold together (Bonferroni)."""
     return error / max(comparisons, 1)
 
@@ -131,7 +135,7 @@ def least_values(error: float = ERROR) -> int:
 
 def least_rounds(variants: int) -> int:
     """The fewest rounds that give each of so many variants an interval at the end of a run."""
-    return least_pairs(shared(ERROR * LAST_LOOK, variants))
+    return least_pairs(bonferroni_share(ERROR * LAST_LOOK, variants))
 
 
 def pairs_needed(ratio: Ratio) -> int | None:
@@ -159,13 +163,15 @@ def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[flo
 TICK_S = 1e-9
 
 
-def change(then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1) -> Ratio:
+def ratio_between_runs(
+    then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1
+) -> Ratio:
     """Time now over time then, of two runs: above 1 is slower.
 
     The runs have no rounds in common, so each median gets an interval of half the error, and the
     ratio's reaches from the one's low to the other's high.
     """
-    error = shared(ERROR, 2 * max(comparisons, 1))
+    error = bonferroni_share(ERROR, 2 * max(comparisons, 1))
     then_s, now_s = ([max(seconds, TICK_S) for seconds in times] for times in (then_s, now_s))
     if min(len(then_s), len(now_s)) < least_pairs(error):
         then, now = spread(then_s).median_s, spread(now_s).median_s

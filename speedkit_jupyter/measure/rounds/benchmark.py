@@ -21,7 +21,7 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.preparing import keep_copies_where_they_fit, prepared
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
-from speedkit_jupyter.measure.rounds.warm_ups import WarmUps
+from speedkit_jupyter.measure.rounds.warm_up_of_all import WarmUps
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step

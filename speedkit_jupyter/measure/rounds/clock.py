@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.devices import synchronize
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Stopwatch:
     """Wall-clock, CPU and device seconds between `begin()` and `end()`.
 
     `cpu_s` is what this process spent on all its cores until everything was asked of the device;
-    `device_s` is taken between two CUDA events, and None on other devices.
+    `device_s` is taken between two events on the device, and None where it has none.
     """
 
     def __init__(
@@ -40,14 +41,7 @@ class Stopwatch:
         self.wall_s, self.cpu_s = 0.0, 0.0
         self.device_s: float | None = None
         self._device, self._timer = device, timer
-        self._events: tuple[Any, Any] | None = None
-        if device.type == "cuda":
-            import torch
-
-            self._events = (
-                torch.cuda.Event(enable_timing=True),
-                torch.cuda.Event(enable_timing=True),
-            )
+        self._events = devices.events(device)
 
     def begin(self) -> None:
         """Start, once the device is idle."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.graphs.replayed import is_recorded
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.threads import is_here, is_pythons
+from speedkit_jupyter.support.thread_origin import is_here, is_pythons
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.threads import is_here, is_pythons
+from speedkit_jupyter.support.thread_origin import is_here, is_pythons
 
 if TYPE_CHECKING:
     import torch

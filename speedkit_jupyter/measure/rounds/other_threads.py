@@ -9,7 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.threads import is_pythons
+from speedkit_jupyter.support.thread_origin import is_pythons
 
 if TYPE_CHECKING:
     import torch

@@ -59,7 +59,7 @@ class Pace:
     def ahead(self, runners: Sequence[Runner]) -> str:
         """How long it will take, said as soon as one step has been seen."""
         step_s, budget_s = runners[0].step_s, self.budget.seconds
-        compiled = sum(bool(runner.record.applied.get("compile")) for runner in runners)
+        compiled = sum(runner.record.is_compiled for runner in runners)
         text = f"one step takes {step_s:.2g} s: about {max(budget_s, OVERHEAD_S):.0f} s"
         text += f" and the compiling of {compiled}" if compiled else ""
         needed_s = clear_answer_s(step_s, len(runners))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
-from speedkit_jupyter.plans.given import from_word
+from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 

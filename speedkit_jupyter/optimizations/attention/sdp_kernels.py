@@ -20,8 +20,6 @@ BACKENDS = {
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
-# Those that torch has on a device.
-ON = {"cpu": ("flash", "math"), "cuda": tuple(BACKENDS)}
 SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority_order")
 
 

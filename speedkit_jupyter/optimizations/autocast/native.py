@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Accelerator
 
 
 def has_fp16(gpu: Accelerator) -> bool:
     """Whether it multiplies fp16 natively."""
-    return gpu.tensor_cores or gpu.rocm is not None or gpu.kind != "cuda"
+    return gpu.tensor_cores or not gpu.is_nvidia
 
 
 def native_precision(gpu: Accelerator) -> tuple[str, str, bool]:
     """The precision that this accelerator is built for, why, and whether it always pays."""
     capability = ".".join(map(str, gpu.capability or ()))
-    if gpu.kind == "mps":
-        return _native_on_mps(gpu)
-    if gpu.kind != "cuda" or gpu.rocm:
-        if gpu.bf16:
-            return "bf16", f"{gpu.name} has bf16 matrix units; whether they pay differs", False
-        return "fp32", f"{gpu.name} reports no bf16 matrix units", True
+    if not gpu.is_nvidia:
+        return _by_kind(gpu)
     if gpu.bf16:
         return "bf16", f"compute capability {capability} >= 8.0: bf16 Tensor Cores", True
     if gpu.tensor_cores:
@@ -30,9 +27,10 @@ def native_precision(gpu: Accelerator) -> tuple[str, str, bool]:
     return "fp32", f"{gpu.name} (compute capability {capability}) has no Tensor Cores", True
 
 
-def _native_on_mps(gpu: Accelerator) -> tuple[str, str, bool]:
+def _by_kind(gpu: Accelerator) -> tuple[str, str, bool]:
+    kind = devices.KINDS[gpu.kind]
     if not gpu.bf16:
-        return "fp32", "bf16 on MPS needs macOS 14 or later", True
-    if "M1" in gpu.name.split():
+        return "fp32", f"{gpu.name} {kind.no_bf16}", True
+    if set(kind.emulating) & set(gpu.name.split()):
         return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
-    return "bf16", f"{gpu.name} runs bf16 on macOS 14 and later; whether it pays differs", False
+    return "bf16", f"{gpu.name} {kind.bf16}", False

@@ -29,6 +29,8 @@ class Optimization(ABC):
     does nothing. `free` stands for values that no word names (`threads:NUMBER`); where there are
     fields, for those of the field of that name (`compile:BACKEND`). `frameworks_choose` marks what
     Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
+    `lowers` marks what lowers the precision of products, `rivals` whose values are a choice among
+    equals, none of them the strongest.
     `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
@@ -50,6 +52,8 @@ class Optimization(ABC):
     excludes: ClassVar[frozenset[str]] = frozenset()
     free: ClassVar[str] = ""
     frameworks_choose: ClassVar[bool] = False
+    lowers: ClassVar[bool] = False
+    rivals: ClassVar[bool] = False
     library: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from speedkit_jupyter.optimizations.properties.calls import Call
 from speedkit_jupyter.optimizations.properties.hooks import is_watched
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.threads import is_for_here
+from speedkit_jupyter.support.thread_origin import is_for_here
 
 if TYPE_CHECKING:
     import torch

@@ -8,15 +8,13 @@ gives is copied out, so that the next replay writes over nothing that is still n
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.graphs.aliases import alias, as_it_was, by_id, instead
 from speedkit_jupyter.optimizations.graphs.call_kinds import Unfit, filled
 from speedkit_jupyter.optimizations.graphs.call_results import nodes, results
 from speedkit_jupyter.optimizations.graphs.tensor_twins import Twin, copies, copy_of
-from speedkit_jupyter.optimizations.recomputing.as_it_was import attributes_kept
-from speedkit_jupyter.support import interrupts
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +59,7 @@ class Captured:
         inputs = [twin.tensor for twin in self._inputs]
         args, kwargs = filled(given, by_id(tensors, inputs))
         weights = [*parameters, *model.buffers()]
-        aliases = [_alias(tensor) for tensor in weights]
+        aliases = [alias(tensor) for tensor in weights]
         sources = [*inputs, *aliases[: len(parameters)]]
         self._places = [n for n, source in enumerate(sources) if source.requires_grad]
         self._sources = [sources[place] for place in self._places]
@@ -193,62 +191,6 @@ def autocast(device_type: str) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def as_it_was(model: torch.nn.Module, device: Cuda) -> Iterator[None]:
-    """After the block attributes of the modules are the same ones, and buffers and random numbers
-    what they were, byte for byte.
-    """
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    drawn = device.random_state()
-
-    def put_back() -> None:
-        for buffer, before in kept:
-            buffer.data.copy_(before)  # which no graph of before is told of
-        device.set_random_state(drawn)
-
-    try:
-        with attributes_kept(model):  # an LSTM has its weights in a list, made anew for others
-            yield
-    finally:
-        interrupts.finished(put_back)
-
-
-@contextmanager
-def instead(model: torch.nn.Module, aliases: Mapping[int, torch.Tensor]) -> Iterator[None]:
-    """The same memory as other tensors in the modules, by the ids of the model's own."""
-    places = [
-        (holder, name, tensor)
-        for part in model.modules()
-        for holder in (part._parameters, part._buffers)
-        for name, tensor in holder.items()
-        if tensor is not None
-    ]
-
-    def put_back() -> None:
-        for holder, name, tensor in places:
-            holder[name] = tensor  # type: ignore[assignment]
-
-    try:
-        with interrupts.undisturbed():
-            for holder, name, tensor in places:
-                holder[name] = aliases[id(tensor)]  # type: ignore[assignment]
-        yield
-    finally:
-        interrupts.finished(put_back)
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """What is recorded belongs to these: autograd's nodes of the model's own tensors may be of
-    another stream, which can't take part, and an optimizer's step would make autograd refuse to go
-    through the graph once more.
-    """
-    import torch
-
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(tensor.data, requires_grad=tensor.requires_grad)
-    return tensor.data
-
-
 def _once(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What autocast has cast before would not be cast again in a replay, or not at all after it."""
     import torch
@@ -264,11 +206,6 @@ def _leaves_behind(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The tensors that gradients of these go to."""
     leaves = (getattr(node, "variable", None) for node in nodes(outputs, ()))
     return (leaf for leaf in leaves if leaf is not None)
-
-
-def by_id(ones: Sequence[Any], others: Sequence[Any]) -> dict[int, Any]:
-    """Each of the others by the id of its counterpart."""
-    return {id(one): other for one, other in zip(ones, others, strict=True)}
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -8,18 +8,13 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.graphs.aliases import as_it_was, by_id, instead
 from speedkit_jupyter.optimizations.graphs.call_kinds import filled
 from speedkit_jupyter.optimizations.graphs.call_results import memory
-from speedkit_jupyter.optimizations.graphs.captured import (
-    Captured,
-    as_it_was,
-    autocast,
-    by_id,
-    instead,
-)
+from speedkit_jupyter.optimizations.graphs.captured import Captured, autocast
 from speedkit_jupyter.optimizations.graphs.tensor_twins import copies
 from speedkit_jupyter.optimizations.properties.calls import Call
-from speedkit_jupyter.optimizations.recomputing.as_it_was import kernels, set_kernels
+from speedkit_jupyter.optimizations.recomputing.outside_state import kernels, set_kernels
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.optimizations.properties.calls import Call
 from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks
 from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_entries
-from speedkit_jupyter.optimizations.recomputing.as_it_was import (
+from speedkit_jupyter.optimizations.recomputing.outside_state import (
     attributes_kept,
     kernels,
     random_states,

@@ -6,7 +6,7 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.support.threads import is_for_here
+from speedkit_jupyter.support.thread_origin import is_for_here
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from speedkit_jupyter.measure.checks.deviation import Deviation, Errors
+from speedkit_jupyter.measure.checks.deviation import Deviation
+from speedkit_jupyter.measure.checks.errors import Errors
 from speedkit_jupyter.measure.checks.tolerance import NARROW, Tolerance, told_apart
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.checks import energy, quantities
+from speedkit_jupyter.machines import devices, energy
+from speedkit_jupyter.measure.checks import quantities
 from speedkit_jupyter.measure.results.comparison import Comparison
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def test_joules_of_all_packages_are_added_and_a_counter_that_begins_again_counts
     powercap("intel-rapl:0", 9_000_000)
     powercap("intel-rapl:1", 500_000)
     powercap("intel-rapl:0:0", 7)  # a part of the first
-    read = energy.meter(CPU)
+    read = devices.joules(CPU)
     before = read()
     powercap("intel-rapl:0", 1_000_000)
     powercap("intel-rapl:1", 750_000)
@@ -52,10 +53,10 @@ def test_joules_of_all_packages_are_added_and_a_counter_that_begins_again_counts
 
 
 def test_what_nobody_may_read_or_nothing_counts_is_not_measured(powercap):
-    assert energy.meter(CPU) is None
+    assert devices.joules(CPU) is None
     powercap("intel-rapl:0", "")
-    assert energy.meter(CPU) is None
-    assert energy.meter(torch.device("meta")) is None
+    assert devices.joules(CPU) is None
+    assert devices.joules(torch.device("meta")) is None
 
 
 def test_a_quantity_is_a_column_a_field_and_a_line_of_the_file(made_time, steps_counted, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from _rows import HONEST, ROWS
 from planted import examined, judged, word
 
-from speedkit_jupyter.measure.checks.deviation import errors
+from speedkit_jupyter.measure.checks.errors import errors
 from speedkit_jupyter.measure.checks.leaves import Leaves
 from speedkit_jupyter.measure.checks.observation import Observation
 from speedkit_jupyter.measure.checks.single_rows import beyond, single_rows

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune, verify
-from speedkit_jupyter.measure.rounds.timing import Timing
+from speedkit_jupyter.measure.results.timing import Timing
 
 
 def measured(kind: str) -> Any:

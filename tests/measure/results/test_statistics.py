@@ -8,13 +8,13 @@ import pytest
 from speedkit_jupyter.measure.results.statistics import (
     ERROR,
     Ratio,
-    change,
     error_of_a_look,
     least_pairs,
     median_interval,
     paired_ratio,
     pairs_needed,
     planned_looks,
+    ratio_between_runs,
 )
 
 
@@ -107,10 +107,10 @@ def test_a_median_of_few_times_lies_between_the_best_and_the_worst():
 def test_a_change_between_runs_is_found_and_none_is_not_cried():
     rng = np.random.default_rng(0)
     then, now = rng.uniform(1, 1.1, (2, 100))
-    assert change(then, now).low < 1 < change(then, now).high
-    slower = change(then, now * 1.2)
+    assert ratio_between_runs(then, now).low < 1 < ratio_between_runs(then, now).high
+    slower = ratio_between_runs(then, now * 1.2)
     assert 1.1 < slower.low < 1.2 < slower.high < 1.3
-    assert change(then[:3], now[:3]).high == float("inf")
+    assert ratio_between_runs(then[:3], now[:3]).high == float("inf")
 
 
 def test_a_wide_interval_needs_more_pairs():

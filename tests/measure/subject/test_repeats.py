@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune
-from speedkit_jupyter.measure.rounds.timing import Timer, Timing
+from speedkit_jupyter.measure.results.timing import Timing
+from speedkit_jupyter.measure.rounds.timeit_run import Timer
 
 MANY = 12
 

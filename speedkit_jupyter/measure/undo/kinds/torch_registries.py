@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.undo.kinds.settings import (
     Known,
     Setting,
@@ -73,9 +74,12 @@ def settings() -> Iterator[Setting]:
     yield Setting("inference mode", torch.is_inference_mode_enabled, None)
     yield Setting("torch's profiler", torch._C._autograd._profiler_enabled, None)
     yield Setting("torch.distributed", torch.distributed.is_initialized, None)
+    for kind in devices.in_use():
+        if kind.is_numbered:
+            gpu = kind.module
+            yield Setting(f"the current {kind.name} device", gpu.current_device, gpu.set_device)
+            yield Setting(f"{kind.name}'s current stream", gpu.current_stream, gpu.set_stream)
     if torch.cuda.is_initialized():
-        yield Setting("the current GPU", torch.cuda.current_device, torch.cuda.set_device)
-        yield Setting("the current stream", torch.cuda.current_stream, torch.cuda.set_stream)
         yield Setting(
             "cuda's sync debug mode",
             torch.cuda.get_sync_debug_mode,

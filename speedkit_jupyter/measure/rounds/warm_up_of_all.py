@@ -65,7 +65,7 @@ class WarmUps:
             begun_s, excluded_s = clock.now(), budget.excluded_s
             try:
                 with runner.applied():
-                    if runner.record.applied.get("compile"):  # the first to do so loads Inductor
+                    if runner.record.is_compiled:  # the first to do so loads Inductor
                         budget.exclude(clock.now() - begun_s)
                     if self._step.afresh:
                         runner.warm = runner.state()
@@ -73,7 +73,7 @@ class WarmUps:
                     warm_up.warm_up(runner, most_s, budget, usual_s, hasty)
             except Exception as error:
                 runner.fail(error)  # a row; the others go on
-                if runner.record.applied.get("compile"):  # what it took was no step
+                if runner.record.is_compiled:  # what it took was no step
                     budget.exclude(clock.now() - begun_s - (budget.excluded_s - excluded_s))
             start.restore()
             if runner.warm is not None and not self._policy.keeps(runner, first):

@@ -17,17 +17,11 @@ PACKAGES = "intel-rapl:[0-9]"
 MICRO, MILLI = 1e-6, 1e-3
 
 
-def meter(device: torch.device) -> Callable[[], float] | None:
-    """What reads the joules of the device since some moment; None where nothing counts them.
+def of_packages() -> Callable[[], float] | None:
+    """What reads the joules of the processors since some moment: those of all that runs on them.
 
-    A processor's are those of all that runs on it.
+    None where nothing counts them.
     """
-    if device.type == "cuda":
-        return _of_nvml(device)
-    return _of_packages() if device.type == "cpu" else None
-
-
-def _of_packages() -> Callable[[], float] | None:
     packages = [_Package(folder) for folder in sorted(POWERCAP.glob(PACKAGES))]
 
     def read() -> float:
@@ -57,8 +51,11 @@ class _Package:
         return int((self._folder / name).read_text())
 
 
-def _of_nvml(device: torch.device) -> Callable[[], float] | None:
-    """From Volta on; None without NVIDIA's `nvidia-ml-py`, which torch uses for its own figures."""
+def of_nvml(device: torch.device) -> Callable[[], float] | None:
+    """The same of one GPU, from Volta on.
+
+    None without NVIDIA's `nvidia-ml-py`, which torch uses for its own figures.
+    """
     try:
         import torch
 
