@@ -196,10 +196,19 @@ class _Whole(Checking):
         self.weighs = proof.stages.tuning.objective == "memory"
 
     def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """What is slower than without it."""
+        """What is slower than without it; at a look also a whole that gains nothing."""
         if self._proof.stages.tuning.objective != "time":
             return ()
-        return [row for row in racing[1:] if _is_behind(racing[0], row)]
+        return [
+            row
+            for row in racing[1:]
+            if _is_behind(racing[0], row)
+            or (
+                comparison is not None
+                and row.name == self._best.name
+                and early_stopping.gains_nothing(comparison, row)
+            )
+        ]
 
     def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
         """What the rest of the budget can't tell either is not worth waiting for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ from torch import nn
 from speedkit_jupyter import SpeedConfig, apply_speedups, tune
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.statistics import FIRST_LOOK
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support import database
@@ -160,3 +163,25 @@ def test_what_lowers_precision_stays_only_where_it_is_worth_it(made_time):
 
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=3)
     assert tuning.winner.name == "fused_optimizer"
+
+
+@pytest.mark.parametrize(("factor", "goes_on"), [(1.02, False), (0.97, True)])
+def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(made_time, factor, goes_on):
+    network = nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW(network.parameters())
+    x = torch.rand(4, 8)
+
+    def step() -> None:
+        fused = bool(optimizer.param_groups[0]["fused"])
+        noise = random.Random(clock.now()).uniform(0.9, 1.1)  # of the clock: nobody puts that back
+        made_time.sleep(0.1 * noise * (factor if fused else 1.0))
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    search = Search(step_of(step, network, optimizer), 30.0)
+    search._allowance.step_s = 0.1
+    for _ in Proof(search._stages).confirm(Candidate({"fused_optimizer": True}), "confirming"):
+        pass
+    (proof,) = search.result().stages
+    assert (len(proof.comparison.baseline.times_s) > FIRST_LOOK) is goes_on
