@@ -96,8 +96,8 @@ def _batched(least: int, terms: int) -> dict[str, Kernel]:
     product, suits = _product(), _suits(3, least, terms)
 
     def multiplied(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        for one, other, place in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
-            place.copy_(product(one, other))
+        for left, other, place in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
+            place.copy_(product(left, other))
         return out
 
     def made(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -187,7 +187,7 @@ def _takes(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
 def _is_apart(out: torch.Tensor, *operands: torch.Tensor) -> bool:
     """Whether it can be written piece by piece: it is in one piece, and nothing is read there."""
     memory = out.untyped_storage().data_ptr()
-    shares = any(one.untyped_storage().data_ptr() == memory for one in operands)
+    shares = any(operand.untyped_storage().data_ptr() == memory for operand in operands)
     return out.is_contiguous() and not shares
 
 
@@ -206,7 +206,7 @@ def _is_added(added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, 
         return False
     wanted = _shape(a, b)[3 - added.dim() :] if added.dim() <= 3 else ()
     sizes = zip(added.shape, wanted, strict=False)
-    return added.dim() == len(wanted) and all(one in (1, side) for one, side in sizes)
+    return added.dim() == len(wanted) and all(length in (1, side) for length, side in sizes)
 
 
 def _row(bias: torch.Tensor) -> torch.Tensor:

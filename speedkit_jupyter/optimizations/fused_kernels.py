@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 CALLS_OF: Mapping[str, type[Fused]] = {
-    one.kind: one for one in (FusedNorm, FusedMlp, FusedRotation)
+    calls.kind: calls for calls in (FusedNorm, FusedMlp, FusedRotation)
 }
 WORDS = {"rms_norm": "RMSNorm", "swiglu": "gated MLP", "rope": "rotation"}
 NOTHING = (

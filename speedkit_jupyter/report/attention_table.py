@@ -28,28 +28,30 @@ def attention_table(rows: Sequence[Measured]) -> Table:
     """A row for each kernel of each kind of call."""
     columns = ("call", "a step", "kernel", "time", "speed-up", INTERVAL, "error")
     every = [
-        _row(row, one, first=number == 0)
+        _row(row, timed, first=number == 0)
         for row in rows
-        for number, one in enumerate(sorted(row.kernels, key=lambda one: one.kernel != row.own))
+        for number, timed in enumerate(
+            sorted(row.kernels, key=lambda timed: timed.kernel != row.own)
+        )
     ]
     return Table(columns, tuple(every), ("a step", "time", "speed-up", INTERVAL, "error"),
                  wraps=("call",))  # fmt: skip
 
 
-def _row(row: Measured, one: Timed, first: bool) -> Row:
-    is_own = one.kernel == row.own
-    known = not is_own and not math.isinf(one.high)
+def _row(row: Measured, timed: Timed, first: bool) -> Row:
+    is_own = timed.kernel == row.own
+    known = not is_own and not math.isinf(timed.high)
     return Row(
         (
             describe(row.call, row.engine) if first else "",
             f"{row.calls:,}×" if first else "",
-            f"{one.kernel} (torch's own choice)" if is_own else one.kernel,
-            seconds(one.seconds),
-            "–" if is_own else ratio(one.speedup),
-            f"{ratio(one.low)} to {ratio(one.high)}" if known else "–",
-            "–" if one.error is None else f"{one.error:.1g}",
+            f"{timed.kernel} (torch's own choice)" if is_own else timed.kernel,
+            seconds(timed.seconds),
+            "–" if is_own else ratio(timed.speedup),
+            f"{ratio(timed.low)} to {ratio(timed.high)}" if known else "–",
+            "–" if timed.error is None else f"{timed.error:.1g}",
         ),
-        "good" if not is_own and one.low > 1 else "bad" if one.high < 1 else "plain",
+        "good" if not is_own and timed.low > 1 else "bad" if timed.high < 1 else "plain",
     )
 
 

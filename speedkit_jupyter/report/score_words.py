@@ -16,7 +16,7 @@ def shown(score: Scored, value: float) -> str:
     """With as many digits as tell apart what is given up and allowed."""
     after = score.before.value if score.after is None else score.after.value
     largest = max(abs(score.before.value), abs(after))
-    small = [one for one in (score.allowed, abs(score.before.value - after)) if one]
+    small = [number for number in (score.allowed, abs(score.before.value - after)) if number]
     spread = math.ceil(math.log10(largest / min(small))) if small and largest else 0
     return f"{value:.{min(max(spread + 2, FEWEST), MOST)}g}"
 
@@ -25,7 +25,7 @@ def change(score: Scored) -> str:
     """`evaluate 0.912 → 0.908`."""
     if score.after is None:
         return score.failure
-    before, after = (shown(score, one.value) for one in (score.before, score.after))
+    before, after = (shown(score, side.value) for side in (score.before, score.after))
     return f"{score.function} {before} → {after}"
 
 
@@ -84,15 +84,15 @@ def _why(score: Scored) -> str:
     return f"{share(SHARE)} of the baseline's"
 
 
-def _cell(score: Scored, one: Score | None) -> str:
-    if one is None:
+def _cell(score: Scored, side: Score | None) -> str:
+    if side is None:
         return "–"
-    counted = "" if one.examples is None else f" ({one.right:,} of {one.examples:,})"
-    return f"{shown(score, one.value)}{counted}"
+    counted = "" if side.examples is None else f" ({side.right:,} of {side.examples:,})"
+    return f"{shown(score, side.value)}{counted}"
 
 
-def _interval(score: Scored, one: Score | None) -> str:
-    if one is None or one.interval is None:
+def _interval(score: Scored, side: Score | None) -> str:
+    if side is None or side.interval is None:
         return "–"
-    low, high = one.interval
+    low, high = side.interval
     return f"{low:.3g} to {high:.3g}"

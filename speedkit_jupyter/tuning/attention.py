@@ -46,7 +46,7 @@ def measure(
     keep(models, tuple(rows))
     tuning.facts = replace(tuning.facts, attention=tuple(rows))
     others = tuning.facts_of_others
-    tuning.facts_of_others = tuple(replace(one, attention=tuple(rows)) for one in others)
+    tuning.facts_of_others = tuple(replace(facts, attention=tuple(rows)) for facts in others)
 
 
 def of_step(

@@ -75,13 +75,15 @@ def candidates(
         for optimization in CATALOG
         if optimization.effect is not Effect.CHANGES_MODEL and optimization.name not in keep
         for value in _each_once(
-            value for one in every for value in _values(optimization, hardware, one, objective)
+            value
+            for facts_of_one in every
+            for value in _values(optimization, hardware, facts_of_one, objective)
         )
     ]
     return [
         single
         for single in singles
-        if any(_changes_something(single, hardware, one) for one in every)
+        if any(_changes_something(single, hardware, facts_of_one) for facts_of_one in every)
     ]
 
 
@@ -96,7 +98,7 @@ def _each_once(values: Iterable[Any]) -> list[Any]:
     """Also where they have no hash."""
     kept: list[Any] = []
     for value in values:
-        if (type(value), value) not in [(type(one), one) for one in kept]:
+        if (type(value), value) not in [(type(earlier), earlier) for earlier in kept]:
             kept.append(value)
     return kept
 

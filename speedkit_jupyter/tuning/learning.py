@@ -52,7 +52,7 @@ def newest(
         for model in models:
             stack.enter_context(hidden(model))
         orders = permutations(models) if len(models) <= MOST_ORDERED else [tuple(models)]
-        found = [one for order in orders for one in database.learned(setting(order, hardware))]
+        found = [entry for order in orders for entry in database.learned(setting(order, hardware))]
     able = [entry for entry in found if not _costs_time(entry.plan)]
     every = sorted(able, key=lambda entry: entry.number)
     entries = [entry for entry in every if not entry.is_earlier]
@@ -155,9 +155,9 @@ def tuned(
     import torch
 
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
-    for one in models:
-        if not isinstance(one, torch.nn.Module):
-            raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(one).__name__}")
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
     if not models:
         raise ArgumentError("tuned() needs a torch.nn.Module, not an empty list")
     optimizers = arguments.optimizers("optimizer", optimizer)

@@ -46,14 +46,14 @@ def choose(stages: Stages, accuracy: NamedAccuracy) -> Generator[Progress, None,
     except StepError as error:  # what was found stays
         tuning.notes.append(f"Other models were not tried: {error}")
         return
-    able = [one for one in tried if _is_ahead(comparison, found, one)]
-    best = max(able, key=lambda one: _speedup(comparison, one), default=found)
+    able = [candidate for candidate in tried if _is_ahead(comparison, found, candidate)]
+    best = max(able, key=lambda candidate: _speedup(comparison, candidate), default=found)
     if able:
         tuning.winner, tuning.comparison, tuning.confirmed = best, comparison, True
         tuning.parts_found, tuning.learned, tuning.unclear = [], None, ""
     records = {record.name: record for record in comparison.records}
-    for one in tried:
-        stages.reject(comparison, records[one.name], best.name)
+    for candidate in tried:
+        stages.reject(comparison, records[candidate.name], best.name)
 
 
 def candidates(tuning: Tuning) -> list[Candidate]:
@@ -64,22 +64,22 @@ def candidates(tuning: Tuning) -> list[Candidate]:
         if entry.effect is not Effect.CHANGES_MODEL or entry.name in tuning.kept:
             continue
         for value in entry.changes().values():
-            one = tuning.winner + Candidate({entry.name: value})
-            config = one.variant().config
+            candidate = tuning.winner + Candidate({entry.name: value})
+            config = candidate.variant().config
             changes = [plan(config, tuning.hardware, facts).changes_model() for facts in every]
-            if means_something(one) and any(entry.name in change for change in changes):
-                found.append(one)
-    return list({one.name: one for one in found}.values())[:MOST]
+            if means_something(candidate) and any(entry.name in change for change in changes):
+                found.append(candidate)
+    return list({candidate.name: candidate for candidate in found}.values())[:MOST]
 
 
-def _is_ahead(comparison: Comparison, found: Candidate, one: Candidate) -> bool:
+def _is_ahead(comparison: Comparison, found: Candidate, candidate: Candidate) -> bool:
     """Whether it is accepted, and proven faster than the baseline and than what was found."""
-    record = next(row for row in comparison.records if row.name == one.name)
-    lead = ablation.lead(comparison, found, one)
+    record = next(row for row in comparison.records if row.name == candidate.name)
+    lead = ablation.lead(comparison, found, candidate)
     return comparison.verdict(record) == "accepted" and lead is not None and lead.low > 1
 
 
-def _speedup(comparison: Comparison, one: Candidate) -> float:
-    record = next(row for row in comparison.records if row.name == one.name)
+def _speedup(comparison: Comparison, candidate: Candidate) -> float:
+    record = next(row for row in comparison.records if row.name == candidate.name)
     ratio = comparison.ratio(record)
     return 0.0 if ratio is None else ratio.median

@@ -75,7 +75,9 @@ class Recalled:
         if not tuning.unclear:
             learning.forget(learned)
         outcome = "could not be checked" if tuning.unclear else "was dropped"
-        reasons = [one.reason for one in tuning.rejected if one.name == known.name]
+        reasons = [
+            candidate.reason for candidate in tuning.rejected if candidate.name == known.name
+        ]
         tuning.notes.append("; ".join([f"The learned plan {known.name} {outcome}", *reasons]))
         tuning.learned, tuning.comparison = None, None
         tuning.winner, tuning.confirmed, tuning.unclear = BASELINE, False, ""

@@ -53,7 +53,9 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
     optimizers = {n: _optimizers(names, arguments, m, len(models)) for n, m in models.items()}
     if not arguments.rules:
-        every = {id(one): one for held in optimizers.values() for one in held.values()}
+        every = {
+            id(optimizer): optimizer for held in optimizers.values() for optimizer in held.values()
+        }
         config = or_learned(config, list(models.values()), list(every.values()))
     for name, model in models.items():
         _apply(names, session, arguments, name, model, config, optimizers[name])
@@ -84,7 +86,9 @@ def _optimizers(names: Names, arguments: Namespace, model: Any, number: int) -> 
         return find_optimizers(names, arguments.optimizer, model)
     named = named_optimizers(names, arguments.optimizer)
     held = holding(named.values(), model)
-    return {n: one for n, one in named.items() if any(one is other for other in held)}
+    return {
+        n: optimizer for n, optimizer in named.items() if any(optimizer is other for other in held)
+    }
 
 
 def _learned_with(names: Names, name: str, model: Any) -> str:

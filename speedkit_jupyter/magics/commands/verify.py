@@ -68,8 +68,8 @@ def _step(
     """
     name = arguments.step
     if accuracy is not None and name in (None, accuracy.name) and (name or not session.measured):
-        one = [find_model(names, None)[1]] if required(accuracy.function) else []
-        return step_of(accuracy.bound(one)), 0, accuracy.name
+        models = [find_model(names, None)[1]] if required(accuracy.function) else []
+        return step_of(accuracy.bound(models)), 0, accuracy.name
     if name is not None:
         return step_of(find_function(names, name, "%speedkit verify")), arguments.steps, name
     if session.measured is None:

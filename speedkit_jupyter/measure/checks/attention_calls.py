@@ -80,10 +80,13 @@ def _note(
     import torch
 
     given = (query, key, value, attn_mask)
-    if not all(one is None or _is_plain(one) for one in given) or query.device.type == "meta":
+    if (
+        not all(tensor is None or _is_plain(tensor) for tensor in given)
+        or query.device.type == "meta"
+    ):
         return
     records = torch.is_grad_enabled()
-    wanted = tuple(one is not None and records and one.requires_grad for one in given)
+    wanted = tuple(tensor is not None and records and tensor.requires_grad for tensor in given)
     lowered = _lowered(query)
     call = Call(
         tuple(query.shape),
@@ -101,7 +104,7 @@ def _note(
     if call in calls:
         calls[call].number += 1
     elif len(calls) < MOST_KINDS:
-        q, k, v = (one.detach().to(lowered) for one in (query, key, value))
+        q, k, v = (tensor.detach().to(lowered) for tensor in (query, key, value))
         mask = None if attn_mask is None else attn_mask.detach()
         if mask is not None and mask.is_floating_point():
             mask = mask.to(lowered)

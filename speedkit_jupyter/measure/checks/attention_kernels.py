@@ -172,7 +172,7 @@ class _Job:
             gradient = self._gradient
             if gradient is None:
                 gradient = self._gradient = torch.randn_like(output)
-            wanted = [one for one in inputs if one is not None and one.requires_grad]
+            wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
             return [output, *torch.autograd.grad(output, wanted, gradient.to(output.dtype))]
 
     def _error(self, word: str) -> float | None:
@@ -188,7 +188,7 @@ class _Job:
                 found = self._run(self._inputs)
             with chosen("math"):
                 exact = self._run(self._fresh(torch.float64))
-            return max(_off(one, true) for one, true in zip(found, exact, strict=True))
+            return max(_off(tensor, true) for tensor, true in zip(found, exact, strict=True))
         return None
 
     def _fresh(self, dtype: torch.dtype | None = None) -> list[Any]:
@@ -196,8 +196,8 @@ class _Job:
         seen = self._seen
         inputs = [*seen.tensors, seen.mask]
         leaves = []
-        for one, wanted in zip(inputs, seen.wanted, strict=True):
-            leaf = None if one is None else one.clone()
+        for tensor, wanted in zip(inputs, seen.wanted, strict=True):
+            leaf = None if tensor is None else tensor.clone()
             if leaf is not None and dtype is not None and leaf.is_floating_point():
                 leaf = leaf.to(dtype)
             leaves.append(leaf if leaf is None else leaf.requires_grad_(wanted))
@@ -221,9 +221,9 @@ def _timed(
     return Timed(kernel, median_s, ratio.median, ratio.low, ratio.high, error)
 
 
-def _off(one: torch.Tensor, true: torch.Tensor) -> float:
+def _off(tensor: torch.Tensor, true: torch.Tensor) -> float:
     """Relative, by norm; of rows that a mask leaves empty only what both have."""
-    wide, exact = one.detach().double(), true.detach().double()
+    wide, exact = tensor.detach().double(), true.detach().double()
     known = wide.isfinite() & exact.isfinite()
     size = exact[known].norm()
     return float((wide[known] - exact[known]).norm() / size) if size else 0.0

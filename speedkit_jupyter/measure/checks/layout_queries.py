@@ -46,7 +46,7 @@ def _without_exact(stretch: Observation, theirs: Observation) -> Observation:
     calls = stretch.calls
     if len(calls) == len(theirs.calls):
         pairs = zip(calls, theirs.calls, strict=True)
-        calls = [replace(one, results=_exact_of(one.results, its.results)) for one, its in pairs]
+        calls = [replace(call, results=_exact_of(call.results, its.results)) for call, its in pairs]
     return replace(stretch, outputs=_exact_of(stretch.outputs, theirs.outputs), calls=calls)
 
 

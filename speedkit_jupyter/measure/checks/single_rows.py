@@ -72,7 +72,7 @@ def single_rows(
     for dimension, _ in _dimensions(reference.shape):
         axes = [axis for axis in range(reference.dim()) if axis != dimension]
         products = (difference**2, reference**2, difference * reference)
-        means.append(torch.stack([one.mean(axes) if axes else one for one in products]))
+        means.append(torch.stack([product.mean(axes) if axes else product for product in products]))
     if not means:
         return None
     off, size, along = torch.cat(means, 1)

@@ -263,9 +263,9 @@ class Tolerance:
     def enough_whole_numbers(self, errors: Errors) -> bool:
         """Whether they tell rounding from errors: fewer than half of any, or of all, may differ."""
         controls = [control.differing for control in self.controls]
-        for index, one in enumerate(errors.differing):
+        for index, differing in enumerate(errors.differing):
             known = [control[index] for control in controls if index < len(control)]
-            if 2 * whole_numbers.allowed(known, one.size) < one.size:
+            if 2 * whole_numbers.allowed(known, differing.size) < differing.size:
                 return True
         size = whole_numbers.in_all(errors.differing)[1]
         return 2 * whole_numbers.allowed_in_all(controls, size) < size

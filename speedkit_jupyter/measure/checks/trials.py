@@ -79,7 +79,7 @@ class Steps:
                 if (
                     not deviations.fits
                     or any(off)
-                    or any(one.count for one in deviations.differing)
+                    or any(differing.count for differing in deviations.differing)
                 ):
                     return False
         return True

@@ -52,18 +52,20 @@ def differing(ones: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) 
     singles = [pair for pair in pairs if pair[1].numel() == 1]
     if len(singles) > SINGLES:
         rest = [pair for pair in pairs if pair[1].numel() != 1]
-        together = zip(*((one.flatten(), other.flatten()) for one, other in singles), strict=True)
-        one, other = map(torch.cat, together)
-        pairs = [*rest, (one, other)]
-    return [_differing(one, other) for one, other in pairs]
+        together = zip(
+            *((tensor.flatten(), other.flatten()) for tensor, other in singles), strict=True
+        )
+        tensor, other = map(torch.cat, together)
+        pairs = [*rest, (tensor, other)]
+    return [_differing(tensor, other) for tensor, other in pairs]
 
 
-def _differing(one: torch.Tensor, reference: torch.Tensor) -> Differing:
-    count, size = int((one != reference).sum()), reference.numel()
+def _differing(tensor: torch.Tensor, reference: torch.Tensor) -> Differing:
+    count, size = int((tensor != reference).sum()), reference.numel()
     if not count:
         return Differing(0, size)
     wanted = reference.double()
-    off = (one.double() - wanted).abs()
+    off = (tensor.double() - wanted).abs()
     spread = float(wanted.max() - wanted.min())
     return Differing(
         count, size, float(off.max()), float(off.sum()), float(wanted.abs().max()), spread
@@ -80,15 +82,17 @@ def beyond(
     net is left out, but for `settings`, which are not its own.
     """
     unmoved = strict and not any(in_all(control)[0] for control in controls)
-    for index, one in enumerate(seen):
+    for index, difference in enumerate(seen):
         known = [control[index] for control in controls if index < len(control)]
-        limit = _strictly(precision, one.size) if unmoved else allowed(known, one.size)
-        if one.count > limit:
-            return _others(one.count, one.size, precision, limit)
+        limit = (
+            _strictly(precision, difference.size) if unmoved else allowed(known, difference.size)
+        )
+        if difference.count > limit:
+            return _others(difference.count, difference.size, precision, limit)
         if (
             strict
-            and one.count
-            and (fault := _by_too_much(one, known, precision, surely, settings))
+            and difference.count
+            and (fault := _by_too_much(difference, known, precision, surely, settings))
         ):
             return fault
     # Together too: of a list of single ones each might differ.
@@ -99,12 +103,12 @@ def beyond(
 
 def in_all(seen: Sequence[Differing]) -> tuple[int, int]:
     """How many whole numbers differ, of how many."""
-    return sum(one.count for one in seen), sum(one.size for one in seen)
+    return sum(difference.count for difference in seen), sum(difference.size for difference in seen)
 
 
 def allowed(known: Sequence[Differing], size: int) -> int:
     """How many of these may differ: the controls' with the scatter of a count, and 1 %."""
-    return may_differ(max((one.count for one in known), default=0), size)
+    return may_differ(max((difference.count for difference in known), default=0), size)
 
 
 def allowed_in_all(controls: Sequence[Sequence[Differing]], size: int) -> int:
@@ -134,31 +138,35 @@ def _strictly(precision: str, size: int) -> int:
 
 
 def _by_too_much(
-    one: Differing, known: Sequence[Differing], precision: str, surely: bool, settings: bool
+    difference: Differing, known: Sequence[Differing], precision: str, surely: bool, settings: bool
 ) -> str:
     """Of numbers of which no more differ than may."""
     most, total = (max((getattr(it, name) for it in known), default=0.0) for name in MEASURES)
     moved = sum(it.count for it in known)
     if not most:
-        return _unmoved(one, precision, surely and not settings)
-    if most > ANYWHERE * max(one.largest, LARGE):
-        can_fail = one.size > 1 and allowed(known, one.size) < one.size
+        return _unmoved(difference, precision, surely and not settings)
+    if most > ANYWHERE * max(difference.largest, LARGE):
+        can_fail = difference.size > 1 and allowed(known, difference.size) < difference.size
         return (
-            "" if surely or can_fail else _off(one, f"where {precision} alone moves them anywhere")
+            ""
+            if surely or can_fail
+            else _off(difference, f"where {precision} alone moves them anywhere")
         )
-    sure = moved >= (TELLING if one.size == 1 else TELLING_OF_MANY)
-    if not sure and (surely or (one.size >= SEVERAL and one.most <= one.spread)):
+    sure = moved >= (TELLING if difference.size == 1 else TELLING_OF_MANY)
+    if not sure and (
+        surely or (difference.size >= SEVERAL and difference.most <= difference.spread)
+    ):
         return ""
     count = max(it.count for it in known)
     width = SURELY if surely else 1.0
     by = width * (2 * most + 3 * most**0.5)
     by_in_all = width * (2 * total + 3 * count**0.5 * most + most)
-    if one.most > by:
-        return _off(one, f"more than {precision} explains ({by:.3g})")
-    if one.size > 1 and one.total > by_in_all:
+    if difference.most > by:
+        return _off(difference, f"more than {precision} explains ({by:.3g})")
+    if difference.size > 1 and difference.total > by_in_all:
         return (
-            f"whole numbers differ by {one.total:.3g} in all, more than {precision} explains "
-            f"({by_in_all:.3g})"
+            f"whole numbers differ by {difference.total:.3g} in all, "
+            f"more than {precision} explains ({by_in_all:.3g})"
         )
     return ""
 
@@ -166,16 +174,17 @@ def _by_too_much(
 MEASURES = ("most", "total")
 
 
-def _unmoved(one: Differing, precision: str, surely: bool) -> str:
+def _unmoved(difference: Differing, precision: str, surely: bool) -> str:
     """What no control moves: by little it may be chance, and a class by anything."""
-    if one.size >= SEVERAL and one.most <= one.spread:
+    if difference.size >= SEVERAL and difference.most <= difference.spread:
         return ""
-    chance = one.most <= 1 + OF_MANY * one.largest if precision == "fp32" else True
-    return "" if surely and chance else _off(one, f"where {precision} alone moves none")
+    chance = difference.most <= 1 + OF_MANY * difference.largest if precision == "fp32" else True
+    return "" if surely and chance else _off(difference, f"where {precision} alone moves none")
 
 
-def _off(one: Differing, explained: str) -> str:
-    return f"{one.count} of {one.size} whole numbers differ, by up to {one.most:.4g}, {explained}"
+def _off(difference: Differing, explained: str) -> str:
+    count = f"{difference.count} of {difference.size}"
+    return f"{count} whole numbers differ, by up to {difference.most:.4g}, {explained}"
 
 
 def _others(count: int, size: int, precision: str, limit: int) -> str:

@@ -94,7 +94,7 @@ def differing_in(observation: Observation, reference: Observation) -> list[Diffe
     if len(mine) != len(theirs) or not all(_is_whole(mine[index]) for index in places):
         return [Differing(0, len(places))]
     pair = (torch.tensor([int(words[index]) for index in places]) for words in (mine, theirs))
-    return differing(*([one] for one in pair))
+    return differing(*([value] for value in pair))
 
 
 def _is_whole(word: str) -> bool:

@@ -128,7 +128,9 @@ class Yardstick:
     def _off(self, observation: Observation) -> Errors:
         """From the reference; what are the baseline's own whole numbers is not off."""
         deviations = errors(observation, self.reference, self.dropped)
-        if self.reference is self.baseline or not any(one.count for one in deviations.differing):
+        if self.reference is self.baseline or not any(
+            difference.count for difference in deviations.differing
+        ):
             return deviations
         differing = errors(observation, self.baseline, self.dropped).differing
         if len(differing) != len(deviations.differing):
@@ -156,7 +158,7 @@ class Yardstick:
         pairs = [(deviations.output, self.own.output), (deviations.gradient, self.own.gradient)]
         pairs += zip(deviations.numbers, self.own.numbers, strict=False)
         close = all(deviation.distance <= 2 * own.distance + 1e-6 for deviation, own in pairs)
-        if close and not any(one.count for one in deviations.differing):
+        if close and not any(difference.count for difference in deviations.differing):
             return "exact", ""
         return "rounding", self._amplified(tolerance).removeprefix("; ")
 

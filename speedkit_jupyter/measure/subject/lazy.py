@@ -95,6 +95,6 @@ def _is_a_librarys(frame: Any) -> bool:
 
 
 def _has_calls(code: CodeType) -> bool:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    calls = (one.opname.startswith("CALL") for one in dis.get_instructions(code))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    calls = (instruction.opname.startswith("CALL") for instruction in dis.get_instructions(code))
     return any(calls) or any(map(_has_calls, inner))

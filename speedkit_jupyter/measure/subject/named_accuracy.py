@@ -109,7 +109,11 @@ def required(function: Any) -> list[str]:
     except (TypeError, ValueError):  # some of those that are written in C
         return []
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in every if one.default is one.empty and one.kind not in free]
+    return [
+        parameter.name
+        for parameter in every
+        if parameter.default is parameter.empty and parameter.kind not in free
+    ]
 
 
 def _last(name: str) -> str:
@@ -138,10 +142,10 @@ def _pair(given: object) -> tuple[int, int] | None:
     """How many are right, of how many; None for what is no such pair."""
     if not is_a(given, tuple | list) or len(given) != 2:  # type: ignore[arg-type]
         return None
-    counts = [one for one in given if is_a(one, numbers.Integral)]  # type: ignore[attr-defined]
-    if len(counts) != 2 or any(is_a(one, bool) for one in counts):
+    counts = [number for number in given if is_a(number, numbers.Integral)]  # type: ignore[attr-defined]
+    if len(counts) != 2 or any(is_a(number, bool) for number in counts):
         return None
-    right, examples = (int(one) for one in counts)
+    right, examples = (int(number) for number in counts)
     return (right, examples) if 0 <= right <= examples and examples else None
 
 

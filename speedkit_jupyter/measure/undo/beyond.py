@@ -119,7 +119,11 @@ def of_words(walk: Walk, words: Words) -> list[str]:
         text = "a part of a memory that the step may give back: the rest of it can't be put back"
         lines.append(_line(names, text))
     if "set" in words.named and "reset" not in words.named:
-        empty = [one for one in walk.found.values() if type(one) is ContextVar and is_empty(one)]
+        empty = [
+            instance
+            for instance in walk.found.values()
+            if type(instance) is ContextVar and is_empty(instance)
+        ]
         text = "without a value: what the step sets can't be taken away again, nor be put back"
         lines.append(_line(map(walk.name, empty), text))
     return [line for line in lines if line]

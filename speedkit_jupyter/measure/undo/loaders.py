@@ -51,7 +51,7 @@ def loaders_behind(iterator: Any, depth: int = 4) -> Iterator[Any]:
             elif is_a(source, Iterator):
                 yield from loaders_behind(source, depth - 1)
             elif type(source) is tuple:  # of zip and map
-                yield from (one for one in source if is_a_loaders(one))
+                yield from (iterator for iterator in source if is_a_loaders(iterator))
 
 
 def another_epoch(iterator: Any, loader: Any) -> Iterator[Any] | None:

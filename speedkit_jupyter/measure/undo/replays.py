@@ -73,7 +73,7 @@ class Replays:
             words = f"{walk.name(iterator)} ({type(iterator).__name__})"
             if keeps_workers(iterator):
                 self._epochs.append((words, Epoch(iterator), is_in_a_variable(iterator)))
-                holders = [one for one in holders if not _is_its_loaders(walk, one[0])]
+                holders = [holder for holder in holders if not _is_its_loaders(walk, holder[0])]
                 if not holders:  # every loop over the loader begins it anew
                     continue
             if not all(_can_hold_another(walk, holder) for holder, _ in holders):
@@ -93,7 +93,10 @@ class Replays:
             self._found.append((iterator, replay, holders))
             if loaders and replay.draws_from(iterator) and is_shuffled_later(iterator, loaders[0]):
                 self.not_begun.append(walk.name(loaders[0]))
-            if any(is_shuffled_later(one._sampler_iter, one) for one in loaders_behind(iterator)):
+            if any(
+                is_shuffled_later(loader._sampler_iter, loader)
+                for loader in loaders_behind(iterator)
+            ):
                 self.not_begun.append(walk.name(iterator))
             if isinstance(replay, OfOneEpoch) or not (loaders or _comes_back(iterator, replay)):
                 self.given_again.append(words)

@@ -71,7 +71,7 @@ class Measured:
 
     def timed(self, kernel: str) -> Timed:
         """Of that kernel; where it does not take such a call, of torch's own choice."""
-        found = {one.kernel: one for one in self.kernels}
+        found = {timed.kernel: timed for timed in self.kernels}
         return found.get(kernel, found[self.own])
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def ahead(rows: Sequence[Measured]) -> list[str]:
     """The kernels that are proven faster for some call and gain something in all, in one dtype and
     under one engine, the best first; none that is far less exact.
     """
-    names = dict.fromkeys(one.kernel for row in rows for one in row.kernels)
+    names = dict.fromkeys(timed.kernel for row in rows for timed in row.kernels)
     gains = {name: max(_gains(rows, name), default=0.0) for name in names}
     able = [
         name
@@ -132,9 +132,9 @@ def _gains(rows: Sequence[Measured], kernel: str) -> list[float]:
     return [_speedup(group, kernel) for group in proven]
 
 
-def _is_far_off(one: Timed, own: Timed) -> bool:
-    known = one.error is not None and own.error is not None
-    return known and one.error > max(MOST_ERROR * own.error, NO_ERROR)  # type: ignore[operator]
+def _is_far_off(timed: Timed, own: Timed) -> bool:
+    known = timed.error is not None and own.error is not None
+    return known and timed.error > max(MOST_ERROR * own.error, NO_ERROR)  # type: ignore[operator]
 
 
 # State at module level, on purpose: what was measured belongs to the model, which carries nothing

@@ -43,7 +43,7 @@ def known(name: str) -> str:
     from torch._dynamo import list_backends
 
     everything = [*list_backends(None), *GUESTS]
-    spelled = {one.lower(): one for one in everything} | {one: one for one in everything}
+    spelled = {name.lower(): name for name in everything} | {name: name for name in everything}
     if found := spelled.get(name, spelled.get(name.lower())):
         return found
     shown = dict.fromkeys([*OWN, *list_backends(), *GUESTS])

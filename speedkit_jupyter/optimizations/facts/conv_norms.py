@@ -55,12 +55,12 @@ def _found(module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
         before = node.args[0] if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(before, fx.Node) or before.op != "call_module":
             continue
-        conv, norm = str(before.target), str(node.target)
-        one, other = module.get_submodule(conv), module.get_submodule(norm)
+        paths = str(before.target), str(node.target)
+        conv, norm = map(module.get_submodule, paths)
         alone = len(before.users) == len(before.args) == 1
-        once = times[id(one)] == times[id(other)] == 1
-        if alone and once and _is_conv(one) and _is_norm(other):
-            yield f"{prefix}{conv}", f"{prefix}{norm}"
+        once = times[id(conv)] == times[id(norm)] == 1
+        if alone and once and _is_conv(conv) and _is_norm(norm):
+            yield f"{prefix}{paths[0]}", f"{prefix}{paths[1]}"
 
 
 def _is_conv(module: torch.nn.Module) -> bool:

@@ -42,7 +42,7 @@ def fused_source(places: Sequence[Fusible], form: Form) -> Snippet:
     imports = [FUNCTIONS, "from functools import partial"] if kinds & {"rms_norm", "swiglu"} else []
     lines = [line for place in alike for line in _lines(place)]
     if "rope" in kinds:
-        imports += [ROTATION, *(f"import {one.how}" for one in alike if one.kind == "rope")]
+        imports += [ROTATION, *(f"import {place.how}" for place in alike if place.kind == "rope")]
     return Snippet(imports=tuple(imports), model=tuple(lines))
 
 

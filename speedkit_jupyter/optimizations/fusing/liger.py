@@ -122,10 +122,10 @@ def is_nobodys(tensor: torch.Tensor) -> bool:
     )
 
 
-def are_nobodys(one: Any, other: Any) -> bool:
+def are_nobodys(tensor: Any, other: Any) -> bool:
     """Whether a kernel may write over both."""
-    apart = one.data_ptr() != other.data_ptr()
-    return apart and is_nobodys(one) and is_nobodys(other)
+    apart = tensor.data_ptr() != other.data_ptr()
+    return apart and is_nobodys(tensor) and is_nobodys(other)
 
 
 class Once:

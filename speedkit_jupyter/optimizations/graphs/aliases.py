@@ -73,4 +73,4 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 
 def by_id(ones: Sequence[Any], others: Sequence[Any]) -> dict[int, Any]:
     """Each of the others by the id of its counterpart."""
-    return {id(one): other for one, other in zip(ones, others, strict=True)}
+    return {id(key): other for key, other in zip(ones, others, strict=True)}

@@ -234,8 +234,8 @@ def _marks(value: Any, seen: set[int], depth: int = 0) -> Iterator[Hashable]:
         yield len(value)
         if len(value) > MOST_VALUES:
             return
-        for one in value:
-            yield one if type(one) in PLAIN else id(one)
+        for part in value:
+            yield part if type(part) in PLAIN else id(part)
         held = value.values() if isinstance(value, dict) else value
-        for one in held:
-            yield from _marks(one, seen, depth + 1)
+        for part in held:
+            yield from _marks(part, seen, depth + 1)

@@ -77,4 +77,4 @@ def nodes(value: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
             continue
         seen.add(node)
         yield node
-        waiting += [one for one, _ in node.next_functions]
+        waiting += [function for function, _ in node.next_functions]

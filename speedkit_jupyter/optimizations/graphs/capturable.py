@@ -115,7 +115,7 @@ class _Watching:
             return RUNS.format(function)
         name, tags = schema.name, {tag.name for tag in function.tags}
         if name not in FRESH and any(
-            memory(one) not in self.known and memory(one) not in self._own for one in given
+            memory(tensor) not in self.known and memory(tensor) not in self._own for tensor in given
         ):
             return STRANGER
         return (
@@ -134,7 +134,7 @@ class _Watching:
             return OWN_BACKWARD
         if "nondeterministic_seeded" in tags:
             self.draws = True
-            if any(isinstance(one, torch.Generator) for one in (*args, *kwargs.values())):
+            if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
                 return OWN_GENERATOR
         for tensor in _written(function, args, kwargs):
             kind = self.known.get(memory(tensor))
@@ -162,7 +162,7 @@ def _waits(name: str, tags: set[str], args: Any) -> str:
     masks = (torch.bool, torch.uint8)
     if name in BY_MASK:
         indices = _tensors(args[1:2])
-        return WAITS.format(name) if any(one.dtype in masks for one in indices) else ""
+        return WAITS.format(name) if any(index.dtype in masks for index in indices) else ""
     waiting = {"data_dependent_output", "dynamic_output_shape", "cudagraph_unsafe"}
     return WAITS.format(name) if tags & waiting else ""
 
@@ -178,7 +178,9 @@ def _leaves_the_device(
     if len(devices) < 2:
         return ""
     others = [tensor for tensor in (*given, *made) if tensor.device != device]
-    if name not in COPYING and all(one.dim() == 0 and one.device.type == "cpu" for one in others):
+    if name not in COPYING and all(
+        tensor.dim() == 0 and tensor.device.type == "cpu" for tensor in others
+    ):
         return ""
     return COPIES.format(name)
 
@@ -209,13 +211,13 @@ def _random_states() -> tuple[Any, Any]:
     return random.getstate(), None if numpy is None else numpy.random.get_state()
 
 
-def _alike(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    if one[0] != other[0]:
+def _alike(first: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    if first[0] != other[0]:
         return False
-    if one[1] is None or other[1] is None:
+    if first[1] is None or other[1] is None:
         return True
-    return all(map(_same, one[1], other[1]))
+    return all(map(_same, first[1], other[1]))
 
 
-def _same(one: Any, other: Any) -> bool:
-    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+def _same(first: Any, other: Any) -> bool:
+    return bool((first == other).all()) if hasattr(first, "all") else bool(first == other)

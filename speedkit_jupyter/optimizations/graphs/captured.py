@@ -79,7 +79,7 @@ class Captured:
         leaves, self._spec = results(result)
         unique = {id(leaf): leaf for leaf in leaves if _is_tensor(leaf)}
         self._outputs = [*unique.values()]
-        numbers = {one: number for number, one in enumerate(unique)}
+        numbers = {key: number for number, key in enumerate(unique)}
         self._leaves = [numbers.get(id(leaf), leaf) for leaf in leaves]
         self._are_outputs = [id(leaf) in numbers for leaf in leaves]
         ours = {id(source) for source in self._sources}
@@ -90,11 +90,15 @@ class Captured:
         """Also a backward pass, from gradients that are of no account."""
         import torch
 
-        outputs = [one for one in results(work())[0] if _is_tensor(one) and one.requires_grad]
+        outputs = [
+            output for output in results(work())[0] if _is_tensor(output) and output.requires_grad
+        ]
         if outputs and self._sources:
             zeros = [torch.zeros_like(output) for output in outputs]
             found = torch.autograd.grad(outputs, self._sources, zeros, allow_unused=True)
-            if any(one is not None and one.layout is not torch.strided for one in found):
+            if any(
+                gradient is not None and gradient.layout is not torch.strided for gradient in found
+            ):
                 raise Unfit(SPARSE)
 
     @property
@@ -131,11 +135,16 @@ class Captured:
         recorded seed for a number, and die of it.
         """
         around = autocast(self._device.device.type)
-        which = (None if one is None else (one.stride(), one.dtype) for one in gradients)
+        which = (
+            None if gradient is None else (gradient.stride(), gradient.dtype)
+            for gradient in gradients
+        )
         kind = (tuple(around.items()), *which)
         known = self._backward.get(kind)
         if known is None:
-            self._wanted[kind] = [None if one is None else Twin(one) for one in gradients]
+            self._wanted[kind] = [
+                None if gradient is None else Twin(gradient) for gradient in gradients
+            ]
             return None
         twins, found, replay = known
         for twin, gradient in zip(twins, gradients, strict=True):

@@ -195,7 +195,7 @@ class GraphedCalls(Call):
                 self._kinds[kind] = known.why
                 raise Unfit(known.why)
             return known
-        if sum(isinstance(one, Captured) for one in self._kinds.values()) >= MOST:
+        if sum(isinstance(kind, Captured) for kind in self._kinds.values()) >= MOST:
             raise Unfit(TOO_MANY)
         if self._inside:
             raise Unfit(BUSY)

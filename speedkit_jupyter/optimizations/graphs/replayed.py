@@ -103,7 +103,10 @@ class Turn:
         try:
             with recording(), as_it_was(self._model, self._device), torch.enable_grad():
                 # Not the very tensors, whose hooks run when autograd gets what this returns.
-                views = [one.view_as(one) if one.requires_grad else one for one in self._sources]
+                views = [
+                    source.view_as(source) if source.requires_grad else source
+                    for source in self._sources
+                ]
                 set_kernels(self._kernels)
                 if self._drawn is not None:
                     self._device.set_random_state(self._drawn)

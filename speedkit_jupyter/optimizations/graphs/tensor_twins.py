@@ -52,10 +52,10 @@ def copies(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Of all at once: there may be hundreds."""
     import torch
 
-    given = [one for one in tensors if one is not None]
-    made = [torch.empty_like(one) for one in given]
+    given = [tensor for tensor in tensors if tensor is not None]
+    made = [torch.empty_like(tensor) for tensor in given]
     if made:
         with torch.no_grad():
             torch._foreach_copy_(made, given)
     each = iter(made)
-    return [None if one is None else next(each) for one in tensors]
+    return [None if tensor is None else next(each) for tensor in tensors]

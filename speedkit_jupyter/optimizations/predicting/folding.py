@@ -51,7 +51,10 @@ class Folding:
         now = self._now
         around = now.weights, now.waiting
         given = ((pair, pair.weights()) for pair in self._pairs)
-        now.weights, now.waiting = {pair: one for pair, one in given if one is not None}, {}
+        now.weights, now.waiting = (
+            {pair: weights for pair, weights in given if weights is not None},
+            {},
+        )
         try:
             yield
         finally:
@@ -167,5 +170,5 @@ def _folded(conv: torch.nn.Module, norm: torch.nn.Module) -> Weights | None:
             norm._parameters["weight"],
             norm._parameters["bias"],
         )
-    one, other = folded
-    return one.detach(), other.detach()
+    weight, other = folded
+    return weight.detach(), other.detach()

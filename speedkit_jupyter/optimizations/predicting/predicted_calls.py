@@ -77,7 +77,7 @@ class Predicting(Call):
             self._notes["inference"] = TRAINING
             return False
         asks = torch.is_grad_enabled() and any(
-            isinstance(one, torch.Tensor) and one.requires_grad for one in given
+            isinstance(value, torch.Tensor) and value.requires_grad for value in given
         )
         if asks:
             self._notes["inference"] = ASKED

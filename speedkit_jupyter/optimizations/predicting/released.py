@@ -57,9 +57,9 @@ class _Walk:
             return self._tuple(value)
         if isinstance(value, list | dict) or _is_plain(value):
             self._seen[id(value)] = value
-            for holder, name, one in _contents(value):
-                now = self.of(one)
-                if now is not one:
+            for holder, name, part in _contents(value):
+                now = self.of(part)
+                if now is not part:
                     with suppress(TypeError, AttributeError):  # one that can't be written to
                         holder[name] = now
         return value
@@ -72,8 +72,8 @@ class _Walk:
         return self._seen[id(tensor)][0]  # type: ignore[no-any-return]
 
     def _tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        parts = [self.of(one) for one in value]
-        if all(now is one for now, one in zip(parts, value, strict=True)):
+        parts = [self.of(part) for part in value]
+        if all(now is part for now, part in zip(parts, value, strict=True)):
             return value
         make = getattr(type(value), "_make", type(value))
         try:
@@ -85,12 +85,12 @@ class _Walk:
 def _contents(value: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Each holder with the key and what it holds."""
     if isinstance(value, list):
-        yield from ((value, number, one) for number, one in enumerate(value))
+        yield from ((value, number, part) for number, part in enumerate(value))
     if isinstance(value, dict):
-        yield from ((value, key, one) for key, one in list(value.items()))
+        yield from ((value, key, part) for key, part in list(value.items()))
     if hasattr(value, "__dict__"):
         attributes = value.__dict__
-        yield from ((attributes, name, one) for name, one in list(attributes.items()))
+        yield from ((attributes, name, part) for name, part in list(attributes.items()))
 
 
 def _is_plain(value: Any) -> bool:

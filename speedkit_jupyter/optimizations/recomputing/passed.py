@@ -69,15 +69,15 @@ class _Copy:
         if kind in (list, tuple):
             return kind(map(inner, value))
         if kind is dict:
-            return {key: inner(one) for key, one in value.items()}
+            return {key: inner(part) for key, part in value.items()}
         return self._object(value) if _is_written_to(value) else value
 
     def _object(self, value: Any) -> Any:
         if id(value) not in self._made:
             try:
                 self._made[id(value)] = twin = copy.copy(value)
-                for name, one in vars(value).items():
-                    twin.__dict__[name] = self._inside(one)
+                for name, part in vars(value).items():
+                    twin.__dict__[name] = self._inside(part)
             except Exception:  # it can't be copied: it stays the one that it is
                 self._made[id(value)] = value
         return self._made[id(value)]

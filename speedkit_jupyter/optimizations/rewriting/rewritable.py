@@ -66,7 +66,9 @@ def _places(
     """Every place in a model with its module; one that holds what it lies in ends there."""
     yield path, module
     for name, child in module._modules.items():
-        if child is not None and all(child is not one for one in (*above, module)):
+        if child is not None and all(
+            child is not module_above for module_above in (*above, module)
+        ):
             yield from _places(child, f"{path}.{name}" if path else name, (*above, module))
 
 

@@ -58,8 +58,8 @@ def known_in_part(objects: Collection[Any]) -> Iterator[torch.Tensor]:
     """Tensors in a memory of which only a part is known: what else lies in it is not copied."""
     import torch
 
-    tensors = [one for one in objects if issubclass(type(one), torch.Tensor)]
-    whole = {one._cdata for one in objects if type(one) is torch.UntypedStorage}
+    tensors = [instance for instance in objects if issubclass(type(instance), torch.Tensor)]
+    whole = {instance._cdata for instance in objects if type(instance) is torch.UntypedStorage}
     parts: list[tuple[int, torch.Tensor]] = []
     for tensor in tensors:
         with suppress(RuntimeError, NotImplementedError, ValueError):  # no memory of its own

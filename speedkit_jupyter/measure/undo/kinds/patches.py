@@ -60,7 +60,7 @@ class Patches:
             (value, list(value.items() if type(value) is dict else value))
             for value in self._named_containers()
         ]
-        self._streams = [(one, dict(vars(one))) for one in _streams()]
+        self._streams = [(stream, dict(vars(stream))) for stream in _streams()]
         self._modules = dict(sys.modules)
         self._registries = [
             (names, dict(registry) if isinstance(registry := names.get(REGISTRY), dict) else None)
@@ -155,7 +155,7 @@ def _spaces(objects: Collection[Any], words: Words) -> Iterator[Space]:
 def _streams() -> list[Any]:
     """What is printed to: the process's own, be it the notebook's, each once."""
     found = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    return list({id(one): one for one in found if attribute_dict(one) is not None}.values())
+    return list({id(owner): owner for owner in found if attribute_dict(owner) is not None}.values())
 
 
 def _reached(begin: Iterable[Space], names: set[str]) -> list[Space]:

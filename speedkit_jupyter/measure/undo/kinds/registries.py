@@ -42,7 +42,10 @@ def _write_types(value: list[dict[str, Any]] | None) -> None:
         module._default_mime_types()
         return
     for table, saved in zip(_tables(), value, strict=True):
-        copies = {n: [*one] if isinstance(one, list) else one for n, one in saved.items()}
+        copies = {
+            n: [*registered] if isinstance(registered, list) else registered
+            for n, registered in saved.items()
+        }
         refill(table, list(copies.items()))
 
 
@@ -53,7 +56,7 @@ class _Finalizers:
     """
 
     def __init__(self) -> None:
-        self.known = {one for one in list(_registry()) if _is_the_users(one)}
+        self.known = {finalizer for finalizer in list(_registry()) if _is_the_users(finalizer)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Finalizers) and self.known <= other.known
@@ -62,8 +65,8 @@ class _Finalizers:
 
 
 def _write_finalizers(value: _Finalizers) -> None:
-    for one in _Finalizers().known - value.known:
-        one.detach()
+    for finalizer in _Finalizers().known - value.known:
+        finalizer.detach()
 
 
 def _registry() -> Any:
