@@ -57,7 +57,7 @@ def instance_in(names: Mapping[str, Any], form: str) -> Instance | None:
     if form not in CLASSES:
         return None
     packages, name = CLASSES[form]
-    found = None
+    instance = None
     for word, value in list(names.items()):
         homes = [
             str(base.__module__).partition(".")[0]
@@ -65,8 +65,8 @@ def instance_in(names: Mapping[str, Any], form: str) -> Instance | None:
             if base.__name__ == name
         ]
         if word.isidentifier() and word[:1] != "_" and not {*packages}.isdisjoint(homes):
-            found = Instance(form, word, value)
-    return found
+            instance = Instance(form, word, value)
+    return instance
 
 
 def _is_on(own: Any, device: str) -> bool:

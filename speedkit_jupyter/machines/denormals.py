@@ -68,10 +68,10 @@ _PROCESS = os.getpid()
 
 
 def _this_thread() -> _Thread:
-    found: _Thread | None = getattr(_HERE, "thread", None)
-    if found is None or not found.is_this:  # a process that was forked off begins anew
-        found = _HERE.thread = _Thread()
-    return found
+    thread: _Thread | None = getattr(_HERE, "thread", None)
+    if thread is None or not thread.is_this:  # a process that was forked off begins anew
+        thread = _HERE.thread = _Thread()
+    return thread
 
 
 @contextmanager

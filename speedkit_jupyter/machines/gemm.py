@@ -25,14 +25,14 @@ class _Installed:
 
         self.crossover = crossover
         _, _, others = internals()
-        found = kernels(crossover)
-        if others := others & {f"aten/{name}/CPU" for name in found}:
+        replacing = kernels(crossover)
+        if others := others & {f"aten/{name}/CPU" for name in replacing}:
             named = ", ".join(sorted(others))
             raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {named}")
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that a kernel was there: so it should
-            for name, kernel in found.items():
+            for name, kernel in replacing.items():
                 self._library.impl(name, kernel, "CPU", with_keyset=True)
 
     def remove(self) -> None:

@@ -50,10 +50,10 @@ def internals() -> tuple[Callable[..., Any], Callable[[], bool], set[str]]:
 
 def kernels(crossover: Crossover) -> dict[str, Kernel]:
     """oneDNN's by operator, from the crossover on; torch's own go on for what is smaller."""
-    found = _single(crossover.single)
+    products = _single(crossover.single)
     if crossover.batched is None:
-        return found
-    return found | _batched(crossover.batched, crossover.terms)
+        return products
+    return products | _batched(crossover.batched, crossover.terms)
 
 
 def _single(least: int) -> dict[str, Kernel]:

@@ -86,12 +86,12 @@ def known(machine: str) -> GemmRates | None:
     """What was measured on this machine before; None where nothing was, or can be read."""
     try:
         text = database.rates(machine)
-        found = None if text is None else GemmRates.model_validate_json(text)
+        rates = None if text is None else GemmRates.model_validate_json(text)
     except (SpeedKitError, ValidationError):  # whoever writes there next says what is wrong
         return None
     # What an earlier version has kept says less.
-    is_whole = found is not None and found.model_fields_set == GemmRates.model_fields.keys()
-    return found if is_whole else None
+    is_whole = rates is not None and rates.model_fields_set == GemmRates.model_fields.keys()
+    return rates if is_whole else None
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
@@ -100,15 +100,15 @@ def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> Gemm
     Where that was disturbed it is kept for this process only. Never raises: what goes wrong, and
     that it took longer than `patience_s` seconds, is the `failure`.
     """
-    found = known(machine) or DISTURBED.get(machine)
-    if found is None:
-        found = _measure(threads, patience_s)
-        if found.steady:
+    rates = known(machine) or DISTURBED.get(machine)
+    if rates is None:
+        rates = _measure(threads, patience_s)
+        if rates.steady:
             with suppress(SpeedKitError):  # measured anew the next time
-                database.keep_rates(machine, found.model_dump_json())
-        elif not found.failure:
-            DISTURBED[machine] = found
-    return found
+                database.keep_rates(machine, rates.model_dump_json())
+        elif not rates.failure:
+            DISTURBED[machine] = rates
+    return rates
 
 
 def _measure(threads: int, patience_s: float) -> GemmRates:

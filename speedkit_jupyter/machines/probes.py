@@ -89,8 +89,8 @@ def _is_found(module: str) -> bool:
 
 def installed(names: Iterable[str]) -> dict[str, str]:
     """The versions of those that are here; imports none of them."""
-    found = {}
+    versions = {}
     for name in names:
         with suppress(Exception):  # not there, or an importer of the user's is in the way
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions

@@ -13,8 +13,8 @@ def are_expandable() -> bool:
     """Whether those that come next are. Raises AttributeError where torch can't be asked."""
     import torch
 
-    found = _OPTION.findall(torch._C._accelerator_getAllocatorSettings())
-    return bool(found) and found[-1][1] == "True"
+    settings = _OPTION.findall(torch._C._accelerator_getAllocatorSettings())
+    return bool(settings) and settings[-1][1] == "True"
 
 
 def use(on: bool) -> None:

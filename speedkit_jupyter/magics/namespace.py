@@ -74,12 +74,12 @@ def chosen_by(names: Mapping[str, Any], wanted: Sequence[torch.nn.Module]) -> tu
     known = models(names) | inside_others(names)
     words = {id(unwrapped(model)): name for name, model in reversed(known.items())}
     ids = {id(unwrapped(model)) for model in wanted}
-    found = tuple(name for name in known if any(words.get(key) == name for key in ids))
+    spoken = tuple(name for name in known if any(words.get(key) == name for key in ids))
     try:
         alone = len(wanted) == 1 and unwrapped(find_model(names, None)[1]) is unwrapped(wanted[0])
     except UsageError:
         alone = False
-    return () if alone or len(found) < len(ids) else found
+    return () if alone or len(spoken) < len(ids) else spoken
 
 
 def find_optimizers(

@@ -122,8 +122,8 @@ class CudaGraphs(Optimization):
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """How many calls were captured, replayed, and made as ever; False where none can be."""
-        found = layer_of(target.model, GraphedCalls)
-        return {"model.cuda_graphs": False if found is None else str(found.counts)}
+        layer = layer_of(target.model, GraphedCalls)
+        return {"model.cuda_graphs": False if layer is None else str(layer.counts)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """On, where there may be many small kernels."""

@@ -104,8 +104,8 @@ class ReducedReduction(Optimization):
         """The word for what is in force; `auto` where the two types differ, which has no word."""
         if facts.flags.get(ACCUMULATION, False):
             return "fp16_accumulation"
-        found = [facts.flags.get(name, (True, True)) for name in REDUCTIONS]
-        pairs = {value if isinstance(value, tuple) else (value, True) for value in found}
+        values = [facts.flags.get(name, (True, True)) for name in REDUCTIONS]
+        pairs = {value if isinstance(value, tuple) else (value, True) for value in values}
         words = [*WORDS][1:]  # without fp16_accumulation
         return next((word for word in words if pairs == {WORDS[word]}), "auto")
 

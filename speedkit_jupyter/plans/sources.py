@@ -19,7 +19,7 @@ def prepared(
     values: Mapping[str, Any], origin: Origin, problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Aliases resolved and the environment laid over; adds wrong keys to `problems`."""
-    found: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for key, value in values.items():
         where = origin.where((key,))
@@ -31,7 +31,7 @@ def prepared(
             problems.append(f"{where}{key}: the same as {spelling!r}, which stands there too")
         else:
             spelled[optimization.name] = key
-            found[optimization.name] = value
+            known[optimization.name] = value
     _warn_of_unknown_variables()
     variables = {}
     for optimization in CATALOG:
@@ -40,8 +40,8 @@ def prepared(
         if optimization.variable and os.environ.get(optimization.variable):
             variables[optimization.name] = optimization.variable
             word = os.environ[optimization.variable]
-            found[optimization.name] = from_word(word, optimization.words)
-    return found, variables
+            known[optimization.name] = from_word(word, optimization.words)
+    return known, variables
 
 
 def _warn_of_unknown_variables() -> None:

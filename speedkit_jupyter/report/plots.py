@@ -75,7 +75,7 @@ def speedups(comparison: Comparison) -> Figure:
     return figure
 
 
-def parts(found: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -> Figure:
+def parts(ratios: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -> Figure:
     """The time of a step: baseline, the plan without each of its parts, and the whole plan.
 
     `found` are the speed-ups of the plan with a part over the plan without it; `whole` is the
@@ -84,13 +84,13 @@ def parts(found: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    figure = Figure(figsize=(7, 1.2 + 0.4 * (len(found) + 1)), layout="constrained")
+    figure = Figure(figsize=(7, 1.2 + 0.4 * (len(ratios) + 1)), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.subplots()
     axes.patch.set_alpha(0)
-    plan_s, last = baseline_s / whole.median, len(found) + 1
+    plan_s, last = baseline_s / whole.median, len(ratios) + 1
     axes.barh(0, baseline_s, height=0.6, color=NEUTRAL, alpha=0.5)
-    for row, (_, part) in enumerate(found, start=1):
+    for row, (_, part) in enumerate(ratios, start=1):
         without_s = plan_s * part.median
         colour = GOOD if without_s > plan_s else BAD
         axes.barh(row, plan_s, height=0.6, color=NEUTRAL, alpha=0.3)
@@ -101,9 +101,9 @@ def parts(found: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -
     axes.barh(last, plan_s, height=0.6, color=GOOD, alpha=0.5)
     axes.annotate(ratio(whole.median), (plan_s, last), (6, 0), textcoords="offset points",
                   va="center", color=GOOD, fontsize=9)  # fmt: skip
-    names = ["baseline", *(f"without {name}" for name, _ in found), "with the plan"]
+    names = ["baseline", *(f"without {name}" for name, _ in ratios), "with the plan"]
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, max(baseline_s, *(plan_s * part.median for _, part in found)) * 1.35)
+    axes.set_xlim(0, max(baseline_s, *(plan_s * part.median for _, part in ratios)) * 1.35)
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
     axes.set_xlabel("time of one step", color=NEUTRAL)

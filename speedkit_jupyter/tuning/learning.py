@@ -52,8 +52,10 @@ def newest(
         for model in models:
             stack.enter_context(hidden(model))
         orders = permutations(models) if len(models) <= MOST_ORDERED else [tuple(models)]
-        found = [entry for order in orders for entry in database.learned(setting(order, hardware))]
-    able = [entry for entry in found if not _costs_time(entry.plan)]
+        learned = [
+            entry for order in orders for entry in database.learned(setting(order, hardware))
+        ]
+    able = [entry for entry in learned if not _costs_time(entry.plan)]
     every = sorted(able, key=lambda entry: entry.number)
     entries = [entry for entry in every if not entry.is_earlier]
     if every and not entries:

@@ -37,8 +37,8 @@ def choose(stages: Stages, accuracy: NamedAccuracy) -> Generator[Progress, None,
         names = ", ".join(candidate.name for candidate in tried)
         tuning.notes.append(f"No time was left for other models: {names}")
         return
-    found = tuning.winner
-    asked = [found, *tried] if found.values else tried
+    before = tuning.winner
+    asked = [before, *tried] if before.values else tried
     try:
         comparison = yield from stages.benchmark(
             "other models", asked, stages.left_s, Grid(), accuracy
@@ -46,8 +46,8 @@ def choose(stages: Stages, accuracy: NamedAccuracy) -> Generator[Progress, None,
     except StepError as error:  # what was found stays
         tuning.notes.append(f"Other models were not tried: {error}")
         return
-    able = [candidate for candidate in tried if _is_ahead(comparison, found, candidate)]
-    best = max(able, key=lambda candidate: _speedup(comparison, candidate), default=found)
+    able = [candidate for candidate in tried if _is_ahead(comparison, before, candidate)]
+    best = max(able, key=lambda candidate: _speedup(comparison, candidate), default=before)
     if able:
         tuning.winner, tuning.comparison, tuning.confirmed = best, comparison, True
         tuning.parts_found, tuning.learned, tuning.unclear = [], None, ""
@@ -72,10 +72,10 @@ def candidates(tuning: Tuning) -> list[Candidate]:
     return list({candidate.name: candidate for candidate in found}.values())[:MOST]
 
 
-def _is_ahead(comparison: Comparison, found: Candidate, candidate: Candidate) -> bool:
+def _is_ahead(comparison: Comparison, before: Candidate, candidate: Candidate) -> bool:
     """Whether it is accepted, and proven faster than the baseline and than what was found."""
     record = next(row for row in comparison.records if row.name == candidate.name)
-    lead = ablation.lead(comparison, found, candidate)
+    lead = ablation.lead(comparison, before, candidate)
     return comparison.verdict(record) == "accepted" and lead is not None and lead.low > 1
 
 

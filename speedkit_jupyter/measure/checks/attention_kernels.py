@@ -100,10 +100,10 @@ class _Job:
             return None
         errors = {kernel: self._error(able[kernel]) for kernel in times}
         number = len(times) - 1
-        found = [
+        timed = [
             _timed(kernel, times[own], times[kernel], errors[kernel], number) for kernel in times
         ]
-        return Measured(self._call, self._seen.number, own, tuple(found), engine)
+        return Measured(self._call, self._seen.number, own, tuple(timed), engine)
 
     def _takes(self, kernel: str, word: str) -> bool:
         """Whether the choice takes this kernel for such a call, and it runs."""
@@ -185,10 +185,10 @@ class _Job:
             return None
         with suppress(RuntimeError):
             with chosen(word):
-                found = self._run(self._inputs)
+                outputs = self._run(self._inputs)
             with chosen("math"):
                 exact = self._run(self._fresh(torch.float64))
-            return max(_off(tensor, true) for tensor, true in zip(found, exact, strict=True))
+            return max(_off(tensor, true) for tensor, true in zip(outputs, exact, strict=True))
         return None
 
     def _fresh(self, dtype: torch.dtype | None = None) -> list[Any]:

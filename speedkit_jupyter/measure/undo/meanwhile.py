@@ -162,14 +162,14 @@ class Meanwhile:
 
         values = {id(item) for (_, kind), item in self._seen.items() if isinstance(kind, Tensors)}
         ours = {number for number, kind in self._ours if isinstance(kind, Tensors)}
-        found = walk.found.values()
-        for instance in found:  # what the step does not step, and yet is changed
+        instances = walk.found.values()
+        for instance in instances:  # what the step does not step, and yet is changed
             if issubclass(type(instance), torch.optim.Optimizer) and self._is_unused(instance):
                 held = _parameters(instance)
                 if held & (values | ours):
                     self._owners[id(instance)] = instance
                     values, ours = values | held, ours - held
-        for instance in found:
+        for instance in instances:
             held = _parameters(instance)
             if held & values and not held & ours and not self._is_used(instance):
                 self._owners[id(instance)] = instance

@@ -68,9 +68,9 @@ class Replay:
         if self._rewinds:
             self._position = 0
 
-    def draws_from(self, found: Any) -> bool:
+    def draws_from(self, iterator: Any) -> bool:
         """Whether `found` itself is drawn from, and not another one in its place."""
-        return self._source is found
+        return self._source is iterator
 
     def as_found(self) -> Iterator[Any]:
         """An iterator that gives what the source would have given."""

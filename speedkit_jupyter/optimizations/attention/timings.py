@@ -71,8 +71,8 @@ class Measured:
 
     def timed(self, kernel: str) -> Timed:
         """Of that kernel; where it does not take such a call, of torch's own choice."""
-        found = {timed.kernel: timed for timed in self.kernels}
-        return found.get(kernel, found[self.own])
+        by_kernel = {timed.kernel: timed for timed in self.kernels}
+        return by_kernel.get(kernel, by_kernel[self.own])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

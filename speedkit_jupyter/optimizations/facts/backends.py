@@ -44,8 +44,8 @@ def known(name: str) -> str:
 
     everything = [*list_backends(None), *GUESTS]
     spelled = {name.lower(): name for name in everything} | {name: name for name in everything}
-    if found := spelled.get(name, spelled.get(name.lower())):
-        return found
+    if registered := spelled.get(name, spelled.get(name.lower())):
+        return registered
     shown = dict.fromkeys([*OWN, *list_backends(), *GUESTS])
     raise ValueError(
         f"{name!r} is no registered backend; there are {', '.join(shown)}."

@@ -23,7 +23,7 @@ def share(tensors: Iterable[torch.Tensor], optimizers: Sequence[torch.optim.Opti
     import torch
 
     samples: dict[torch.dtype, list[torch.Tensor]] = {}
-    seen = found = 0
+    seen = denormal = 0
     # No mode of the user's is asked: to it this would be the user's own computing.
     modes_off = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), modes_off():
@@ -35,8 +35,8 @@ def share(tensors: Iterable[torch.Tensor], optimizers: Sequence[torch.optim.Opti
         for dtype, parts in samples.items():
             sizes = torch.cat(parts).abs()
             seen += sizes.numel()
-            found += int(((sizes > 0) & (sizes < torch.finfo(dtype).tiny)).sum())
-    return found / seen if seen else 0.0
+            denormal += int(((sizes > 0) & (sizes < torch.finfo(dtype).tiny)).sum())
+    return denormal / seen if seen else 0.0
 
 
 def _states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

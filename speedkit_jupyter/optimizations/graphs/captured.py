@@ -95,9 +95,10 @@ class Captured:
         ]
         if outputs and self._sources:
             zeros = [torch.zeros_like(output) for output in outputs]
-            found = torch.autograd.grad(outputs, self._sources, zeros, allow_unused=True)
+            gradients = torch.autograd.grad(outputs, self._sources, zeros, allow_unused=True)
             if any(
-                gradient is not None and gradient.layout is not torch.strided for gradient in found
+                gradient is not None and gradient.layout is not torch.strided
+                for gradient in gradients
             ):
                 raise Unfit(SPARSE)
 
@@ -146,16 +147,16 @@ class Captured:
                 None if gradient is None else Twin(gradient) for gradient in gradients
             ]
             return None
-        twins, found, replay = known
+        twins, made, replay = known
         for twin, gradient in zip(twins, gradients, strict=True):
             if twin is not None and gradient is not None:
                 twin.fill(gradient)
         replay()
-        return self._spread(copies(found))
+        return self._spread(copies(made))
 
-    def _spread(self, found: Sequence[Any]) -> list[Any]:
+    def _spread(self, gradients: Sequence[Any]) -> list[Any]:
         every: list[Any] = [None] * self._number
-        for place, gradient in zip(self._places, found, strict=True):
+        for place, gradient in zip(self._places, gradients, strict=True):
             every[place] = gradient
         return every
 
@@ -174,18 +175,18 @@ class Captured:
                 return self._differentiated(pairs)
 
             with torch.autocast(**dict(kind[0])):  # as it is where autograd runs, not here
-                found, replay = self._device.record(work, self._memory)
-            self._backward[kind] = (twins, found, replay)
+                made, replay = self._device.record(work, self._memory)
+            self._backward[kind] = (twins, made, replay)
         return bool(wanted)
 
     def _differentiated(self, pairs: list[Any]) -> list[Any]:
         import torch
 
         outputs, gradients = zip(*pairs, strict=True)
-        found = torch.autograd.grad(
+        made = torch.autograd.grad(
             outputs, self._sources, gradients, retain_graph=True, allow_unused=True
         )
-        return list(found)
+        return list(made)
 
 
 def autocast(device_type: str) -> dict[str, Any]:

@@ -87,13 +87,13 @@ class Turn:
             self.captured.why = TWICE
             return self._again(gradients, create_graph=True)
         is_kept = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
-        found: Sequence[Any] | None = self.captured.backward(gradients)
-        if found is None:
-            found = self._again(gradients, create_graph=False)
+        made: Sequence[Any] | None = self.captured.backward(gradients)
+        if made is None:
+            made = self._again(gradients, create_graph=False)
         if not is_kept:  # nobody can come a second time: torch has freed its own part
             self.done = True
             del self.captured, self._call, self._model, self._given, self._sources, self._buffers
-        return found
+        return made
 
     def _again(self, gradients: Sequence[torch.Tensor | None], create_graph: bool) -> list[Any]:
         """By autograd, through a forward pass that is made once more as it was."""
@@ -115,7 +115,7 @@ class Turn:
                 outputs = self._outputs(views)
                 pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
                 ones, others = zip(*pairs, strict=True)
-                found = torch.autograd.grad(
+                made = torch.autograd.grad(
                     ones,
                     [view for view in views if view.requires_grad],
                     others,
@@ -124,7 +124,7 @@ class Turn:
                 )
         finally:
             set_kernels(around)
-        each = iter(found)
+        each = iter(made)
         return [next(each) if source.requires_grad else None for source in self._sources]
 
     def _outputs(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -32,13 +32,13 @@ class Bindings:
     """
 
     def __init__(
-        self, found: Collection[Any], words: Words, cell: MutableMapping[str, Any] | None
+        self, objects: Collection[Any], words: Words, cell: MutableMapping[str, Any] | None
     ) -> None:
-        modules = [module for module in found if issubclass(type(module), ModuleType)]
+        modules = [module for module in objects if issubclass(type(module), ModuleType)]
         modules += words.namespaces()
         spaces: list[MutableMapping[str, Any]]
         spaces = [vars(module) for module in modules if is_the_users_module(module)]
-        spaces += namespaces(found) if words.named & WAYS else []
+        spaces += namespaces(objects) if words.named & WAYS else []
         spaces += [] if cell is None else [cell]
         self._saved = [
             (space, dict(space)) for space in {id(space): space for space in spaces}.values()

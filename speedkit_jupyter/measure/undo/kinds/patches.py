@@ -154,8 +154,10 @@ def _spaces(objects: Collection[Any], words: Words) -> Iterator[Space]:
 
 def _streams() -> list[Any]:
     """What is printed to: the process's own, be it the notebook's, each once."""
-    found = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    return list({id(owner): owner for owner in found if attribute_dict(owner) is not None}.values())
+    streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    return list(
+        {id(owner): owner for owner in streams if attribute_dict(owner) is not None}.values()
+    )
 
 
 def _reached(begin: Iterable[Space], names: set[str]) -> list[Space]:

@@ -20,9 +20,9 @@ def settings() -> Iterator[Setting]:
 
 def _tables() -> list[dict[str, Any]]:
     """Those of the database that all ask, each by strict and by common types."""
-    found = owner_of("mimetypes")._db
-    pairs = (found.types_map, found.types_map_inv)
-    return [*pairs[0], *pairs[1], found.encodings_map, found.suffix_map]
+    types = owner_of("mimetypes")._db
+    pairs = (types.types_map, types.types_map_inv)
+    return [*pairs[0], *pairs[1], types.encodings_map, types.suffix_map]
 
 
 def _types() -> list[dict[str, Any]] | None:

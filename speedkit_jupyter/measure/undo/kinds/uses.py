@@ -54,15 +54,15 @@ class Uses:
         seen: set[Key] = set()
         parts = [part for part in dis.get_instructions(code) if part.opname not in NOISE]
         for index in range(len(parts)):
-            found = _binding(parts, index)
-            if found is not None:
-                if found not in seen:
-                    self.binds.add(found)
-                seen.add(found)
-            found = _reading(parts, index)
-            if found is not None and found not in seen and not self._is_harmless(parts, index):
-                self.reads.add(found)
-                seen.add(found)
+            place = _binding(parts, index)
+            if place is not None:
+                if place not in seen:
+                    self.binds.add(place)
+                seen.add(place)
+            place = _reading(parts, index)
+            if place is not None and place not in seen and not self._is_harmless(parts, index):
+                self.reads.add(place)
+                seen.add(place)
 
     def _is_harmless(self, parts: Sequence[dis.Instruction], index: int) -> bool:
         following = [*parts[index + 1 : index + 3], *[None] * 2]
