@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.machines import gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.budget import Budget, advice, clear_answer_s
 from speedkit_jupyter.measure.rounds.pace import Pace
@@ -111,6 +113,29 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(work):
     left_out = [one for one in found.records if one.why_not_measured]
     assert len(left_out) == 5 - len(measured) > 0
     assert "left out: 20 s are too short" in " ".join(repr(found).split())
+
+
+@pytest.mark.parametrize("longer_s", [0.0, 13.0, 14.0])
+def test_an_examination_that_takes_longer_costs_the_last_variants_not_everybody_s_interval(
+    work, made_time, monkeypatch, longer_s
+):
+    network, optimizer, step = work(0.1)
+    examined = Examination.accuracy
+
+    def slowly(self: Examination, *given: Any) -> Iterator[Any]:
+        yield from examined(self, *given)
+        made_time.sleep(longer_s)
+
+    monkeypatch.setattr(Examination, "accuracy", slowly)
+    names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2"
+    comparison = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
+    timed = [record for record in comparison.records if record.times_s]
+    assert [record.name for record in timed[:2]] == ["baseline", "fused_optimizer"]
+    assert all(math.isfinite(comparison.ratio(record).high) for record in timed[1:])
+    others = [record for record in comparison.records if not record.same_as_baseline]
+    untimed = [record for record in others if not record.times_s]
+    assert bool(untimed) == (longer_s > 0)
+    assert all("left out: 20 s are too short" in record.why_not_measured for record in untimed)
 
 
 @pytest.mark.parametrize("others", ["", ",channels_last"])

@@ -249,7 +249,14 @@ class Benchmark:
         budget = self.budget
         least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
         left_s = max(budget.left_s, least_s)
-        self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
+
+        def sampler(of: Sequence[Runner]) -> Sampler:
+            return Sampler(of, left_s, self._throughput, now, budget)
+
+        if not self._policy.hasty and not budget.is_a_look:
+            # The examination may have taken longer than planned.
+            runners = self._pace.as_many(runners, lambda some: not sampler(some).too_few())
+        self._sampler = sampler(runners)
         if not self._policy.hasty and (warning := self._sampler.too_few(budget.seconds)):
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._policy, self.result)

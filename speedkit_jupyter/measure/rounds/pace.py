@@ -145,12 +145,18 @@ class Pace:
         runner.warm = None
 
     def within(self, runners: Sequence[Runner]) -> list[Runner]:
-        """As many as can be checked and told apart in the time that is left; two at least.
+        """As many as can be checked and told apart in the time that is left; two at least."""
+        return self.as_many(runners, self.has_time_to_check)
+
+    def as_many(
+        self, runners: Sequence[Runner], is_time: Callable[[Sequence[Runner]], bool]
+    ) -> list[Runner]:
+        """As there `is_time` for; two at least: first what is hopeless leaves, then what is last.
 
         Of two only the first where the other is so slow that not even one round would fit.
         """
         kept = list(runners)
-        while len(kept) > 1 and not self.has_time_to_check(kept):
+        while len(kept) > 1 and not is_time(kept):
             slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
             hopeless = slowest.fastest_s > FAR * kept[0].fastest_s
             if len(kept) == 2 and not (hopeless and self._is_no_round_left(kept)):
