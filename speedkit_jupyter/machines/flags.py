@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import fp32_precision
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.moved import moved
+from speedkit_jupyter.support.missing_in_torch import moved
 
 Values = Mapping[str, Any]
 

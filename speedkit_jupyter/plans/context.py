@@ -17,7 +17,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.asked import STANDING_IN, Asked
+from speedkit_jupyter.plans.asked_of_context import STANDING_IN, Asked
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.leaving import Exit, ExitMethod, or_restored, surely
 from speedkit_jupyter.plans.observed import observed

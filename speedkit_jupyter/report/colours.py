@@ -6,13 +6,20 @@ A word always says the same as a colour does.
 from __future__ import annotations
 
 GOOD, BAD, NEUTRAL = "#2ea043", "#da3633", "#8b949e"
+# Rules between rows, and what code stands on.
+GREY = "#808080"
 # What a plan changes, and the curve with a plan beside the one without.
 CHANGED, PLANNED = "#388bfd", "#1f6feb"
 # Of code: comments, keywords, strings, numbers.
 COMMENT, KEYWORD, STRING, NUMBER = "#7f848e", "#a855c7", "#2f9e5b", "#c2701d"
 
 
+def rgba(colour: str, opacity: str) -> str:
+    """CSS for this colour, as opaque as said (0 to 1)."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
+
+
 def tint(colour: str, opacity: str) -> str:
     """CSS for a background in this colour, so light that any text stays legible on it."""
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"background:rgba({red},{green},{blue},{opacity});"
+    return f"background:{rgba(colour, opacity)};"

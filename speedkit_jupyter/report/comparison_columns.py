@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speedkit_jupyter.measure.checks import quantities
-from speedkit_jupyter.measure.checks.quantities import Quantity
+from speedkit_jupyter.measure.checks import counted_columns
+from speedkit_jupyter.measure.checks.counted_columns import Quantity
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
@@ -65,7 +65,7 @@ def comparison_table(comparison: Comparison, is_brief: bool = False) -> Table:
 def counted(comparison: Comparison) -> list[Quantity]:
     """What this machine counts beside the times."""
     names = {name for record in comparison.records for name in record.quantities}
-    return [quantity for quantity in quantities.QUANTITIES if quantity.name in names]
+    return [quantity for quantity in counted_columns.QUANTITIES if quantity.name in names]
 
 
 def _columns(comparison: Comparison) -> list[Column]:

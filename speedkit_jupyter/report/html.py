@@ -14,9 +14,11 @@ from speedkit_jupyter.report.colours import (
     CHANGED,
     COMMENT,
     GOOD,
+    GREY,
     KEYWORD,
     NUMBER,
     STRING,
+    rgba,
     tint,
 )
 from speedkit_jupyter.report.elements import (
@@ -40,13 +42,13 @@ FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
 # Figures of one width, so that a table that is drawn anew each second stands still.
 FIGURES = "font-size:13px;color:inherit;font-variant-numeric:tabular-nums"
 CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
-RULE = "border-bottom:1px solid rgba(128,128,128,.45);"
+RULE = f"border-bottom:1px solid {rgba(GREY, '.45')};"
 # An option is no place to break a line.
 OPTION = re.compile(r"--\w+( \d+)?")
 MARKED = tint(CHANGED, ".2") + "border-radius:3px;padding:0 5px;margin-left:-5px"
 FOLDED = 'style="margin:4px 0"'
 CODE = (
-    "background:rgba(128,128,128,.12);border-left:3px solid rgba(128,128,128,.5);"
+    f"{tint(GREY, '.12')}border-left:3px solid {rgba(GREY, '.5')};"
     "padding:6px 10px;margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;"
     "font-family:monospace"
 )

@@ -17,9 +17,9 @@ from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan, together
-from speedkit_jupyter.support.alive import Alive
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.weak_references import Alive
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.checks.rounding import unit
+from speedkit_jupyter.measure.checks.reference.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.checks.scores import Score
 from speedkit_jupyter.measure.results.record import Record
@@ -22,7 +22,7 @@ from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.measure.undo.replays import Replays
+from speedkit_jupyter.measure.undo.iterators import Replays
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext

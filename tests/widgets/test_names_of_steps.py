@@ -15,7 +15,7 @@ import torch
 from speedkit_jupyter import Panel, session
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.custody import in_progress
-from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.kinds.code.names import Names
 
 pytestmark = pytest.mark.usefixtures("trusted")
 

@@ -6,18 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from speedkit_jupyter.measure.checks import (
-    controls,
-    layout_queries,
-    memory,
-    quantities,
-    roofline,
-)
+from speedkit_jupyter.measure.checks import counted_columns, memory, roofline
 from speedkit_jupyter.measure.checks.accuracy import is_finite, stands
-from speedkit_jupyter.measure.checks.course import Course
-from speedkit_jupyter.measure.checks.trials import Steps, is_compiled
-from speedkit_jupyter.measure.checks.untouched import otherwise
-from speedkit_jupyter.measure.checks.verdicts import Judge
+from speedkit_jupyter.measure.checks.judging import controls, layout_queries
+from speedkit_jupyter.measure.checks.judging.untouched import otherwise
+from speedkit_jupyter.measure.checks.judging.verdicts import Judge
+from speedkit_jupyter.measure.checks.observing.course import Course
+from speedkit_jupyter.measure.checks.observing.trials import Steps, is_compiled
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -176,7 +171,7 @@ class Examination:
 
     def quantities(self) -> Iterator[Progress]:
         """What else this machine counts, of each variant."""
-        for quantity in quantities.QUANTITIES:
+        for quantity in counted_columns.QUANTITIES:
             for runner in self._runners:
                 read = None if runner.record.failure else quantity.meter(runner.device)
                 if read is None or runner.warm is None:
@@ -185,7 +180,7 @@ class Examination:
                 with runner.applied():
                     runner.warm.restore()
                     try:
-                        value = quantities.of_a_step(runner.once, runner.device, read)
+                        value = counted_columns.of_a_step(runner.once, runner.device, read)
                     except Exception as error:
                         runner.fail(error)
                     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from speedkit_jupyter.measure.checks import compilations
-from speedkit_jupyter.measure.checks.course import steps_of
+from speedkit_jupyter.measure.checks.observing.course import steps_of
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
     LATEST,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.course import Course, goes_on
-from speedkit_jupyter.measure.checks.observer import observing
-from speedkit_jupyter.measure.checks.parameters import parameters_of
+from speedkit_jupyter.measure.checks.observing.course import Course, goes_on
+from speedkit_jupyter.measure.checks.observing.observer import observing
+from speedkit_jupyter.measure.checks.values.parameters import parameters_of
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.measure.undo.at_work import others_at_work
+from speedkit_jupyter.measure.undo.busy_threads import others_at_work
 from speedkit_jupyter.measure.undo.isolation import State
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.watching import watching
+from speedkit_jupyter.measure.checks.observing.watching import watching
 from speedkit_jupyter.measure.undo.isolation import State
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.subject.discovery import (
 from speedkit_jupyter.measure.subject.repeats import Repeats
 from speedkit_jupyter.measure.undo.custody import Visit
 from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.kinds.code.names import Names
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext

@@ -7,17 +7,17 @@ from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
-from speedkit_jupyter.measure.undo import parted
+from speedkit_jupyter.measure.undo import graphs_in_float64
 from speedkit_jupyter.measure.undo.graphs import Graphs
 from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.measure.undo.kinds.functions import Caches
-from speedkit_jupyter.measure.undo.kinds.memory import known_in_part
-from speedkit_jupyter.measure.undo.kinds.mirrors import Loggers
-from speedkit_jupyter.measure.undo.kinds.opaque import Unknown
-from speedkit_jupyter.measure.undo.kinds.randomness import is_empty
-from speedkit_jupyter.measure.undo.kinds.streams import Files
-from speedkit_jupyter.measure.undo.kinds.words import Words
-from speedkit_jupyter.measure.undo.replays import Replays
+from speedkit_jupyter.measure.undo.iterators import Replays
+from speedkit_jupyter.measure.undo.kinds.code.spelled import Words
+from speedkit_jupyter.measure.undo.kinds.files.mirrors import Loggers
+from speedkit_jupyter.measure.undo.kinds.files.streams import Files
+from speedkit_jupyter.measure.undo.kinds.objects.functions import Caches
+from speedkit_jupyter.measure.undo.kinds.objects.opaque import Unknown
+from speedkit_jupyter.measure.undo.kinds.tensors.memory import known_in_part
+from speedkit_jupyter.measure.undo.kinds.tensors.randomness import is_empty
 from speedkit_jupyter.measure.undo.walk import Walk
 
 # So many names in a line.
@@ -103,7 +103,7 @@ def of_graphs(graphs: Graphs, codes: Iterable[CodeType]) -> list[str]:
 def of_float64(walk: Walk, models: Sequence[Any]) -> list[str]:
     """A line for graphs of before that a check in float64 parts from the parameters."""
     line = _line(
-        parted.names(walk, models),
+        graphs_in_float64.names(walk, models),
         "a graph of autograd from before: after the check in float64 torch.autograd.grad() does "
         "not find the parameters from there, and backward() does",
         verb=("has", "have"),

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.fingerprint import Fingerprint
 from speedkit_jupyter.measure.undo.graphs import Graphs
-from speedkit_jupyter.measure.undo.kinds import process
-from speedkit_jupyter.measure.undo.kinds.abstract import Registrations
-from speedkit_jupyter.measure.undo.kinds.bindings import Bindings
-from speedkit_jupyter.measure.undo.kinds.descriptors import Descriptors
-from speedkit_jupyter.measure.undo.kinds.patches import Patches
+from speedkit_jupyter.measure.undo.iterators import Replays
+from speedkit_jupyter.measure.undo.kinds.code.bindings import Bindings
+from speedkit_jupyter.measure.undo.kinds.files.descriptors import Descriptors
+from speedkit_jupyter.measure.undo.kinds.process import process
+from speedkit_jupyter.measure.undo.kinds.process.abstract_classes import Registrations
+from speedkit_jupyter.measure.undo.kinds.process.patches import Patches
+from speedkit_jupyter.measure.undo.kinds.process.torch_registries import COMPILER_SETTINGS
 from speedkit_jupyter.measure.undo.kinds.settings import Settings
-from speedkit_jupyter.measure.undo.kinds.torch_registries import COMPILER_SETTINGS
-from speedkit_jupyter.measure.undo.replays import Replays
 from speedkit_jupyter.plans.applying import applied_to, hide, show
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import StepError

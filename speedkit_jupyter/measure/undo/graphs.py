@@ -13,8 +13,8 @@ from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo.kinds.base import attribute_dict
-from speedkit_jupyter.measure.undo.kinds.names import Names
-from speedkit_jupyter.measure.undo.kinds.uses import Key, Uses
+from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.kinds.code.names_read import Key, Uses
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.undo.walk import Walk

@@ -7,15 +7,15 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.undo.kinds import process
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
-from speedkit_jupyter.measure.undo.kinds.containers import Dicts
-from speedkit_jupyter.measure.undo.kinds.histories import set_versions
-from speedkit_jupyter.measure.undo.kinds.names import Names
-from speedkit_jupyter.measure.undo.kinds.randomness import Generators
+from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.kinds.objects.containers import Dicts
+from speedkit_jupyter.measure.undo.kinds.process import process
 from speedkit_jupyter.measure.undo.kinds.registry import KINDS
 from speedkit_jupyter.measure.undo.kinds.settings import Settings, failure
-from speedkit_jupyter.measure.undo.kinds.tensors import Tensors
+from speedkit_jupyter.measure.undo.kinds.tensors.histories import set_versions
+from speedkit_jupyter.measure.undo.kinds.tensors.randomness import Generators
+from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Tensors
 from speedkit_jupyter.measure.undo.meanwhile import Meanwhile
 from speedkit_jupyter.measure.undo.walk import Walk
 

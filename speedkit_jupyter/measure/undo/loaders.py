@@ -8,7 +8,7 @@ from types import CellType, FrameType, FunctionType, GeneratorType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.kinds.base import attribute_dict
-from speedkit_jupyter.measure.undo.kinds.streams import KEPT_IN_C, epoch_of, has_not_begun
+from speedkit_jupyter.measure.undo.kinds.files.streams import KEPT_IN_C, epoch_of, has_not_begun
 from speedkit_jupyter.support.lookup import is_a
 
 

@@ -12,12 +12,12 @@ from contextlib import suppress
 from time import sleep
 from typing import Any
 
-from speedkit_jupyter.measure.undo.at_work import others_at_work
+from speedkit_jupyter.measure.undo.busy_threads import others_at_work
 from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind, attribute_dict
-from speedkit_jupyter.measure.undo.kinds.containers import Dicts
-from speedkit_jupyter.measure.undo.kinds.locks import Locks
-from speedkit_jupyter.measure.undo.kinds.names import NamesKind
-from speedkit_jupyter.measure.undo.kinds.tensors import Gradients, Tensors
+from speedkit_jupyter.measure.undo.kinds.code.names import NamesKind
+from speedkit_jupyter.measure.undo.kinds.objects.containers import Dicts
+from speedkit_jupyter.measure.undo.kinds.objects.locks import Locks
+from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Gradients, Tensors
 from speedkit_jupyter.measure.undo.walk import Walk
 
 Memory = tuple[Kind, Any, Any]

@@ -8,15 +8,15 @@ from types import CellType, FunctionType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
-from speedkit_jupyter.measure.undo.kinds.histories import Leaves, has_graph
-from speedkit_jupyter.measure.undo.kinds.instances import Attributes
-from speedkit_jupyter.measure.undo.kinds.mirrors import mirrors_a_file
-from speedkit_jupyter.measure.undo.kinds.names import Names
+from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.kinds.files.mirrors import mirrors_a_file
+from speedkit_jupyter.measure.undo.kinds.objects.instances import Attributes
+from speedkit_jupyter.measure.undo.kinds.objects.shared import is_elsewhere_too, parts_of_its_own
+from speedkit_jupyter.measure.undo.kinds.objects.weak import PROXIES
 from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.undo.kinds.registry import Registry
-from speedkit_jupyter.measure.undo.kinds.shared import is_elsewhere_too, parts_of_its_own
-from speedkit_jupyter.measure.undo.kinds.tensors import Gradients
-from speedkit_jupyter.measure.undo.kinds.weak import PROXIES
+from speedkit_jupyter.measure.undo.kinds.tensors.histories import Leaves, has_graph
+from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Gradients
 from speedkit_jupyter.support.lookup import is_a
 
 # More are not looked at. Containers of more elements than LARGE come last, so that they hide

@@ -11,10 +11,11 @@ from _amplifying import nets
 from planted import OPTIMIZERS, accused, examined, training_step
 from torch import nn
 
-from speedkit_jupyter.measure.checks import controls, rounding
-from speedkit_jupyter.measure.checks.buffers import misled
-from speedkit_jupyter.measure.checks.observation import Observation
-from speedkit_jupyter.measure.checks.ways import astray
+from speedkit_jupyter.measure.checks.comparing.buffers import misled
+from speedkit_jupyter.measure.checks.comparing.parameter_moves import astray
+from speedkit_jupyter.measure.checks.judging import controls
+from speedkit_jupyter.measure.checks.observing.observation import Observation
+from speedkit_jupyter.measure.checks.reference import rounding
 
 ACCUSED = {
     "mlp, batchnorm, 2 samples, 1": "bf16",  # a momentum of earlier gradients that were noise

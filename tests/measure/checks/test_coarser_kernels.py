@@ -13,7 +13,7 @@ from planted import examined, judged, word
 from torch import nn
 from torch.nn import functional
 
-from speedkit_jupyter.measure.checks import kernels, promotion, rounding
+from speedkit_jupyter.measure.checks.reference import kernels_of_layouts, promotion, rounding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 POOLINGS = {
@@ -78,7 +78,7 @@ def test_a_control_takes_over_what_the_kernel_of_the_other_layout_gives():
     last = model(x.to(memory_format=torch.channels_last))
     with torch.no_grad(), promotion.in_float64([model]):
         exact = model(x)
-        with rounding.rounded("fp32", compute=kernels.in_the_other_layout):
+        with rounding.rounded("fp32", compute=kernels_of_layouts.in_the_other_layout):
             control = model(x)
     assert torch.equal(control.float(), last.contiguous())
     assert not torch.equal(control, exact)
@@ -94,7 +94,7 @@ def test_a_kernel_that_does_more_than_round_is_none_to_go_by(spoil):
         return functional.relu(value if value.dtype is torch.float64 else spoil(value))
 
     relu._schema = torch.ops.aten.relu.default._schema
-    assert torch.equal(kernels.in_the_other_layout(relu, (x,), {}), functional.relu(x))
+    assert torch.equal(kernels_of_layouts.in_the_other_layout(relu, (x,), {}), functional.relu(x))
 
 
 def test_running_statistics_are_updated_once():
@@ -102,7 +102,7 @@ def test_running_statistics_are_updated_once():
     x, found, expected = torch.randn(8, 4, 5, 5), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
     expected(x)
     with promotion.in_float64([found]):
-        with rounding.rounded("fp32", compute=kernels.in_the_other_layout):
+        with rounding.rounded("fp32", compute=kernels_of_layouts.in_the_other_layout):
             found(x)
         torch.testing.assert_close(found.running_mean.float(), expected.running_mean)
         torch.testing.assert_close(found.running_var.float(), expected.running_var)

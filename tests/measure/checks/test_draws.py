@@ -8,7 +8,7 @@ from planted import examined, word
 from torch import nn
 from torch.nn import functional
 
-from speedkit_jupyter.measure.checks import draws
+from speedkit_jupyter.measure.checks.reference import draws
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = (2, 4, 8, 8)

@@ -14,7 +14,7 @@ import torch
 from planted import examined, word
 from torch import nn
 
-from speedkit_jupyter.measure.checks import controls
+from speedkit_jupyter.measure.checks.judging import controls
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.checks.promotion import in_float64
+from speedkit_jupyter.measure.checks.reference.promotion import in_float64
 
 
 class Off(torch.autograd.Function):

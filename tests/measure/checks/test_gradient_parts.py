@@ -10,7 +10,7 @@ import torch
 from _packed import HONEST, PACKED
 from planted import examined, judged, word
 
-from speedkit_jupyter.measure.checks.gradient_parts import parts
+from speedkit_jupyter.measure.checks.comparing.gradient_parts import parts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -99,7 +99,7 @@ def test_no_warning_with_a_weight_that_is_no_leaf():
 
 
 def test_the_reference_in_float64_steps_with_an_optimizer_of_another_model():
-    from speedkit_jupyter.measure.checks.promotion import in_float64
+    from speedkit_jupyter.measure.checks.reference.promotion import in_float64
 
     model, other = nn.Linear(3, 3), nn.Linear(3, 3)
     optimizer = Mine(other.parameters())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from speedkit_jupyter.measure.checks.deviation import Deviation
-from speedkit_jupyter.measure.checks.errors import Errors
-from speedkit_jupyter.measure.checks.tolerance import NARROW, Tolerance, told_apart
+from speedkit_jupyter.measure.checks.comparing.deviation import Deviation
+from speedkit_jupyter.measure.checks.comparing.errors import Errors
+from speedkit_jupyter.measure.checks.comparing.tolerance import NARROW, Tolerance, told_apart
 
 
 @pytest.mark.parametrize(

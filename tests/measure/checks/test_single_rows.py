@@ -10,11 +10,11 @@ import torch
 from _rows import HONEST, ROWS
 from planted import examined, judged, word
 
-from speedkit_jupyter.measure.checks.errors import errors
-from speedkit_jupyter.measure.checks.leaves import Leaves
-from speedkit_jupyter.measure.checks.observation import Observation
-from speedkit_jupyter.measure.checks.single_rows import beyond, single_rows
-from speedkit_jupyter.measure.checks.tolerance import Tolerance
+from speedkit_jupyter.measure.checks.comparing.errors import errors
+from speedkit_jupyter.measure.checks.comparing.single_rows import beyond, single_rows
+from speedkit_jupyter.measure.checks.comparing.tolerance import Tolerance
+from speedkit_jupyter.measure.checks.observing.observation import Observation
+from speedkit_jupyter.measure.checks.values.leaves import Leaves
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAULTS = {f"{one.group}: {one.name}": one for one in ROWS if one.group == "rows"}

@@ -11,8 +11,8 @@ from _rows import HONEST, ROWS
 from planted import examined, judged, word
 from torch import nn
 
-from speedkit_jupyter.measure.checks import leaves
-from speedkit_jupyter.measure.checks.whole_numbers import beyond, differing
+from speedkit_jupyter.measure.checks.comparing.whole_numbers import beyond, differing
+from speedkit_jupyter.measure.checks.values import leaves
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAULTS = {f"{one.group}: {one.name}": one for one in ROWS if one.group == "counts"}

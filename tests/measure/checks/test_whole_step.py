@@ -12,10 +12,15 @@ from _whole import WHOLE
 from planted import word
 from torch import nn
 
-from speedkit_jupyter.measure.checks import controls
-from speedkit_jupyter.measure.checks.observation import MOST_CALLS, MOST_SAMPLED, Calls, Observation
-from speedkit_jupyter.measure.checks.observer import MOST_STRETCHES, observing
-from speedkit_jupyter.measure.checks.wording import differ, misspelt, tokens
+from speedkit_jupyter.measure.checks.comparing.wording import differ, misspelt, tokens
+from speedkit_jupyter.measure.checks.judging import controls
+from speedkit_jupyter.measure.checks.observing.observation import (
+    MOST_CALLS,
+    MOST_SAMPLED,
+    Calls,
+    Observation,
+)
+from speedkit_jupyter.measure.checks.observing.observer import MOST_STRETCHES, observing
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant

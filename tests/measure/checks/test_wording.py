@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.checks.wording import TOKENS, differ
+from speedkit_jupyter.measure.checks.comparing.wording import TOKENS, differ
 
 
 @pytest.mark.parametrize(

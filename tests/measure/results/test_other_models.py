@@ -11,9 +11,9 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, benchmark, machines, plan, tune, verify
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.labels import Names
-from speedkit_jupyter.measure.checks.observation import Observation
-from speedkit_jupyter.measure.checks.updates import untrained
+from speedkit_jupyter.measure.checks.comparing.labels import Names
+from speedkit_jupyter.measure.checks.comparing.updates import untrained
+from speedkit_jupyter.measure.checks.observing.observation import Observation
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.optimizations import CATALOG, rewrites

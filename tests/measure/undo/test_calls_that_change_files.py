@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from speedkit_jupyter.measure.undo.kinds.words import Words
+from speedkit_jupyter.measure.undo.kinds.code.spelled import Words
 
 root = Path("nowhere")
 frame: Any = None

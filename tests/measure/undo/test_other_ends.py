@@ -22,7 +22,7 @@ import pytest
 
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import StateWarning
-from speedkit_jupyter.measure.undo.kinds.words import Words
+from speedkit_jupyter.measure.undo.kinds.code.spelled import Words
 
 CALLS = [
     (lambda: subprocess.run(["true"]), "subprocess.run"),

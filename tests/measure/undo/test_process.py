@@ -12,13 +12,13 @@ import torch
 
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import StateWarning, Step
-from speedkit_jupyter.measure.undo.kinds import (
+from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.kinds.process import (
     interpreter,
     process,
     torch_registries,
     torch_switches,
 )
-from speedkit_jupyter.measure.undo.kinds.names import Names
 from speedkit_jupyter.measure.undo.kinds.settings import is_same, owner_of  # noqa: F401  (for the code below)
 
 

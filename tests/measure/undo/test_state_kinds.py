@@ -23,7 +23,7 @@ from torch import nn
 
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.measure.undo.kinds import locks
+from speedkit_jupyter.measure.undo.kinds.objects import locks
 
 FAMILIES = (
     "weak references", "threads and locks", "views", "exceptions", "C objects", "arrays, more",

@@ -17,37 +17,43 @@ from types import (
     WrapperDescriptorType,
 )
 
-from speedkit_jupyter.measure.undo.kinds.arrays import Arrays, Frames
 from speedkit_jupyter.measure.undo.kinds.base import Kind
-from speedkit_jupyter.measure.undo.kinds.containers import Buffers, Dicts, Immutables, Lists, Sets
-from speedkit_jupyter.measure.undo.kinds.fields import Fields, Registered
-from speedkit_jupyter.measure.undo.kinds.functions import (
+from speedkit_jupyter.measure.undo.kinds.code.names import Cells, Modules, Names, NamesKind
+from speedkit_jupyter.measure.undo.kinds.files.mirrors import Loggers
+from speedkit_jupyter.measure.undo.kinds.files.streams import Files, Iterators, Replaying, Texts
+from speedkit_jupyter.measure.undo.kinds.objects.compared_only import Folders, Graphs, Seeds
+from speedkit_jupyter.measure.undo.kinds.objects.containers import (
+    Buffers,
+    Dicts,
+    Immutables,
+    Lists,
+    Sets,
+)
+from speedkit_jupyter.measure.undo.kinds.objects.displays import Images, Widgets
+from speedkit_jupyter.measure.undo.kinds.objects.fields import Fields, Registered
+from speedkit_jupyter.measure.undo.kinds.objects.functions import (
     Caches,
     Callables,
     Finalizers,
     Functions,
     Leading,
 )
-from speedkit_jupyter.measure.undo.kinds.instances import Attributes, Classes, Slots
-from speedkit_jupyter.measure.undo.kinds.locks import Locals, Locks
-from speedkit_jupyter.measure.undo.kinds.memory import Mapped, Storages
-from speedkit_jupyter.measure.undo.kinds.mirrors import Loggers
-from speedkit_jupyter.measure.undo.kinds.names import Cells, Modules, Names, NamesKind
-from speedkit_jupyter.measure.undo.kinds.opaque import (
+from speedkit_jupyter.measure.undo.kinds.objects.instances import Attributes, Classes, Slots
+from speedkit_jupyter.measure.undo.kinds.objects.locks import Locals, Locks
+from speedkit_jupyter.measure.undo.kinds.objects.opaque import (
     Reduced,
     Unknown,
     hides_memory,
     is_elsewhere,
     says_its_state,
 )
+from speedkit_jupyter.measure.undo.kinds.objects.weak import Weak
 from speedkit_jupyter.measure.undo.kinds.origin import is_machinery
-from speedkit_jupyter.measure.undo.kinds.randomness import ContextVariables, Generators
-from speedkit_jupyter.measure.undo.kinds.scripted import Scripted
-from speedkit_jupyter.measure.undo.kinds.shown import Images, Widgets
-from speedkit_jupyter.measure.undo.kinds.streams import Files, Iterators, Replaying, Texts
-from speedkit_jupyter.measure.undo.kinds.tensors import Gradients, Tensors
-from speedkit_jupyter.measure.undo.kinds.watched import Folders, Graphs, Seeds
-from speedkit_jupyter.measure.undo.kinds.weak import Weak
+from speedkit_jupyter.measure.undo.kinds.tensors.arrays import Arrays, Frames
+from speedkit_jupyter.measure.undo.kinds.tensors.memory import Mapped, Storages
+from speedkit_jupyter.measure.undo.kinds.tensors.randomness import ContextVariables, Generators
+from speedkit_jupyter.measure.undo.kinds.tensors.scripted import Scripted
+from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Gradients, Tensors
 
 # In the order in which they are put back: what holds before what is held, gradients last.
 KINDS: tuple[Kind, ...] = (

@@ -1,0 +1,1 @@
+"""How far a step is off another one, and what of that rounding explains."""

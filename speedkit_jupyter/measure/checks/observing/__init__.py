@@ -1,0 +1,1 @@
+"""What a few steps do, seen while they run."""

@@ -1,0 +1,1 @@
+"""What a step gives, as values that can be compared."""

@@ -1,0 +1,1 @@
+"""What code says, names and binds."""

@@ -1,0 +1,1 @@
+"""Files, descriptors and streams."""

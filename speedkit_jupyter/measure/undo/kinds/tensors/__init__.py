@@ -1,0 +1,1 @@
+"""Tensors, other numbers, and the generators that draw them."""
