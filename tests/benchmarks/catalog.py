@@ -74,7 +74,7 @@ def _measure(options: argparse.Namespace) -> None:
         (row["model"], row["entry"]) for row in newest(read(options.file), options.device, state)
     }
     names = [options.entry] if options.entry else [*(entry.name for entry in CATALOG), WINNER]
-    for model in _models(options.only):
+    for model in models_at_hand(options.only):
         missing = [name for name in names if (model, name) not in done]
         with nothing_kept():
             for name in missing:
@@ -86,7 +86,7 @@ def _measure(options: argparse.Namespace) -> None:
                 print(f"{row['seconds']:4.0f} s  {_line(row)}", flush=True)
 
 
-def _models(only: str) -> Iterator[str]:
+def models_at_hand(only: str) -> Iterator[str]:
     for name in MODELS:
         if only.lower() not in name.lower():
             continue
