@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.context import restore_all as restore_all
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
+    from speedkit_jupyter.profiling.api import profile as profile
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
     from speedkit_jupyter.support.exceptions import StepError as StepError
@@ -51,6 +52,7 @@ _HOMES = {  # where each public name lives
     "apply_speedups": "plans.applying",
     "autocast_context": "plans.applying",
     "plan": "plans.planning",
+    "profile": "profiling.api",
     "restore_all": "plans.context",
     "sdp_context": "plans.applying",
     "tune": "tuning.api",

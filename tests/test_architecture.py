@@ -21,7 +21,7 @@ LAYERS = (
     ("plans",),
     ("measure",),
     ("session",),
-    ("tuning",),
+    ("tuning", "profiling"),
     ("codegen", "report"),
     ("magics", "widgets"),
 )
@@ -242,6 +242,7 @@ def test_the_public_names_are_these() -> None:
         "benchmark",
         "code",
         "plan",
+        "profile",
         "restore_all",
         "sdp_context",
         "tune",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from speedkit_jupyter.measure.undo.kinds.code.names import Names
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import door
 
+Rewrite = Callable[[ast.Module], ast.Module]
 # What IPython makes of a line or a cell magic.
 MAGICS = {"run_line_magic": "%", "run_cell_magic": "%%"}
 # Its first line is line 1, as a module's is: what shows a traceback counts from there.
@@ -34,13 +36,15 @@ LOOP = """def {loop}({steps}, {begin}, {end}):
 class Cell:
     """The code of a cell: run it again and again in the user's namespace.
 
-    `line` is what stands behind `%%speedbench`. Raises SyntaxError for code that does not compile,
-    UsageError for what can't be measured.
+    `line` is what stands behind `%%speedbench`; what runs is what `rewrite` makes of the code.
+    Raises SyntaxError for code that does not compile, UsageError for what can't be measured.
     """
 
-    def __init__(self, shell: Any, source: str, line: str = "") -> None:
+    def __init__(
+        self, shell: Any, source: str, line: str = "", rewrite: Rewrite | None = None
+    ) -> None:
         __tracebackhide__ = True
-        self._shell = shell
+        self._shell, self._source = shell, source
         self._line = line.strip()
         transformed = cell_lines.numbered(shell, source, self._line)
         self._file = name = cell_lines.cached(shell, transformed)
@@ -49,7 +53,8 @@ class Cell:
             if not self.tree.body:
                 raise UsageError("%%speedbench: the cell is empty: write the step to measure in it")
             _refuse_await(self.tree)
-            body, last = list(self.tree.body), None
+            runs = rewrite(copy.deepcopy(self.tree)) if rewrite else self.tree
+            body, last = list(runs.body), None
             if isinstance(body[-1], ast.Expr):
                 last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
             self._code = shell.compile(ast.Module(body, []), name, "exec")
@@ -57,6 +62,10 @@ class Cell:
         self._before = ast.Module([], [])
         self._names = shell.user_ns
         self._output = CellOutput()
+
+    def rewritten(self, rewrite: Rewrite) -> Cell:
+        """The same cell; what runs of it is what `rewrite` makes of its code."""
+        return Cell(self._shell, self._source, self._line, rewrite)
 
     @door
     def run(self) -> Any:

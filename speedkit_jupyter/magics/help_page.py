@@ -16,6 +16,7 @@ SPELLING = "An option with _ may have - there: --channels_last is --channels-las
 BENCHES = {
     "%%speedbench": "time a cell, with the options of %%timeit",
     "%%speedbench --compare baseline,auto": "compare plans for a cell",
+    "%%speedbench --profile": "where the time of a cell goes",
     "%%speedbench --tune": "search the fastest safe plan for a cell",
 }
 

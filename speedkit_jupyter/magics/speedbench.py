@@ -14,6 +14,7 @@ from speedkit_jupyter.magics import accuracy, speedbench_options
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.cell_output import streams_kept
+from speedkit_jupyter.magics.cell_profile import profiler
 from speedkit_jupyter.magics.cell_step import step_again, step_of_cell
 from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.line import split_setup
@@ -30,6 +31,8 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import Loop, Timer, device_of
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.variants import check_free, parse, variant_names
+from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.report.history_report import since
 from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import MeasuredCell, Session
@@ -41,6 +44,12 @@ from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 
 TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")
+# What --profile has nothing to do with.
+NOT_OF_A_PROFILE = (
+    *TIMEIT_OPTIONS,
+    *("compare", "tune", "check", "throughput", "save", "objective", "steps", "apply", "fresh"),
+    *("keep", *accuracy.OPTIONS),
+)
 DIGITS = 3
 
 
@@ -48,7 +57,7 @@ DIGITS = 3
 @in_windows
 def run(
     shell: Any, session: Session, line: str, source: str
-) -> Comparison | Timing | Tuning | None:
+) -> Comparison | Profile | Timing | Tuning | None:
     """One `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
     begun_s = clock.now()
@@ -81,6 +90,10 @@ def run(
 
 def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Any:
     """What the options ask for; raises UsageError where they don't fit together."""
+    if arguments.profile:
+        _refuse(arguments, NOT_OF_A_PROFILE, "to timing, comparing and tuning, not to --profile")
+        _refuse_setup(setup)
+        return profiler(shell, cell, arguments, command)
     if arguments.tune:
         return _search(shell, cell, arguments, setup)
     _refuse(arguments, ("objective", "steps", "apply", "fresh", "keep"), "to --tune")
@@ -185,7 +198,7 @@ def _cpu_seconds() -> float:
 
 
 def _drain(
-    work: Benchmark | Timer | Search,
+    work: Benchmark | Profiler | Timer | Search,
     arguments: Any,
     earlier: list[database.Saved],
     names: dict[str, Any],
@@ -194,9 +207,10 @@ def _drain(
     __tracebackhide__ = True
     title = count(len(work.variants), "variant") if isinstance(work, Benchmark) else "timing"
     title = "tuning" if isinstance(work, Search) else title
+    title = "profiling" if isinstance(work, Profiler) else title
     quiet = arguments.q or arguments.o  # with -o the cell's own output shows it
     tried = [variant.name for variant in work.variants] if isinstance(work, Benchmark) else []
-    draws = not quiet and not isinstance(work, Timer)
+    draws = not quiet and not isinstance(work, Timer | Profiler)
     with ProgressLine(title, tried, draws) as progress:
         steps: Generator[Progress, None, None] = work.run()
         try:

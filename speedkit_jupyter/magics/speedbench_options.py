@@ -19,6 +19,7 @@ from speedkit_jupyter.magics.options import (
 
 NAME = "speedbench"
 SWITCHES = {
+    "--profile": "where the time goes: data, forward, backward, optimizer, waiting lines",
     "--tune": "search the fastest safe plan for this cell",
     "--apply": "with --tune: put it into force, a plan that is known at once",
     "--fresh": "with --tune: search although a plan is known",

@@ -12,6 +12,17 @@ GREY = "#808080"
 CHANGED, PLANNED = "#388bfd", "#1f6feb"
 # Of code: comments, keywords, strings, numbers.
 COMMENT, KEYWORD, STRING, NUMBER = "#7f848e", "#a855c7", "#2f9e5b", "#c2701d"
+# Of the parts of a step: dark enough for white words, and unlike their neighbours.
+PART_COLOURS = {
+    "data": "#b35900",
+    "host to device": "#8a6d00",
+    "forward": "#1f6feb",
+    "backward": "#6e40c9",
+    "optimizer": "#1a7f37",
+    "synchronizations": "#da3633",
+    "compiling": "#a8327a",
+    "rest": "#6e7681",
+}
 
 
 def rgba(colour: str, opacity: str) -> str:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.report.colours import BAD, GOOD, NEUTRAL, PLANNED
-from speedkit_jupyter.report.units import ratio, seconds
+from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.split import PARTS
+from speedkit_jupyter.report.colours import BAD, GOOD, NEUTRAL, PART_COLOURS, PLANNED
+from speedkit_jupyter.report.units import ratio, seconds, share
 from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# A part of the step is named in its bar where it has at least this share.
+LEAST_NAMED = 0.09
 COLOURS = {"faster": GOOD, "accepted": GOOD, "slower": BAD}
 
 
@@ -107,6 +111,32 @@ def parts(ratios: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) 
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
     axes.set_xlabel("time of one step", color=NEUTRAL)
+    axes.tick_params(colors=NEUTRAL)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return figure
+
+
+def split(profile: Profile) -> Figure:
+    """The time of one step as one bar, part after part; each is named where there is room."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    figure = Figure(figsize=(7, 1.5), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    left_s = 0.0
+    for part in PARTS:
+        part_s = profile.seconds(part)
+        axes.barh(0, part_s, left=left_s, height=0.7, color=PART_COLOURS[part])
+        if profile.share(part) >= LEAST_NAMED:
+            axes.annotate(f"{part}\n{share(profile.share(part))}", (left_s + part_s / 2, 0),
+                          ha="center", va="center", color="white", fontsize=9)  # fmt: skip
+        left_s += part_s
+    axes.set_yticks([])
+    axes.set_xlim(0, left_s or 1)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
     axes.tick_params(colors=NEUTRAL)
     for side in axes.spines.values():
         side.set_visible(False)

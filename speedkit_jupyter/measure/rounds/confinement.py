@@ -28,7 +28,8 @@ StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
     """`make(original)` in place of the function `owner.name`, for calls from this thread.
 
-    Raises StepError where torch has moved it.
+    What the owner has inherited it inherits again afterwards. What stands in says so by an
+    attribute `stands_in_for`. Raises StepError where torch has moved it.
     """
     import torch
 
@@ -45,11 +46,16 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
         chosen = ours if threading.get_ident() == here else original
         return chosen(*args, **kwargs)
 
+    call.stands_in_for = original  # type: ignore[attr-defined]
+    is_own = name in vars(owner)
     setattr(owner, name, call)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
 
 
 @contextmanager

@@ -1,0 +1,50 @@
+"""Profiling from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.timeit_run import device_of
+from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.profiler import Profiler
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.tracebacks import lets_go
+
+if TYPE_CHECKING:
+    import torch
+
+
+@lets_go
+@in_windows
+def profile(
+    step: Callable[..., object],
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    budget_s: float | None = None,
+) -> Profile:
+    """Where the time of `step()` goes: data, host to device, forward, backward, optimizer,
+    synchronizations (with their lines), compiling, and the rest.
+
+    The step may be a loop over a loader: it is divided by the optimizer's steps. Plain calls and
+    profiled ones are made in turn for `budget_s` seconds (10 without it), at least one. Models and
+    optimizers that are not given are those that the function's code reaches. Raises StepError
+    where the step can't be measured; whatever happens, all that it changed is put back.
+    """
+    begun_s = clock.now()
+    budget_s = arguments.seconds("budget_s", budget_s)
+    measured = step_of(step, model, optimizer)
+    device = device_of(measured)
+    found = Profile(
+        environment=environment(device), command=f"profile({getattr(step, '__name__', 'step')})"
+    )
+    profiler = Profiler(measured, device, found, budget_s)
+    profiler.begun_s = begun_s
+    for _ in profiler.run():
+        pass
+    return profiler.result()

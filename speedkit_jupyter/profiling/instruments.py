@@ -1,0 +1,215 @@
+"""What tells a split which part of the step begins and ends: all its patches, of one thread.
+
+Nothing is traced: the parts are few and long, so that a step takes hardly longer for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.checks import compilations
+from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
+from speedkit_jupyter.profiling import user_lines
+from speedkit_jupyter.profiling.outside_modules import Outside
+from speedkit_jupyter.profiling.split import Line, Part, Split
+
+if TYPE_CHECKING:
+    import torch
+
+# Each of them waits until the device has done all that was asked of it before, and what waits in
+# the code is `float(loss)` where the method is `__float__`.
+WAITING = (
+    "item",
+    "tolist",
+    "numpy",
+    "__array__",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__format__",
+    "__repr__",
+    "nonzero",
+)
+MOVING = ("to", "cuda", "cpu")
+# So many say how long telling takes.
+CALLS = 500
+
+
+@contextmanager
+def installed(outside: Outside, is_first: bool = False) -> Iterator[None]:
+    """In the block its split is told of all that happens in this thread.
+
+    In the first call of a step, which may compile, plain functions are part of the rest.
+    """
+    import torch
+    from torch.nn.utils import clip_grad
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    split = outside.split
+    scaler, optimizer = torch.amp.GradScaler, torch.optim.Optimizer
+    whole: list[tuple[Any, str, Part]] = [
+        (DataLoader, "__iter__", "data"),
+        (_BaseDataLoaderIter, "__next__", "data"),
+        (Replay, "_draw", "data"),
+        (torch.autograd, "backward", "backward"),
+        (torch.autograd, "grad", "backward"),
+        (optimizer, "zero_grad", "optimizer"),
+        (torch.nn.Module, "__call__", "forward"),
+        (scaler, "step", "optimizer"),
+        (scaler, "unscale_", "optimizer"),
+        (scaler, "update", "optimizer"),
+        *((home, "clip_grad_norm_", "optimizer") for home in (clip_grad, torch.nn.utils)),
+    ]
+    with ExitStack() as stack:
+        for name in WAITING:
+            make = partial(_waiting, name, outside)
+            stack.enter_context(patched(torch.Tensor, name, make))
+        for name in MOVING if _has_accelerator() else ():
+            stack.enter_context(patched(torch.Tensor, name, partial(_moving, split, name)))
+        stack.enter_context(_compiling(split))
+        if not (is_first or compilations.graphs()):
+            stack.enter_context(outside.seen())
+        for owner, name, part in whole:
+            make = partial(_counted, part, outside)
+            stack.enter_context(patched(owner, name, make))
+        for kind in {*_optimizers()}:
+            make = partial(_step_of_optimizer, outside)
+            stack.enter_context(patched(kind, "step", make))
+        yield
+
+
+def _counted(part: Part, outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
+    """All of the call is this part."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if outside.split.hides(part):  # at each layer's call: without a context for nothing
+            return original(*args, **kwargs)
+        with outside.within(part):
+            return original(*args, **kwargs)
+
+    return call
+
+
+def _waiting(name: str, outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that waits for the device, and gives Python a value.
+
+    On a CPU nothing waits: there it counts where the user's code asks, and not torch's own.
+    """
+
+    split = outside.split
+
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if split.part in ("synchronizations", "data", "compiling", "ours"):
+            return original(tensor, *args, **kwargs)
+        is_torchs = user_lines.is_torchs(sys._getframe(2).f_code.co_filename)
+        if is_torchs and tensor.device.type == "cpu":
+            return original(tensor, *args, **kwargs)
+        with split.telling(), outside.set_aside():
+            line, begun_s = _line(name), split.now()
+            with split.within("synchronizations"):
+                result = original(tensor, *args, **kwargs)
+            if line is not None:
+                split.waited(line, split.now() - begun_s)
+            return result
+
+    return call
+
+
+def _moving(split: Split, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """To a device, or from there, which waits; or neither."""
+
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        mark, begun_s = split.mark(), split.now()
+        result = original(tensor, *args, **kwargs)
+        before, after = tensor.device.type, result.device.type
+        if before == after:
+            return result
+        part: Part = "synchronizations" if after == "cpu" else "host to device"
+        split.moved(mark, part)
+        if after == "cpu" and (line := _line(name)) is not None:
+            split.waited(line, split.now() - begun_s)
+        return result
+
+    return call
+
+
+def _line(call: str) -> Line | None:
+    frame = user_lines.user_frame(3)
+    return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, call)
+
+
+def bias_s() -> float:
+    """Seconds that a method which waits takes until the split is told of it, measured here."""
+    import torch
+
+    value, plain, told = torch.zeros(()), Split(), Split()
+    with plain.run():
+        for _ in range(CALLS):
+            value.item()
+    with installed(Outside(told), is_first=True), told.run():
+        for _ in range(CALLS):
+            value.item()
+    return max(told.seconds["rest"] - plain.seconds["rest"], 0.0) / CALLS
+
+
+def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
+    """Every class of optimizers that says how it steps."""
+    import torch
+
+    waiting: list[type[torch.optim.Optimizer]] = [torch.optim.Optimizer]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if "step" in vars(kind):
+            yield kind
+
+
+def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
+    counted = _counted("optimizer", outside, original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_inner = "optimizer" in outside.split.open
+        result = counted(*args, **kwargs)
+        outside.split.steps += not is_inner
+        return result
+
+    return call
+
+
+@contextmanager
+def _compiling(split: Split) -> Iterator[None]:
+    """torch.compile at work, also on a backward pass when that comes first."""
+    from torch._dynamo.callback import callback_handler
+
+    here, depths = threading.get_ident(), list[int]()
+
+    def start(_: Any) -> None:
+        if threading.get_ident() == here:
+            depths.append(split.depth)
+            split.enter("compiling")
+
+    def end(_: Any) -> None:
+        if depths and threading.get_ident() == here:
+            split.leave(depths.pop())
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return bool(torch.accelerator.is_available())

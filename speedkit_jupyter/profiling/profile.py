@@ -1,0 +1,121 @@
+"""What a profile found: the time of a step, by its parts, and the lines that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, NamedTuple
+
+from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.profiling import user_lines
+from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
+
+
+class Wait(NamedTuple):
+    """A line that waits for the device: `times` and `seconds` of one step."""
+
+    line: Line
+    times: float
+    seconds: float
+
+
+@dataclass(repr=False)
+class Profile(Shown):
+    """The result. Seconds are of one step; a call of the cell or function makes `steps` of them,
+    as many as its optimizer made, or one.
+
+    `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
+    between; `first` is that of the first call, which may have compiled. `names` are how files are
+    called in the notebook.
+    """
+
+    first: Split | None = None
+    splits: list[Split] = field(default_factory=list)
+    plain_s: list[float] = field(default_factory=list)
+    device: str = "cpu"
+    names: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def taken(self) -> list[Split]:
+        """The calls that count: the first one where there was no time for others."""
+        return self.splits or ([self.first] if self.first is not None else [])
+
+    @property
+    def steps(self) -> int:
+        """Of one call."""
+        return max(max((split.steps for split in self.taken), default=1), 1)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step: the median of the plain calls; of the first one where it is alone."""
+        calls = self.plain_s or [split.total_s for split in self.taken]
+        return median(calls) / self.steps
+
+    @property
+    def cost(self) -> float | None:
+        """How many times as long a profiled call takes as a plain one; None where none was made."""
+        if not (self.plain_s and self.splits):
+            return None
+        whole_s = median(split.total_s + split.seconds["ours"] for split in self.splits)
+        return whole_s / median(self.plain_s)
+
+    def seconds(self, part: Part) -> float:
+        """Of one step. The parts sum to the step."""
+        return self.share(part) * self.step_s
+
+    def share(self, part: Part) -> float:
+        """Of all profiled calls, 0 to 1."""
+        total_s = sum(split.total_s for split in self.taken)
+        return sum(split.seconds[part] for split in self.taken) / total_s if total_s else 0.0
+
+    def waits(self) -> list[Wait]:
+        """Lines that wait, what takes longest first, then what waits most often."""
+        lines = {line for split in self.taken for line in split.waits}
+        calls = len(self.taken) * self.steps
+        found = [
+            Wait(
+                line,
+                sum(split.waits[line] for split in self.taken) / calls,
+                sum(split.waited_s.get(line, 0.0) for split in self.taken) / calls,
+            )
+            for line in lines
+        ]
+        return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.line))
+
+    def place(self, line: Line) -> str:
+        """Where it stands, as the notebook says it."""
+        return f"{self.names.get(line.file) or line.file.rpartition('/')[2]}, line {line.number}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each part."""
+        return [
+            {"part": part, "seconds": self.seconds(part), "share": self.share(part)}
+            for part in PARTS
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "parts": self.rows(),
+            "step_s": self.step_s,
+            "steps": self.steps,
+            "calls": len(self.taken),
+            "cost": self.cost,
+            "first_call_s": None if self.first is None else self.first.total_s,
+            "first_compiling_s": None if self.first is None else self.first.seconds["compiling"],
+            "synchronizations": [
+                {
+                    "place": self.place(wait.line),
+                    "source": user_lines.source(wait.line.file, wait.line.number),
+                    "call": wait.line.call,
+                    "times": wait.times,
+                    "seconds": wait.seconds,
+                }
+                for wait in self.waits()
+            ],
+            "environment": dict(self.environment),
+            "command": self.command,
+        }

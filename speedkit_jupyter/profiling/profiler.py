@@ -1,0 +1,145 @@
+"""Profiles a step: plain calls and profiled ones in turn, then everything put back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.plans.applying import applied_to, prepare
+from speedkit_jupyter.profiling import generators, instruments
+from speedkit_jupyter.profiling.loops import Loops
+from speedkit_jupyter.profiling.outside_modules import Outside
+from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.split import Split
+from speedkit_jupyter.support.exceptions import StepError
+
+if TYPE_CHECKING:
+    import torch
+
+# Without a budget of the user's it takes so long, and so many profiled calls are enough.
+DEFAULT_S, ENOUGH = 10.0, 100
+# What takes longer than this share of the budget is called once, and that call is the profile.
+LONG = 0.5
+# What takes less of it than this is called once more before each call that counts.
+SHORT = 0.1
+
+
+class Profiler:
+    """Drain `run()`, then read `result()`.
+
+    `budget_s` are the seconds for all of it; at least one call is made, however long it takes. A
+    call that takes most of them is the only one, first call or not. `loops` are those of the step's
+    own code, where it was rewritten to tell them. Whatever happens, models, optimizers, random
+    generators and names end as they began. Raises StepError.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        device: torch.device,
+        profile: Profile,
+        budget_s: float | None = None,
+        loops: Loops | None = None,
+    ) -> None:
+        self.step, self._device, self._profile = step, device, profile
+        self._loops = loops or Loops()
+        self.budget_s = DEFAULT_S if budget_s is None else budget_s
+        if not self.budget_s > 0 or math.isinf(self.budget_s):
+            raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
+        self.begun_s: float | None = None
+        profile.device = device.type
+        self._context: Any = None
+        self._bias_s = 0.0
+        self._sources: list[FunctionType] = []
+
+    def result(self) -> Profile:
+        """What is known so far."""
+        return self._profile
+
+    def has_results(self) -> bool:
+        """Whether there is anything to show already."""
+        return bool(self._profile.taken)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measure; yields after every call. What the step changed is put back at the end."""
+        __tracebackhide__ = True
+        budget = Budget(self.budget_s, begun_s=self.begun_s)
+        with self.step.isolated() as visit:
+            self._context, self._bias_s = _in_force(self.step), instruments.bias_s()
+            budget.reserved_s = visit.taking_s
+            self._sources = generators.sources(visit.state.walk.found.values())
+            yield Progress(0.0, "first call")
+            first = self._profiled(is_first=True)
+            budget.exclude(first.seconds["compiling"])
+            self._profile.first = first
+            if first.total_s - first.seconds["compiling"] > LONG * self.budget_s:
+                yield Progress(1.0, "the call is long: it is the profile")
+                return
+            yield from self._in_turn(self.step.state(), budget)
+
+    def _in_turn(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
+        """A plain call and a profiled one, each from the same state and with data of its own."""
+        __tracebackhide__ = True
+        profile, slowest_s = self._profile, 0.0
+        while len(profile.splits) < ENOUGH and (not profile.splits or budget.allows(2 * slowest_s)):
+            begun_s = clock.now()
+            self._settle(state)
+            plain_s = self._plain()
+            self._settle(state)
+            profile.splits.append(self._profiled())
+            profile.plain_s.append(plain_s)
+            slowest_s = max(slowest_s, (clock.now() - begun_s) / 2)
+            number = len(profile.splits)
+            done = max(budget.share, number / ENOUGH)
+            yield Progress(min(done, 1.0), f"call {number}")
+
+    def _settle(self, state: State) -> None:
+        """Back to the state; where that is no matter, a call follows, so that caches are warm."""
+        __tracebackhide__ = True
+        state.restore()
+        if self._profile.first is None or self._profile.first.total_s < SHORT * self.budget_s:
+            self._plain()
+
+    def _plain(self) -> float:
+        __tracebackhide__ = True
+        with self.step.around_blocks(), self._loops.told_to(None):
+            return clock.timed(self._call, self._device)
+
+    def _profiled(self, is_first: bool = False) -> Split:
+        __tracebackhide__ = True
+        split = Split(bias_s=self._bias_s)
+        outside = Outside(split)
+        with (
+            self.step.around_blocks(),
+            self._loops.told_to(outside),
+            generators.told_to(outside, self._sources),
+            instruments.installed(outside, is_first),
+            split.run(),
+        ):
+            self._call()
+            if self._device.type != "cpu":
+                with split.within("synchronizations"):
+                    synchronize(self._device)
+        return split
+
+    def _call(self) -> None:
+        __tracebackhide__ = True
+        try:
+            self.step.run(self._context)
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError(OUT_OF_DATA) from None
+
+
+def _in_force(step: Step) -> Any:
+    """For code that asks a context: that of the plan in force, or of none."""
+    for model in step.models:
+        return applied_to(model) or prepare(model, None)
+    return None

@@ -1,0 +1,167 @@
+"""The parts of a step's time, and a stopwatch that runs for exactly one of them at any moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from speedkit_jupyter.measure.rounds import clock
+
+Part = Literal[
+    "data",
+    "host to device",
+    "forward",
+    "backward",
+    "optimizer",
+    "synchronizations",
+    "compiling",
+    "rest",
+    "ours",
+]
+# In the order of a step; what telling takes is "ours", and no part of it.
+PARTS: tuple[Part, ...] = Part.__args__[:-1]  # type: ignore[attr-defined]
+_ALL = frozenset(PARTS)
+# What is no part of its own within another one: a transform of the data set that calls a module is
+# data, a checkpoint that runs a forward pass again in the backward pass is backward.
+_HIDDEN: dict[Part, frozenset[Part]] = {
+    "data": _ALL,
+    "host to device": _ALL,
+    "synchronizations": _ALL,
+    "compiling": _ALL,
+    "forward": frozenset(["forward", "data"]),
+    "backward": frozenset(["forward", "backward", "host to device", "data"]),
+    "optimizer": frozenset(["optimizer"]),
+    "rest": frozenset(),
+    "ours": frozenset(),
+}
+
+
+class Line(NamedTuple):
+    """A line of the user's code, and what it calls there."""
+
+    file: str
+    number: int
+    call: str
+
+
+@dataclass
+class Split:
+    """Seconds of each part, and how often it began; `waits` are the synchronizations by line.
+
+    Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
+    `bias_s` is what it takes until telling begins, and is taken off where it was told anything.
+    """
+
+    now: Callable[[], float] = field(default=clock.now, repr=False)
+    bias_s: float = 0.0
+    seconds: dict[Part, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "ours"), 0.0))
+    begun: Counter[Part] = field(default_factory=Counter)
+    waits: Counter[Line] = field(default_factory=Counter)
+    waited_s: dict[Line, float] = field(default_factory=dict)
+    steps: int = 0
+    _told: Counter[Part] = field(default_factory=Counter, init=False, repr=False)
+    _inside: list[Part] = field(default_factory=list, init=False, repr=False)
+    _since_s: float = field(default=0.0, init=False, repr=False)
+
+    @property
+    def total_s(self) -> float:
+        """Of all parts."""
+        return sum(self.seconds[part] for part in PARTS)
+
+    @property
+    def part(self) -> Part:
+        """The one that it runs for now."""
+        return self._inside[-1]
+
+    @property
+    def open(self) -> list[Part]:
+        """All that have begun and not ended, the innermost last."""
+        return self._inside
+
+    @property
+    def depth(self) -> int:
+        """How many parts are open."""
+        return len(self._inside)
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """What nothing else claims in the block is the rest."""
+        self._inside, self._since_s = ["rest"], self.now()
+        try:
+            yield
+        finally:
+            self._lap()
+            self._inside = []
+            self._take_off()
+
+    def hides(self, part: Part) -> bool:
+        """Whether it is no part of its own within the present one."""
+        return part in _HIDDEN[self._inside[-1]]
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """The block is no part of the step."""
+        self._told[self.part] += 1
+        with self.within("ours"):
+            yield
+
+    def enter(self, part: Part) -> None:
+        """It begins here, unless it is no part of its own within the present one."""
+        if self.hides(part):
+            self._inside.append(self.part)
+            return
+        self._lap()
+        self._inside.append(part)
+        self.begun[part] += 1
+
+    def leave(self, depth: int | None = None) -> None:
+        """Back to what was before it: the innermost one, or all above `depth`.
+
+        (What compiles, and raises, may never say that it has ended.)
+        """
+        self._lap()
+        del self._inside[max(len(self._inside) - 1 if depth is None else depth, 1) :]
+
+    @contextmanager
+    def within(self, part: Part) -> Iterator[None]:
+        """The block is this part."""
+        self.enter(part)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def mark(self) -> float:
+        """Seconds of the present part so far, for `moved`."""
+        self._lap()
+        return self.seconds[self.part]
+
+    def moved(self, mark: float, part: Part) -> None:
+        """What the present part took since the mark turns out to be another's."""
+        here = self.part
+        if self.hides(part):
+            return
+        self._lap()
+        took_s = self.seconds[here] - mark
+        self.seconds[here] -= took_s
+        self.seconds[part] += took_s
+        self.begun[part] += 1
+
+    def waited(self, line: Line, seconds: float) -> None:
+        """A synchronization, at a line of the user's."""
+        self.waits[line] += 1
+        self.waited_s[line] = self.waited_s.get(line, 0.0) + seconds
+
+    def _take_off(self) -> None:
+        for part, times in self._told.items():
+            extra_s = min(times * self.bias_s, self.seconds[part])
+            self.seconds[part] -= extra_s
+            self.seconds["ours"] += extra_s
+
+    def _lap(self) -> None:
+        now_s = self.now()
+        self.seconds[self._inside[-1]] += now_s - self._since_s
+        self._since_s = now_s

@@ -1,0 +1,203 @@
+"""The split of `profile()` beside the same loops, timed by hand.
+
+Five loops: bound by the loader, by synchronizations, by Python, by computing, and one whose data a
+generator makes. Each is profiled as it stands; then the same loop is run with a stopwatch of its
+own around every part, in turn with the plain one.
+
+    python tests/benchmarks/split.py [--budget S] [--device cuda]
+
+Prints each part's share by both, and how many times as long a profiled call takes as a plain one,
+by whose time the step is told. Exits 1 where a share is off by more than OFF, or the parts do not
+sum to the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from _kept import line_of
+from _ratios import machine
+from _workloads import Cnn, Transformer
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from speedkit_jupyter import profile
+from speedkit_jupyter.profiling.split import PARTS
+
+OFF = 0.05
+HAND = ("data", "host to device", "forward", "backward", "optimizer", "synchronizations")
+# Calls by hand.
+CALLS = 10
+
+Stopwatch = Callable[[str], Any]
+
+
+class Images(Dataset):
+    """Pictures that are augmented slowly, in Python."""
+
+    def __init__(self, number: int, repeats: int) -> None:
+        self.images = torch.rand(number, 3, 32, 32)
+        self.repeats = repeats
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = self.images[index]
+        for _ in range(self.repeats):
+            image = functional.avg_pool2d(image.flip(-1)[None], 3, 1, 1)[0]
+        return image, index % 10
+
+
+@dataclass
+class Loop:
+    """`run(part)` makes some steps; `part("forward")` surrounds what is timed by hand."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    run: Callable[[Stopwatch], None]
+
+
+def _training(
+    model: nn.Module, batches: Callable[[], Iterable[Any]], device: str, after: Callable[..., Any]
+) -> Loop:
+    model = model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def run(part: Stopwatch) -> None:
+        with part("data"):
+            draws = iter(batches())
+        while True:
+            with part("data"):
+                batch = next(draws, None)
+            if batch is None:
+                return
+            with part("host to device"):
+                x, y = (tensor.to(device) for tensor in batch)
+            with part("forward"):
+                loss = functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
+            with part("backward"):
+                loss.backward()
+            with part("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+            after(part, loss)
+
+    return Loop(model, optimizer, run)
+
+
+def _nothing(part: Stopwatch, loss: torch.Tensor) -> None:
+    pass
+
+
+def _in_python(part: Stopwatch, loss: torch.Tensor) -> None:
+    total = 0
+    for number in range(60_000):
+        total += number % 7
+
+
+def _waiting(part: Stopwatch, loss: torch.Tensor) -> None:
+    for _ in range(50):
+        with part("synchronizations"):
+            loss.item()
+
+
+def loops(device: str) -> Iterator[tuple[str, Loop]]:
+    """By name, each with fixed random numbers."""
+    torch.manual_seed(0)
+    images, few = Images(64, 12), Images(64, 0)
+
+    def drawn() -> Iterator[Any]:
+        for _ in range(4):
+            x = torch.randn(64, 32)
+            for _ in range(60):
+                x = torch.sort(x, 1).values.flip(1)
+            yield x, torch.randint(10, (64,))
+
+    text = [(torch.randint(500, (8, 64)), torch.randint(500, (8, 64))) for _ in range(4)]
+    yield "loader-bound", _training(Cnn(8), lambda: DataLoader(images, 16), device, _nothing)
+    yield "compute-bound", _training(Transformer(), lambda: text, device, _nothing)
+    yield "Python-bound", _training(Cnn(8), lambda: DataLoader(few, 16), device, _in_python)
+    yield "sync-bound", _training(Cnn(8), lambda: DataLoader(few, 16), device, _waiting)
+    mlp = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    yield "a generator's data", _training(mlp, drawn, device, _nothing)
+
+
+class ByHand:
+    """A stopwatch around each part."""
+
+    def __init__(self, device: str) -> None:
+        self.seconds = dict.fromkeys(HAND, 0.0)
+        self._device = device
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        begun_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - begun_s
+
+
+@contextmanager
+def not_timed(part: str) -> Iterator[None]:
+    """Of the plain loop."""
+    yield
+
+
+def by_hand(loop: Loop, device: str) -> tuple[dict[str, float], float]:
+    """Shares of each part, and seconds of a call."""
+    loop.run(not_timed)
+    watch, begun_s = ByHand(device), time.perf_counter()
+    for _ in range(CALLS):
+        loop.run(watch)
+        if device != "cpu":
+            with watch("synchronizations"):
+                torch.accelerator.synchronize()
+    whole_s = time.perf_counter() - begun_s
+    shares = {part: seconds / whole_s for part, seconds in watch.seconds.items()}
+    return shares | {"rest": 1 - sum(shares.values())}, whole_s / CALLS
+
+
+def main() -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--budget", type=float, default=10.0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    problems: list[str] = []
+    print(machine(options.device), "\n")
+    print(line_of(["loop", *PARTS, "cost"]))
+    print(line_of(["---"] * (len(PARTS) + 2)))
+    for name, loop in loops(options.device):
+        hand, _ = by_hand(loop, options.device)
+        found = profile(
+            lambda loop=loop: loop.run(not_timed),
+            model=loop.model,
+            optimizer=loop.optimizer,
+            budget_s=options.budget,
+        )
+        cells = [f"{found.share(part):.1%} ({hand.get(part, 0):.1%})" for part in PARTS]
+        print(line_of([name, *cells, f"{found.cost:.3f}"]), flush=True)
+        problems += [
+            f"{name}: {part} is {found.share(part):.1%}, by hand {hand.get(part, 0):.1%}"
+            for part in PARTS
+            if abs(found.share(part) - hand.get(part, 0)) > OFF
+        ]
+        if abs(sum(found.seconds(part) for part in PARTS) / found.step_s - 1) > 0.03:
+            problems.append(f"{name}: the parts do not sum to the step")
+    print("\nshare by profile(), by hand in brackets")
+    print("\n".join(problems or ["every promise holds"]))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""%%speedbench --profile as a user types it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.profiling.loops import Loops
+
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+@pytest.mark.smoke
+def test_the_parts_of_a_step_stand_in_a_table(shell):
+    shown = shell.run(f"%%speedbench --profile --budget 0.5 -v found\n{STEP}")
+    for word in ("forward", "backward", "optimizer", "rest", "share", "a step:"):
+        assert word in shown
+    found = shell.names["found"]
+    assert sum(row["share"] for row in found.rows()) == pytest.approx(1)
+    assert json.loads(found.to_json())["steps"] == 1
+    assert "loss" not in shell.names
+    assert not hasattr(builtins, Loops.name)
+
+
+@pytest.mark.real_time
+@pytest.mark.smoke
+def test_a_loop_over_a_generator_says_what_it_waits_for(shell):
+    shell.run(
+        "import time\n"
+        "def batches():\n"
+        "    for _ in range(4):\n"
+        "        time.sleep(0.02)\n"
+        "        yield x, y\n"
+        "def train():\n"
+        "    pass"
+    )
+    cell = (
+        "for number, (x1, y1) in enumerate(batches()):\n"
+        "    loss = loss_fn(model(x1), y1)\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()"
+    )
+    shell.run(f"%%speedbench --profile --budget 1 -v found\n{cell}")
+    found = shell.names["found"]
+    assert found.steps == 4
+    assert found.share("data") > 0.5
+
+
+def test_a_line_that_waits_is_named_by_its_cell_and_line(shell):
+    shell.run("def total(loss):\n    return loss.item()")
+    shown = shell.run(
+        f"%%speedbench --profile --budget 0.5 -v found\n{STEP}\nprinted = total(loss)\n"
+        "again = float(loss)"
+    )
+    rows = shell.names["found"].to_dict()["synchronizations"]
+    places = {row["source"]: row["place"] for row in rows}
+    assert places["return loss.item()"].startswith("cell ")
+    assert places["return loss.item()"].endswith("line 2")
+    assert places["again = float(loss)"].endswith("line 4")
+    assert "return loss.item()" in shown
+
+
+def test_the_plan_in_force_stays_in_force(shell):
+    shell.run("seen = []\nmodel.register_forward_hook(lambda *a: seen.append(a[-1].dtype) or None)")
+    shell.run("%speedkit apply --precision bf16")
+    cell = "with ctx.autocast():\n    out = model(x)\nkinds = str(out.dtype)\nassert out.dtype == "
+    shell.run(f"%%speedbench --profile --budget 0.3\n{cell}torch.bfloat16")
+    shell.run("%speedkit restore")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--compare baseline,auto", "--compare belongs"),
+        ("--tune", "--tune belongs"),
+        ("-n 3", "-n belongs"),
+        ("--save mine", "--save belongs"),
+        ("x = 3", "set-up code belongs"),
+    ],
+)
+def test_what_belongs_elsewhere_is_refused_in_a_line(shell, line, says):
+    error = shell.fails(f"%%speedbench --profile {line}\n{STEP}")
+    assert isinstance(error, UsageError)
+    assert says in str(error)
+
+
+def test_an_error_of_the_cell_is_the_user_s_own(shell):
+    error = shell.fails(f"%%speedbench --profile --budget 0.3\n{STEP}\n1 / 0")
+    assert isinstance(error, ZeroDivisionError)
+    assert not hasattr(builtins, Loops.name)
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_cell_without_a_model_is_profiled_too(shell):
+    shown = shell.run("%%speedbench --profile --budget 0.2\nsum(range(1000))")
+    assert "rest" in shown

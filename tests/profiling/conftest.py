@@ -1,0 +1,17 @@
+"""Profiles of steps whose speed is made, on a clock of their own: the right split is known."""
+
+from __future__ import annotations
+
+import pytest
+from made_time import MadeTime, install
+
+
+@pytest.fixture
+def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
+    """The clock of the engine; what takes long is what sleeps on it."""
+    return install(monkeypatch, tick_s=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def always_one_thread(one_thread: None) -> None:
+    """Small models, beside other test processes."""

@@ -1,0 +1,311 @@
+"""Where the time of a step goes, on steps whose split is made; and that nothing is left of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+from speedkit_jupyter import StepError, profile
+from speedkit_jupyter.profiling.instruments import WAITING
+from speedkit_jupyter.profiling.split import PARTS
+
+
+class Slow(nn.Module):
+    """A layer that takes so long forward and backward, on the made clock."""
+
+    def __init__(self, sleep: Callable[[float], None], forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.sleep, self.forward_s, self.backward_s = sleep, forward_s, backward_s
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sleep(self.forward_s)
+        y = self.linear(x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: self.sleep(self.backward_s))
+        return y
+
+
+class Samples(Dataset):
+    """Each of them takes so long to load."""
+
+    def __init__(self, sleep: Callable[[float], None], seconds: float) -> None:
+        self.sleep, self.seconds = sleep, seconds
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.sleep(self.seconds)
+        return torch.full((4,), float(index)), index % 2
+
+
+class SlowSGD(torch.optim.SGD):
+    """An optimizer whose step takes so long."""
+
+    def __init__(self, parameters: Any, sleep: Callable[[float], None], seconds: float) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.slow = (sleep, seconds)
+
+    def step(self, closure: Any = None) -> Any:
+        sleep, seconds = self.slow
+        sleep(seconds)
+        return super().step(closure)
+
+
+LOOPS = {  # seconds of a step: data, forward, backward, optimizer, rest
+    "loader-bound": (0.8, 0.05, 0.1, 0.02, 0.01),
+    "compute-bound": (0.01, 0.3, 0.6, 0.1, 0.01),
+    "Python-bound": (0.02, 0.05, 0.1, 0.03, 0.9),
+    "all alike": (0.2, 0.2, 0.2, 0.2, 0.2),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_split_as_it_was_made(made_time, name):
+    data_s, forward_s, backward_s, optimizer_s, rest_s = LOOPS[name]
+    sleep = made_time.sleep
+    net = Slow(sleep, forward_s, backward_s)
+    optimizer = SlowSGD(net.parameters(), sleep, optimizer_s)
+    loader = DataLoader(Samples(sleep, data_s / 2), batch_size=2)
+
+    def epoch() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            sleep(rest_s)
+
+    found = profile(epoch, budget_s=60)
+    assert found.steps == 4
+    whole_s = sum(LOOPS[name])
+    assert found.step_s == pytest.approx(whole_s, rel=0.03)
+    assert sum(found.seconds(part) for part in PARTS) == pytest.approx(found.step_s)
+    expected = dict(
+        zip(("data", "forward", "backward", "optimizer", "rest"), LOOPS[name], strict=True)
+    )
+    for part, seconds in expected.items():
+        assert found.share(part) == pytest.approx(seconds / whole_s, abs=0.02), part
+    if name != "all alike":
+        assert max(expected, key=lambda part: expected[part]) in repr(found).splitlines()[0]
+
+
+def test_data_that_a_step_draws_from_an_iterator_counts_in_every_call(made_time):
+    net = Slow(made_time.sleep, 0.1, 0.1)
+    batches = iter(DataLoader(Samples(made_time.sleep, 0.1), batch_size=2))
+
+    def step() -> None:
+        x, y = next(batches)
+        functional.cross_entropy(net(x), y).backward()
+
+    found = profile(step, budget_s=1.5)
+    assert found.share("data") > 0.4
+    assert len(list(batches)) == 4
+
+
+def test_a_model_of_plain_functions_is_forward(made_time):
+    weight = torch.ones(4, 2, requires_grad=True)
+
+    class Slept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            made_time.sleep(0.5)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            made_time.sleep(0.25)
+            return gradient * 2
+
+    def step() -> None:
+        loss = Slept.apply(torch.ones(3, 4) @ weight).sum()
+        loss.backward()
+
+    found = profile(step, budget_s=20)
+    assert found.share("backward") == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_metrics_of_no_gradient_are_the_rest(made_time):
+    net = Slow(made_time.sleep, 0.1, 0.1)
+
+    def accuracy(y: torch.Tensor) -> torch.Tensor:
+        made_time.sleep(0.4)
+        return (y.argmax(1) == 0).float().mean()
+
+    def step() -> None:
+        y = net(torch.ones(3, 4))
+        y.sum().backward()
+        accuracy(y)
+
+    found = profile(step, budget_s=20)
+    assert found.share("rest") == pytest.approx(0.4 / 0.6, abs=0.02)
+
+
+def test_a_recomputed_forward_pass_is_backward(made_time):
+    net = Slow(made_time.sleep, 0.3, 0.1)
+
+    def step() -> None:
+        checkpoint(net, torch.ones(3, 4), use_reentrant=False).sum().backward()
+
+    found = profile(step, budget_s=20)
+    assert found.share("forward") == pytest.approx(0.3 / 0.7, abs=0.02)
+    assert found.share("backward") == pytest.approx(0.4 / 0.7, abs=0.02)
+
+
+def test_the_closure_of_an_optimizer_is_forward_and_backward(made_time):
+    net = Slow(made_time.sleep, 0.2, 0.3)
+    optimizer = SlowSGD(net.parameters(), made_time.sleep, 0.5)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(torch.ones(3, 4)).sum()
+        loss.backward()
+        return loss
+
+    found = profile(lambda: optimizer.step(closure), optimizer=optimizer, model=net, budget_s=30)
+    assert found.share("optimizer") == pytest.approx(0.5, abs=0.02)
+    assert found.share("forward") == pytest.approx(0.2, abs=0.02)
+    assert found.share("backward") == pytest.approx(0.3, abs=0.02)
+    assert found.steps == 1
+
+
+def test_lines_that_wait_are_named_with_their_source_and_how_often():
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    losses = []
+
+    def step() -> None:
+        loss = net(torch.ones(3, 4)).sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        for _ in range(3):
+            float(loss)
+        if loss < 1e9:
+            print(f"{loss:.2f}", end="")
+
+    found = profile(step, budget_s=1)
+    rows = found.to_dict()["synchronizations"]
+    shown = {row["source"]: row["times"] for row in rows}
+    assert shown == {
+        "losses.append(loss.item())": 1,
+        "float(loss)": 3,
+        "if loss < 1e9:": 1,
+        'print(f"{loss:.2f}", end="")': 1,
+    }
+    assert all(
+        "test_profile.py, line" in row["place"] for row in found.to_dict()["synchronizations"]
+    )
+    assert "On a CPU these lines wait for nothing" in repr(found.report().to_text())
+    assert losses == []
+
+
+def patched_names() -> dict[str, Any]:
+    """What profiling has its hands on."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    owners = [
+        (torch.nn.Module, "__call__"),
+        (torch.autograd, "backward"),
+        (torch.autograd, "grad"),
+        (DataLoader, "__iter__"),
+        (_BaseDataLoaderIter, "__next__"),
+        (torch.optim.Optimizer, "zero_grad"),
+        *((torch.Tensor, name) for name in (*WAITING, "to", "cpu", "cuda")),
+    ]
+    return {f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in owners}
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_everything_is_put_back_whatever_the_step_raises(error):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(net.parameters())
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    random_state, names, calls = torch.get_rng_state(), patched_names(), []
+
+    def step() -> None:
+        calls.append(0)
+        net(torch.rand(3, 4)).sum().backward()
+        optimizer.step()
+        if error is not None and len(calls) > 1:
+            raise error("mine")
+
+    if error is None:
+        profile(step, budget_s=0.5)
+    else:
+        with pytest.raises(error, match="mine"):
+            profile(step, budget_s=0.5)
+    assert all(torch.equal(net.state_dict()[name], value) for name, value in before.items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert patched_names() == names
+    assert optimizer.state_dict()["state"] == {}
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_another_thread_s_training_is_no_part_of_it():
+    ours, theirs = nn.Linear(4, 2), nn.Linear(4, 2)
+    stop, started = threading.Event(), threading.Event()
+
+    def train() -> None:
+        while not stop.is_set():
+            theirs(torch.ones(3, 4)).sum().backward()
+            theirs.weight.sum().item()
+            started.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    started.wait(10)
+    try:
+        found = profile(lambda: ours(torch.ones(3, 4)), model=ours, budget_s=0.5)
+    finally:
+        stop.set()
+        thread.join()
+    assert found.share("backward") == 0
+    assert found.waits() == []
+
+
+def test_a_call_that_takes_most_of_the_budget_is_the_profile(made_time):
+    calls = []
+
+    def step() -> None:
+        calls.append(0)
+        made_time.sleep(100)
+
+    found = profile(step, budget_s=10)
+    assert len(found.taken) == 1
+    assert found.share("rest") > 0.99
+    assert "the first one took too long for a second" in repr(found)
+
+
+@pytest.mark.parametrize("budget_s", [0, -1, float("inf"), float("nan")])
+def test_a_budget_that_is_none_is_refused_in_a_line(budget_s):
+    with pytest.raises((StepError, ValueError)) as error:
+        profile(lambda: None, budget_s=budget_s)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
+    torch._dynamo.reset()
+    net = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+
+    def step() -> None:
+        net(torch.ones(3, 4)).sum().backward()
+
+    found = profile(step, model=net, budget_s=2)
+    assert found.first.seconds["compiling"] > 0.5 * found.first.total_s
+    assert found.share("compiling") == 0
+    assert found.share("forward") > 0
+    assert "the first call compiled for" in repr(found.report().to_text())

@@ -1,0 +1,90 @@
+"""The stopwatch: one part at any moment, and all of them sum to the whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speedkit_jupyter.profiling.split import PARTS, Split
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["enter", "leave", "pass"]), st.sampled_from(PARTS)), max_size=40
+    )
+)
+def test_whatever_begins_and_ends_the_parts_sum_to_the_whole(events):
+    clock = Clock()
+    split = Split(clock)
+    with split.run():
+        for event, part in events:
+            if event == "enter":
+                split.enter(part)
+            elif event == "leave" and split.depth > 1:
+                split.leave()
+            clock.now_s += 1.0
+    assert split.total_s == pytest.approx(clock.now_s)
+    assert split.depth == 0
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "counts"),
+    [
+        ("data", "forward", "data"),
+        ("data", "synchronizations", "data"),
+        ("backward", "forward", "backward"),
+        ("backward", "synchronizations", "synchronizations"),
+        ("optimizer", "forward", "forward"),
+        ("optimizer", "backward", "backward"),
+        ("forward", "backward", "backward"),
+        ("forward", "synchronizations", "synchronizations"),
+        ("forward", "compiling", "compiling"),
+        ("compiling", "forward", "compiling"),
+    ],
+)
+def test_what_happens_within_a_part_is_its_own_or_the_part_s(clock, outer, inner, counts):
+    split = Split(clock)
+    with split.run(), split.within(outer):
+        clock.now_s += 1
+        with split.within(inner):
+            clock.now_s += 10
+        clock.now_s += 1
+    assert split.seconds[counts] == (12 if counts == outer else 10)
+    assert split.seconds[outer] == (12 if counts == outer else 2)
+
+
+def test_an_optimizer_that_raised_ends_with_what_is_around_it(clock):
+    split = Split(clock)
+    with split.run():
+        depth = split.depth
+        split.enter("optimizer")
+        split.enter("forward")
+        split.leave(depth)
+        assert split.part == "rest"
+
+
+def test_time_that_turns_out_to_be_another_part_s_is_moved(clock):
+    split = Split(clock)
+    with split.run():
+        clock.now_s += 1
+        mark = split.mark()
+        clock.now_s += 5
+        split.moved(mark, "forward")
+    assert split.seconds["forward"] == 5
+    assert split.seconds["rest"] == 1
