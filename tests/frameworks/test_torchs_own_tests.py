@@ -48,6 +48,7 @@ NAMES = [
     "nn.functional.batch_norm", "nn.functional.group_norm", "nn.functional.cross_entropy",
     "cumsum", "sum", "mean", "var", "addcmul", "exp", "softmax",
 ]  # fmt: skip
+FORBIDDING = "__allow_nonbracketed_mutation_flag"
 # Of each operator's cases so many.
 CASES = 6
 
@@ -56,6 +57,15 @@ CASES = 6
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN's products are small ones here; and none is timed in a process of its own first."""
     monkeypatch.setattr("speedkit_jupyter.optimizations.gemm._crossover_here", _every_size)
+
+
+def torchs_own(name: str) -> Any:
+    """A module of torch's own tests. To import it forbids everybody to set flags of backends."""
+    was_frozen = torch.backends.flags_frozen()
+    module = importlib.import_module(f"torch.testing._internal.{name}")
+    if not was_frozen:
+        setattr(torch.backends.m, FORBIDDING, True)
+    return module
 
 
 def _every_size(*given: Any) -> Crossover:
@@ -79,7 +89,7 @@ def plan(request) -> Callable[[], Any]:
 def autocast_cases() -> Iterator[tuple[str, torch.dtype | None, str, tuple, dict[str, Any]]]:
     """Each of torch's cases: its list, what it expects, the operator and its arguments."""
     torch.manual_seed(0)
-    own = importlib.import_module("torch.testing._internal.autocast_test_lists")
+    own = torchs_own("autocast_test_lists")
     lists = own.AutocastCPUTestLists("cpu")
     for name, expected in LISTS.items():
         for case in getattr(lists, name):
@@ -137,7 +147,7 @@ def test_autocast_does_what_torch_says_before_while_and_after_a_plan_holds(plan)
 def operator_results(name: str, seed: int = 0) -> list[Any]:
     """What torch's own cases give, in float32, with the gradients of what they are derived by."""
     torch.manual_seed(seed)
-    own = importlib.import_module("torch.testing._internal.common_methods_invocations")
+    own = torchs_own("common_methods_invocations")
     results: list[Any] = []
     for info in (info for info in own.op_db if info.name == name and not info.variant_test_name):
         samples = info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd)
@@ -178,3 +188,15 @@ def test_onednn_multiplies_under_its_own_plan_alone(plan, request):
     finally:
         context.restore()
     assert gemm.engine() != gemm.ONEDNN
+
+
+def test_plans_hold_also_where_torch_s_own_tests_forbid_to_set_flags(request):
+    request.addfinalizer(lambda: setattr(torch.backends.m, FORBIDDING, True))
+    torch.backends.disable_global_flags()
+    net = nn.Linear(4, 4)
+    before = torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32
+    _, context = apply_speedups(net, SpeedConfig(cudnn_benchmark=True, tf32="medium"))
+    assert context.active
+    context.restore()
+    assert (torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32) == before
+    assert torch.backends.flags_frozen()

@@ -293,7 +293,9 @@ def _owned(walk: Walk, meanwhile: Meanwhile) -> Iterator[int]:
             if isinstance(tensor, torch.Tensor):
                 yield id(tensor)
                 theirs = meanwhile.has(tensor)  # whose gradient may be written at this moment
-                if not theirs and tensor.is_leaf and tensor.grad is not None:
+                if theirs or walk.is_trained_elsewhere(tensor):
+                    continue
+                if tensor.is_leaf and tensor.grad is not None:
                     yield id(tensor.grad)
 
 

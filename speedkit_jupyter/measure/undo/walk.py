@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from time import sleep
 from types import CellType, FunctionType
 from typing import Any
 
+from speedkit_jupyter.measure.undo.busy_threads import others_at_work
 from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
 from speedkit_jupyter.measure.undo.kinds.code.names import Names
 from speedkit_jupyter.measure.undo.kinds.files.mirrors import mirrors_a_file
@@ -16,13 +18,15 @@ from speedkit_jupyter.measure.undo.kinds.objects.weak import PROXIES
 from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
 from speedkit_jupyter.measure.undo.kinds.registry import Registry
 from speedkit_jupyter.measure.undo.kinds.tensors.histories import Leaves, has_graph
-from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Gradients
+from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Gradients, is_trainable
 from speedkit_jupyter.support.lookup import is_a
 
 # More are not looked at. Containers of more elements than LARGE come last, so that they hide
 # nothing.
 MOST_OBJECTS, LARGE = 100_000, 2_000
 SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
+# So long a look shows which parameters other threads train.
+GLANCE_S = 0.02
 
 
 class Walk:
@@ -33,6 +37,10 @@ class Walk:
     an iterator; `graphs` are tensors that autograd has a graph of, at whose `leaves` it looks too;
     `running` are names of what has a thread or a process of its own, `mirrors` of
     what goes with a file that is written to.
+
+    Who reads `.grad` of a tensor that another thread trains may end the process: its backward pass
+    writes there without Python's lock. So gradients come last, and of what others are seen to
+    write meanwhile they are not looked at, now or later.
     """
 
     def __init__(self, roots: Iterable[Any], most: int = MOST_OBJECTS) -> None:
@@ -46,21 +54,32 @@ class Walk:
         self.graphs: list[Any] = []
         self.leaves = Leaves()
         self._before: dict[int, int] = {}
+        self._parameters: list[tuple[Any, int]] = []
+        self._trained: set[int] = set()
         self._most = most
         self._waiting: deque[Any] = deque()
         self._large: deque[Any] = deque()
         self._classes: deque[Any] = deque()
         self._add(list(roots), 0, self._waiting)
         self._run()
+        self._look_at_gradients()
         self.near = list(self.found.values())
         while self._classes:
             self._waiting, self._classes = self._classes, deque()
             self._run()
+            self._look_at_gradients()
         self.leaves.forget()
 
     def kinds(self, instance: Any) -> tuple[Kind, ...]:
         """The kinds of one object."""
-        return self.registry.of(type(instance))
+        kinds = self.registry.of(type(instance))
+        if id(instance) in self._trained:
+            return tuple(kind for kind in kinds if type(kind) is not Gradients)
+        return kinds
+
+    def is_trained_elsewhere(self, instance: Any) -> bool:
+        """Whether another thread was seen to write it: nobody else may read its gradient."""
+        return id(instance) in self._trained
 
     def before(self, instance: Any) -> Any:
         """The object through which it was reached; None for a root."""
@@ -107,35 +126,55 @@ class Walk:
             else:
                 self._look_into(instance)
 
+    def _look_at_gradients(self) -> None:
+        while self._parameters:
+            waiting, self._parameters = self._parameters, []
+            if others_at_work():
+                sleep(GLANCE_S)
+            for parameter, version in waiting:
+                if parameter._version == version:
+                    self._look_at(Gradients(), parameter)
+                else:
+                    self._trained.add(id(parameter))
+            self._run()
+
     def _look_into(self, holder: Any) -> None:
         if any(type(kind) is Attributes for kind in self.kinds(holder)) and mirrors_a_file(holder):
             self.mirrors.append(self.name(holder))
             del self.found[id(holder)]
             return
         for kind in self.kinds(holder):
-            try:
-                children = list(kind.children(holder))
-            except Exception:  # an object of a class with tricks of its own
-                self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
-                continue
-            changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
-            if type(kind) is Gradients and has_graph(holder):
-                self.graphs.append(holder)
-                self._add(list(self.leaves.of(holder)), id(holder), self._waiting)
-            if not changing:
-                continue
-            if type(kind) is Attributes and is_elsewhere_too(holder, children[0]):
-                self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
-                del self.found[id(holder)]
-                self._add(parts_of_its_own(children[0]), 0, self._waiting)
+            if type(kind) is Gradients and is_trainable(holder):
+                self._parameters.append((holder, holder._version))
+            elif not self._look_at(kind, holder):
                 return
-            children = [child for child in children if type(child) in changing]
-            for child in children:
-                if is_a(child, Iterator) and type(child) not in PROXIES:
-                    self.holders.setdefault(id(child), []).append((holder, kind))
-            self._add(children, id(holder), self._waiting)
         if is_the_users_class(cls := type(holder)):
             self._add([cls], id(holder), self._classes)
+
+    def _look_at(self, kind: Kind, holder: Any) -> bool:
+        """Of one kind; False where the object turns out not to be looked into."""
+        try:
+            children = list(kind.children(holder))
+        except Exception:  # an object of a class with tricks of its own
+            self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
+            return True
+        changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
+        if type(kind) is Gradients and has_graph(holder):
+            self.graphs.append(holder)
+            self._add(list(self.leaves.of(holder)), id(holder), self._waiting)
+        if not changing:
+            return True
+        if type(kind) is Attributes and is_elsewhere_too(holder, children[0]):
+            self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
+            del self.found[id(holder)]
+            self._add(parts_of_its_own(children[0]), 0, self._waiting)
+            return False
+        children = [child for child in children if type(child) in changing]
+        for child in children:
+            if is_a(child, Iterator) and type(child) not in PROXIES:
+                self.holders.setdefault(id(child), []).append((holder, kind))
+        self._add(children, id(holder), self._waiting)
+        return True
 
     def _add(self, objects: list[Any], before: int, waiting: deque[Any]) -> None:
         for instance in objects:

@@ -15,6 +15,8 @@ from speedkit_jupyter import benchmark, tune, verify
 from speedkit_jupyter.measure.subject.step import StateWarning
 from speedkit_jupyter.measure.undo import meanwhile
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Gradients
+from speedkit_jupyter.measure.undo.walk import Walk
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::speedkit_jupyter.measure.subject.step.StateWarning"
@@ -99,3 +101,33 @@ def _waiting() -> Iterator[None]:
 
 def _never(seconds: float) -> Callable[[], None]:
     raise AssertionError(f"it slept {seconds} s")
+
+
+def test_gradients_that_another_thread_writes_are_read_by_nobody():
+    """To read one while a backward pass writes it ends the process, sooner or later."""
+    ours, theirs = network(), network()
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+    trained(ours, torch.optim.SGD(ours.parameters(), 0.0))
+    done, started = threading.Event(), threading.Event()
+
+    def train() -> None:
+        while not done.is_set():
+            trained(theirs, optimizer)
+            started.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    started.wait(10)
+    try:
+        walk = Walk([{"ours": ours, "theirs": theirs, "their optimizer": optimizer}])
+    finally:
+        done.set()
+        thread.join()
+    looked_at = {
+        name: any(isinstance(kind, Gradients) for kind in walk.kinds(parameter))
+        for net, word in ((ours, "ours"), (theirs, "theirs"))
+        for name, parameter in net.named_parameters(prefix=word)
+    }
+    assert looked_at == {name: name.startswith("ours") for name in looked_at}
+    assert not any(map(walk.is_trained_elsewhere, ours.parameters()))
+    assert all(map(walk.is_trained_elsewhere, theirs.parameters()))

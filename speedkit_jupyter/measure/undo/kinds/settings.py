@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import reduce
 from typing import Any, NamedTuple
 
+from speedkit_jupyter.machines.flags import allowed
 from speedkit_jupyter.measure.undo.kinds.base import MISSING, is_the_plans
 
 Read = Callable[[], Any]
@@ -61,7 +62,8 @@ class Settings:
                 if setting.words and self._is_of_an_import(setting.words, spelled):
                     continue
                 if setting.write is not None:
-                    setting.write(value)
+                    with allowed():
+                        setting.write(value)
                     if is_same(setting.read(), value):
                         continue
                 yield setting.name, CHANGED

@@ -198,6 +198,11 @@ class Gradients(Kind):
             raise RuntimeError("it retains its gradient from now on")
 
 
+def is_trainable(tensor: torch.Tensor) -> bool:
+    """Whether backward passes write its gradient: it counts how often it was written, too."""
+    return tensor.is_leaf and tensor.requires_grad and not is_transformed(tensor)
+
+
 def _consists_of_others(tensor: torch.Tensor) -> bool:
     import torch
 
