@@ -173,12 +173,12 @@ def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
 
 
 def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
-    counted = _counted("optimizer", outside, original)
+    counted, stepped = _counted("optimizer", outside, original), outside.split.stepped
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        is_inner = "optimizer" in outside.split.open
-        result = counted(*args, **kwargs)
-        outside.split.steps += not is_inner
+    def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before = stepped[id(optimizer)]
+        result = counted(optimizer, *args, **kwargs)
+        stepped[id(optimizer)] = before + 1  # also where its class calls the one that it is of
         return result
 
     return call

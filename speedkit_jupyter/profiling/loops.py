@@ -43,7 +43,8 @@ class Loops:
 
     def __call__(self, iterable: Iterable[Any]) -> Iterable[Any]:
         """What the loop goes through in place of this."""
-        if self._outside is None or isinstance(iterable, AT_HAND):
+        is_at_hand = isinstance(iterable, AT_HAND) or hasattr(type(iterable), "__array__")
+        if self._outside is None or is_at_hand:
             return iterable
         return _waited(self._outside, iterable)
 

@@ -49,7 +49,8 @@ class Line(NamedTuple):
 
 @dataclass
 class Split:
-    """Seconds of each part, and how often it began; `waits` are the synchronizations by line.
+    """Seconds of each part, and how often it began; `waits` are the synchronizations by line,
+    `stepped` the steps of each optimizer, by its id.
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
     `bias_s` is what it takes until telling begins, and is taken off where it was told anything.
@@ -61,7 +62,7 @@ class Split:
     begun: Counter[Part] = field(default_factory=Counter)
     waits: Counter[Line] = field(default_factory=Counter)
     waited_s: dict[Line, float] = field(default_factory=dict)
-    steps: int = 0
+    stepped: Counter[int] = field(default_factory=Counter, repr=False)
     _told: Counter[Part] = field(default_factory=Counter, init=False, repr=False)
     _inside: list[Part] = field(default_factory=list, init=False, repr=False)
     _since_s: float = field(default=0.0, init=False, repr=False)
@@ -72,14 +73,14 @@ class Split:
         return sum(self.seconds[part] for part in PARTS)
 
     @property
+    def steps(self) -> int:
+        """How many the optimizer took; of several (a GAN's) the one that took fewest."""
+        return min(self.stepped.values(), default=0)
+
+    @property
     def part(self) -> Part:
         """The one that it runs for now."""
         return self._inside[-1]
-
-    @property
-    def open(self) -> list[Part]:
-        """All that have begun and not ended, the innermost last."""
-        return self._inside
 
     @property
     def depth(self) -> int:

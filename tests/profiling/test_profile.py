@@ -178,6 +178,39 @@ def test_the_closure_of_an_optimizer_is_forward_and_backward(made_time):
     assert found.steps == 1
 
 
+@pytest.mark.parametrize(("critics", "rounds"), [(1, 3), (5, 2)])
+def test_with_several_optimizers_a_step_is_a_round_of_all(made_time, critics, rounds):
+    nets = Slow(made_time.sleep, 0.01, 0.01), Slow(made_time.sleep, 0.01, 0.01)
+    first, second = (SlowSGD(net.parameters(), made_time.sleep, 0.01) for net in nets)
+
+    def step() -> None:
+        for _ in range(rounds):
+            for _ in range(critics):
+                nets[0](torch.ones(3, 4)).sum().backward()
+                first.step()
+            nets[1](torch.ones(3, 4)).sum().backward()
+            second.step()
+
+    assert profile(step, budget_s=10).steps == rounds
+
+
+def test_a_grad_scaler_s_steps_are_the_optimizer_s(made_time):
+    net = Slow(made_time.sleep, 0.1, 0.1)
+    optimizer = SlowSGD(net.parameters(), made_time.sleep, 0.2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+
+    def step() -> None:
+        for _ in range(2):
+            scaler.scale(net(torch.ones(3, 4)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    found = profile(step, budget_s=20)
+    assert found.steps == 2
+    assert found.share("optimizer") == pytest.approx(0.5, abs=0.02)
+
+
 def test_lines_that_wait_are_named_with_their_source_and_how_often():
     net = nn.Linear(4, 2)
     optimizer = torch.optim.Adam(net.parameters())
