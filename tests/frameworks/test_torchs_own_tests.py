@@ -167,7 +167,8 @@ def operator_results(name: str, seed: int = 0) -> list[Any]:
     return results
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.slow
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_operators_give_the_same_within_rounding_and_afterwards_bit_for_bit(name, plan):
     before = operator_results(name)
