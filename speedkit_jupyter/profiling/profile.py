@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling import user_lines
+from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.tracebacks import lets_go
 
 
 class Wait(NamedTuple):
@@ -26,13 +31,16 @@ class Profile(Shown):
     as many as its optimizer made, or one.
 
     `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
-    between; `first` is that of the first call, which may have compiled. `names` are how files are
-    called in the notebook.
+    between; `first` is that of the first call, which may have compiled. `costs` are those of
+    modules and operators, from calls of their own; None where `why_no_costs` says it. `names` are
+    how files are called in the notebook.
     """
 
     first: Split | None = None
     splits: list[Split] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
+    costs: Costs | None = None
+    why_no_costs: str = ""
     device: str = "cpu"
     names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -89,6 +97,23 @@ class Profile(Shown):
         """Where it stands, as the notebook says it."""
         return f"{self.names.get(line.file) or line.file.rpartition('/')[2]}, line {line.number}"
 
+    @lets_go
+    def export_chrome_trace(self, path: str | Path) -> Path:
+        """Write the traced call for Perfetto (ui.perfetto.dev) and chrome://tracing: gzipped where
+        the name ends in `.gz`. Modules are there by their names.
+
+        Raises SpeedKitError where nothing was traced, or where it can't be written.
+        """
+        if self.costs is None:
+            raise SpeedKitError(f"nothing was traced: {self.why_no_costs or 'no call was made'}")
+        file = Path(path).expanduser()
+        zipped = self.costs.chrome
+        try:
+            file.write_bytes(zipped if file.suffix == ".gz" else gzip.decompress(zipped))
+        except OSError as error:
+            raise SpeedKitError(f"{path}: {error.strerror}") from None
+        return file
+
     def rows(self) -> list[dict[str, Any]]:
         """A row for each part."""
         return [
@@ -116,6 +141,16 @@ class Profile(Shown):
                 }
                 for wait in self.waits()
             ],
+            **self._costs_as_dict(),
             "environment": dict(self.environment),
             "command": self.command,
+        }
+
+    def _costs_as_dict(self) -> dict[str, Any]:
+        if self.costs is None:
+            return {"modules": [], "operators": [], "busy": None}
+        return {
+            "modules": [cost.to_dict() for cost in self.costs.modules],
+            "operators": [cost.to_dict() for cost in self.costs.operators],
+            "busy": self.costs.busy,
         }

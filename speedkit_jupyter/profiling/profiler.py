@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Mapping
+from types import FunctionType, MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import applied_to, prepare
 from speedkit_jupyter.profiling import generators, instruments
+from speedkit_jupyter.profiling.costing import Costing
 from speedkit_jupyter.profiling.loops import Loops
+from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.outside_modules import Outside
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Split
@@ -24,12 +26,16 @@ from speedkit_jupyter.support.exceptions import StepError
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
+
 # Without a budget of the user's it takes so long, and so many profiled calls are enough.
 DEFAULT_S, ENOUGH = 10.0, 100
 # What takes longer than this share of the budget is called once, and that call is the profile.
 LONG = 0.5
 # What takes less of it than this is called once more before each call that counts.
 SHORT = 0.1
+# Modules and operators take about so many calls' time, and get up to this share of the budget.
+COSTS, COSTS_SHARE = 10, 0.5
 
 
 class Profiler:
@@ -37,7 +43,8 @@ class Profiler:
 
     `budget_s` are the seconds for all of it; at least one call is made, however long it takes. A
     call that takes most of them is the only one, first call or not. `loops` are those of the step's
-    own code, where it was rewritten to tell them. Whatever happens, models, optimizers, random
+    own code, where it was rewritten to tell them; `models` how the user calls models, by their ids.
+    Whatever happens, models, optimizers, random
     generators and names end as they began. Raises StepError.
     """
 
@@ -48,8 +55,10 @@ class Profiler:
         profile: Profile,
         budget_s: float | None = None,
         loops: Loops | None = None,
+        models: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.step, self._device, self._profile = step, device, profile
+        self._models = models
         self._loops = loops or Loops()
         self.budget_s = DEFAULT_S if budget_s is None else budget_s
         if not self.budget_s > 0 or math.isinf(self.budget_s):
@@ -81,9 +90,23 @@ class Profiler:
             budget.exclude(first.seconds["compiling"])
             self._profile.first = first
             if first.total_s - first.seconds["compiling"] > LONG * self.budget_s:
+                self._profile.why_no_costs = "there was no time for a second call"
                 yield Progress(1.0, "the call is long: it is the profile")
                 return
-            yield from self._in_turn(self.step.state(), budget)
+            state = self.step.state()
+            longest_s = COSTS * (first.total_s - first.seconds["compiling"])
+            budget.reserved_s += (
+                reserve_s := min(longest_s, COSTS_SHARE * max(budget.left_s, 0.0))
+            )
+            yield from self._in_turn(state, budget)
+            budget.reserved_s -= reserve_s
+            needed_s = COSTS * self._profile.step_s * self._profile.steps
+            if not budget.allows(needed_s):
+                more = few_digits(math.ceil(needed_s / COSTS_SHARE))
+                self._profile.why_no_costs = f"there was no time for them (--budget {more})"
+                return
+            yield Progress(budget.share, "modules and operators")
+            self._find_costs(state, budget)
 
     def _in_turn(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
         """A plain call and a profiled one, each from the same state and with data of its own."""
@@ -101,6 +124,29 @@ class Profiler:
             done = max(budget.share, number / ENOUGH)
             yield Progress(min(done, 1.0), f"call {number}")
 
+    def _find_costs(self, state: State, budget: Budget) -> None:
+        """Of modules and operators. What can't be traced is no reason to show nothing."""
+        __tracebackhide__ = True
+        profile = self._profile
+        costing = Costing(
+            lambda: self._aside(self._call),
+            lambda: self._settle(state),
+            self._device,
+            *names_of(self.step.models, self._models),
+        )
+        try:
+            profile.costs = costing.found(profile.step_s * profile.steps, budget)
+        except StepError as error:
+            profile.why_no_costs = str(error)
+        except Exception as error:
+            profile.why_no_costs = f"{type(error).__name__}: {error}".partition("\n")[0]
+
+    def _aside(self, call: Callable[[], T]) -> T:
+        """What is called runs the step, once, and tells nothing to a split."""
+        __tracebackhide__ = True
+        with self.step.around_blocks(), self._loops.told_to(None):
+            return call()
+
     def _settle(self, state: State) -> None:
         """Back to the state; where that is no matter, a call follows, so that caches are warm."""
         __tracebackhide__ = True
@@ -110,8 +156,7 @@ class Profiler:
 
     def _plain(self) -> float:
         __tracebackhide__ = True
-        with self.step.around_blocks(), self._loops.told_to(None):
-            return clock.timed(self._call, self._device)
+        return self._aside(lambda: clock.timed(self._call, self._device))
 
     def _profiled(self, is_first: bool = False) -> Split:
         __tracebackhide__ = True

@@ -23,6 +23,8 @@ PART_COLOURS = {
     "compiling": "#a8327a",
     "rest": "#6e7681",
 }
+# Of the tree of modules, level by level: as dark.
+LEVEL_COLOURS = ("#1158c7", "#2f6f9f")
 
 
 def rgba(colour: str, opacity: str) -> str:

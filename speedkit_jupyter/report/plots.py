@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS
-from speedkit_jupyter.report.colours import BAD, GOOD, NEUTRAL, PART_COLOURS, PLANNED
+from speedkit_jupyter.report.colours import BAD, GOOD, LEVEL_COLOURS, NEUTRAL, PART_COLOURS, PLANNED
 from speedkit_jupyter.report.units import ratio, seconds, share
 from speedkit_jupyter.tuning.curves import Curve
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # A part of the step is named in its bar where it has at least this share.
 LEAST_NAMED = 0.09
+# In the tree of modules: levels, the narrowest box, letters in the whole width.
+MOST_LEVELS, LEAST_DRAWN, LETTERS = 6, 0.002, 110
 COLOURS = {"faster": GOOD, "accepted": GOOD, "slower": BAD}
 
 
@@ -137,6 +139,41 @@ def split(profile: Profile) -> Figure:
     axes.set_yticks([])
     axes.set_xlim(0, left_s or 1)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
+    axes.tick_params(colors=NEUTRAL)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return figure
+
+
+def tree(shares: Mapping[str, float]) -> Figure:
+    """Modules by their shares of a step, 0 to 1: below each one those inside of it."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    levels = min(max(name.count(".") for name in shares) + 1, MOST_LEVELS)
+    figure = Figure(figsize=(7, 0.5 + 0.36 * levels), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    ends: dict[str, float] = {"": 0.0}
+    for name, part in shares.items():
+        around, _, last = name.rpartition(".")
+        level, left = name.count("."), ends.get(around, 0.0)
+        ends[around], ends[name] = left + part, left
+        if level >= levels or part < LEAST_DRAWN:
+            continue
+        axes.barh(level, part, left=left, height=1, align="edge",
+                  color=LEVEL_COLOURS[level % 2], edgecolor="white", linewidth=0.6)  # fmt: skip
+        room = int(part * LETTERS)
+        if len(last) <= room:
+            text = f"{last} {share(part)}" if len(last) + 5 <= room else last
+            axes.annotate(text, (left + part / 2, level + 0.5), ha="center", va="center",
+                          color="white", fontsize=8)  # fmt: skip
+    axes.set_yticks([])
+    axes.set_xlim(0, max(ends[""], LEAST_DRAWN))
+    axes.set_ylim(levels, 0)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    axes.set_xlabel("of a step, with all inside of it", color=NEUTRAL, fontsize=9)
     axes.tick_params(colors=NEUTRAL)
     for side in axes.spines.values():
         side.set_visible(False)

@@ -8,7 +8,7 @@ from functools import partial
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.profile import Profile, Wait
 from speedkit_jupyter.profiling.split import PARTS, Part
-from speedkit_jupyter.report import plots
+from speedkit_jupyter.report import costs_report, plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Picture, Row, Section, Table
 from speedkit_jupyter.report.units import count, seconds, share
@@ -54,6 +54,7 @@ def profile_report(profile: Profile) -> Document:
     sections = [Section(table), Section(picture)]
     if waits := profile.waits():
         sections.append(Section(_waits(profile, waits), "Synchronizations"))
+    sections += costs_report.sections(profile)
     sections.append(Section("\n".join(_notes(profile))))
     return Document(_headline(profile), tuple(sections), profile.to_dict())
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.support.storage import size_in_memory
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 LEAST_FREE = 0.5
 # What a device's module must have to tell the peak: torch.cuda and torch.xpu do, torch.mps doesn't.
 PEAK = ("reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved")
-LOG_LEVEL = "KINETO_LOG_LEVEL"
 STDERR = 2  # what C++ writes to
 
 
@@ -27,8 +27,8 @@ class Memory:
     """Bytes: `state_bytes` lie there before the step, `peak_bytes` at its fullest moment.
 
     State is parameters, buffers, gradients and optimizer state. `reserved_bytes` is what torch's
-    allocator held from the driver. None is what a kind of device can't tell: no peak on MPS,
-    nothing reserved on a CPU.
+    allocator held from the driver. None is what can't be told: no peak on MPS, nor beside a
+    profiler of the user's own, nothing reserved on a CPU.
     """
 
     peak_bytes: int | None
@@ -42,7 +42,8 @@ def needed(
     """Run one step, untimed, and watch the allocator."""
     held = size(state)
     if device.type == "cpu":
-        return Memory(held + _allocated(step), held)
+        allocated = _allocated(step)
+        return Memory(None if allocated is None else held + allocated, held)
     import torch
 
     allocator = torch.get_device_module(device)
@@ -67,35 +68,26 @@ def _by_allocator(
     return Memory(peak, held, max(reserved, peak))
 
 
-def _allocated(step: Callable[[], object]) -> int:
-    """The most bytes that the CPU allocator gave beyond what it took back, by the profiler."""
-    from torch.profiler import ProfilerActivity, profile
+def _allocated(step: Callable[[], object]) -> int | None:
+    """The most bytes that the CPU allocator gave beyond what it took back, by the profiler.
 
-    with (
-        _quiet(),
-        _without_allocator_warnings(),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace,
-    ):
+    None beside a profiler of the user's own.
+    """
+    if torch_profiler.is_in_use():
         step()
-    results: Any = trace.profiler.kineto_results  # type: ignore[union-attr]
+        return None
+    session = torch_profiler.Session(profile_memory=True)
+    with _without_allocator_warnings(), session.running():
+        step()
+    if not session.was_alone:
+        return None
+    results: Any = session.trace.profiler.kineto_results  # type: ignore[union-attr]
     events = [event for event in results.events() if event.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
         most = max(most, now)
     return most
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The profiler's library logs its start and stop to stderr; it reads its level at first use."""
-    level = os.environ.get(LOG_LEVEL)
-    os.environ[LOG_LEVEL] = level or "99"
-    try:
-        yield
-    finally:
-        if level is None:
-            del os.environ[LOG_LEVEL]
 
 
 @contextmanager

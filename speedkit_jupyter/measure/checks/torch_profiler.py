@@ -1,0 +1,62 @@
+"""torch's profiler, of which a process has one at a time: a second one silently ends the first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+LOG_LEVEL = "KINETO_LOG_LEVEL"
+
+
+def is_in_use() -> bool:
+    """Whether one is at work here, which is the user's: nothing may be profiled now."""
+    from torch._C._autograd import _profiler_enabled
+
+    return _profiler_enabled()
+
+
+class Session:
+    """What happens in `running()`, or until `end()` in it: `trace` is torch's own object."""
+
+    def __init__(self, **options: Any) -> None:
+        from torch.profiler import profile, supported_activities
+
+        self.trace = profile(activities=supported_activities(), **options)
+        self.is_on = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The block is profiled."""
+        with _quiet():
+            self.trace.start()
+            self.is_on = True
+            try:
+                yield
+            finally:
+                self.end()
+
+    def end(self) -> None:
+        """What comes is not. Once is enough."""
+        if self.is_on:
+            self.is_on = False
+            self.trace.stop()
+
+    @property
+    def was_alone(self) -> bool:
+        """Whether it has anything: not where the block used a profiler of its own."""
+        results: Any = getattr(self.trace.profiler, "kineto_results", None)
+        return results is not None and bool(results.events())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The profiler's library logs its start and stop to stderr; it reads its level at first use."""
+    level = os.environ.get(LOG_LEVEL)
+    os.environ[LOG_LEVEL] = level or "99"
+    try:
+        yield
+    finally:
+        if level is None:
+            del os.environ[LOG_LEVEL]

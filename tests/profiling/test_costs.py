@@ -1,0 +1,320 @@
+"""What modules and operators cost: whose work it is, how much of it, and what is said of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import DeviceType
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from speedkit_jupyter import SpeedKitError, profile
+from speedkit_jupyter.profiling import traced
+from speedkit_jupyter.profiling.costs import _Done
+from speedkit_jupyter.profiling.counted import counted
+from speedkit_jupyter.profiling.module_calls import ModuleCalls, names_of
+from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.traced import PYTHON, Trace
+
+CPU = torch.device("cpu")
+
+
+def flops_by_module(call: Any, *models: nn.Module) -> dict[tuple[str, bool], int]:
+    """Operations by module and pass."""
+    found = Counter[tuple[str, bool]]()
+    for work, times in counted(call, ModuleCalls(names_of(models, {})[0])).items():
+        found[work.place.module, work.place.is_backward] += times * work.flops
+    return {place: flops for place, flops in found.items() if flops}
+
+
+def bytes_of(call: Any) -> dict[str, int]:
+    """Bytes by operator."""
+    found = Counter[str]()
+    for work, times in counted(call, ModuleCalls({})).items():
+        found[work.place.operator] += times * work.moved_bytes
+    return dict(found)
+
+
+def test_the_backward_pass_is_the_work_of_the_module_whose_forward_pass_it_belongs_to():
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    first, second = 2 * 8 * 16 * 32, 2 * 8 * 32 * 4
+    found = flops_by_module(lambda: net(torch.ones(8, 16)).sum().backward(), net)
+    assert found == {
+        ("Sequential.0", False): first,
+        ("Sequential.2", False): second,
+        ("Sequential.0", True): first,  # of its weight: its input needs no gradient
+        ("Sequential.2", True): 2 * second,
+    }
+
+
+def test_what_a_checkpoint_computes_again_is_the_module_s_and_of_the_backward_pass():
+    net = nn.Sequential(nn.Linear(16, 32), nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
+    inner = 2 * 8 * 32 * 32
+
+    def step() -> None:
+        checkpoint(net[1], net[0](torch.ones(8, 16)), use_reentrant=False).sum().backward()
+
+    found = flops_by_module(step, net)
+    assert found["Sequential.1.0", False] == inner
+    assert found["Sequential.1.0", True] == 3 * inner
+
+
+def test_a_module_that_is_called_twice_has_the_work_of_both():
+    layer = nn.Linear(16, 16)
+    found = flops_by_module(lambda: layer(layer(torch.ones(8, 16))).sum().backward(), layer)
+    once = 2 * 8 * 16 * 16
+    assert found == {("Linear", False): 2 * once, ("Linear", True): 3 * once}
+
+
+@pytest.mark.parametrize(
+    ("call", "operator", "expected"),
+    [
+        (lambda x: x.t().view(10, 10), "aten::t", 0),
+        (lambda x: x.detach(), "aten::detach", 0),
+        (lambda x: x + 1, "aten::add", 2 * 400),
+        (lambda x: x.clone().add_(1), "aten::add_", 2 * 400),
+        (lambda x: x[:1].expand(10, 10) * 2, "aten::mul", 400 + 400),
+        (lambda x: functional.embedding(torch.tensor([1]), x), "aten::embedding", 40 + 40 + 8),
+        (lambda x: torch.empty_like(x), "aten::empty_like", 0),
+    ],
+)
+def test_bytes_are_those_that_are_read_and_written(call, operator, expected):
+    x = torch.ones(10, 10)
+    assert bytes_of(lambda: call(x)).get(operator, 0) == expected
+
+
+def test_counting_sees_operators_in_inference_mode_and_subclasses_as_they_are():
+    net = nn.Linear(16, 4)
+
+    def step() -> None:
+        with torch.inference_mode():
+            net(nn.Parameter(torch.ones(8, 16)))
+
+    assert flops_by_module(step, net) == {("Linear", False): 2 * 8 * 16 * 4}
+
+
+def test_modules_have_the_names_that_the_user_gives_and_two_of_a_class_are_told_apart():
+    nets = [nn.Sequential(nn.Linear(2, 2)) for _ in range(3)]
+    names, kinds = names_of(nets, {id(nets[0]): "net"})
+    assert [names[id(net[0])] for net in nets] == ["net.0", "Sequential.0", "Sequential 2.0"]
+    assert kinds["net.0"] == "Linear"
+    compiled = torch.compile(nets[0])
+    names, _ = names_of([compiled], {id(compiled): "fast"})
+    assert names[id(nets[0][0])] == "fast.0"
+    assert names[id(compiled)] == names[id(nets[0])] == "fast"
+
+
+class Sleepy(nn.Module):
+    """Takes long, in its forward or in its backward pass."""
+
+    def __init__(self, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
+        super().__init__()
+        self.forward_s, self.backward_s = forward_s, backward_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.forward_s)
+        return _Sleeping.apply(x, self.backward_s)
+
+
+class _Sleeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+def traced_once(call: Any, *models: nn.Module) -> Trace:
+    trace, calls = Trace(), ModuleCalls(names_of(models, {})[0])
+    operators = {work.place.operator for work in counted(call, calls)}
+    trace.add(call, calls, CPU, operators)
+    return trace
+
+
+@pytest.mark.real_time
+def test_what_takes_long_is_found_in_its_module_and_in_its_pass():
+    net = nn.Sequential(
+        nn.Linear(4, 4), Sleepy(forward_s=0.2), nn.Linear(4, 4), Sleepy(backward_s=0.4)
+    )
+    trace = traced_once(lambda: net(torch.ones(2, 4)).sum().backward(), net)
+    spent = Counter[tuple[str, bool]]()
+    for place, seconds in trace.seconds.items():
+        spent[place.module, place.is_backward] += seconds
+    assert [place for place, _ in spent.most_common(2)] == [
+        ("Sequential.3", True),
+        ("Sequential.1", False),
+    ]
+    assert sum(trace.seconds.values()) == pytest.approx(trace.total_s, rel=0.01)
+
+
+def test_kernels_inside_of_an_operator_are_that_operator_s():
+    net = nn.Conv2d(3, 8, 3)
+    trace = traced_once(lambda: net(torch.ones(2, 3, 16, 16)).sum().backward(), net)
+    operators = {place.operator for place in trace.seconds}
+    assert {"aten::convolution", "aten::convolution_backward"} <= operators
+    assert not [name for name in operators if "mkldnn" in name or name == "aten::conv2d_backward"]
+    assert trace.times["aten::convolution"] == 1
+
+
+def test_another_thread_s_modules_are_not_in_it():
+    ours, theirs = nn.Linear(4, 4), nn.Bilinear(4, 4, 4)
+    stop, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            theirs(torch.ones(2, 4), torch.ones(2, 4)).sum().backward()
+            begun.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait(10)
+    try:
+        trace = traced_once(lambda: ours(torch.ones(2, 4)).sum().backward(), ours)
+    finally:
+        stop.set()
+        thread.join()
+    assert {place.module for place in trace.seconds} == {"", "Linear"}
+
+
+def test_of_a_long_call_only_the_beginning_is_traced(monkeypatch):
+    monkeypatch.setattr(traced, "MOST_S", 0.0)
+    net, calls = nn.Linear(4, 4), []
+
+    def step() -> None:
+        for _ in range(20):
+            net(torch.ones(2, 4))
+            calls.append(0)
+
+    trace, modules = Trace(), ModuleCalls(names_of([net], {})[0])
+    trace.add(step, modules, CPU, ())
+    assert len(calls) == 20
+    assert trace.times["module: Linear"] == 1
+
+
+def test_overlapping_kernels_keep_a_device_busy_once():
+    def kernel(start: float, end: float, is_note: bool = False) -> Any:
+        return SimpleNamespace(
+            device_type=DeviceType.CUDA,
+            is_user_annotation=is_note,
+            time_range=SimpleNamespace(start=start, end=end),
+        )
+
+    events = [kernel(0, 10), kernel(5, 20), kernel(6, 7), kernel(30, 40), kernel(0, 90, True)]
+    assert traced._busy_s(events) == pytest.approx(30e-6)
+
+
+@pytest.mark.parametrize(
+    ("computing_s", "roof_s", "expected"),
+    [
+        (0.5, 0.5, (0.5, "compute")),
+        (0.1, 0.8, (0.8, "memory")),
+        (0.1, 3.0, (0.1, "compute")),  # faster than memory: from a cache
+        (0.0, 3.0, (None, "")),
+        (1.3, 1.3, (1.0, "compute")),
+        (0.0, 0.0, (None, "")),
+    ],
+)
+def test_the_limit_is_of_operations_or_of_memory_and_never_more_than_all(
+    computing_s, roof_s, expected
+):
+    assert _Done(1, 1, computing_s, roof_s).limit(1.0) == expected
+
+
+def trained(budget_s: float = 3.0) -> tuple[Profile, nn.Module]:
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step() -> None:
+        net(torch.ones(32, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return profile(step, budget_s=budget_s), net
+
+
+@pytest.fixture(scope="module")
+def found() -> Profile:
+    return trained()[0]
+
+
+def test_a_profile_has_modules_operators_and_their_tree(found):
+    costs = found.costs
+    names = {cost.name: cost for cost in costs.modules}
+    assert {"Sequential.0", "Sequential.2"} <= names.keys()
+    assert names["Sequential.2"].flops == 3 * 2 * 32 * 64 * 128
+    assert names["Sequential.2"].times == 1
+    assert sum(cost.share for cost in costs.operators) == pytest.approx(1, abs=0.01)
+    assert costs.tree["Sequential"] >= costs.tree["Sequential.0"] > 0
+    assert all(0 < cost.limit <= 1 for cost in costs.modules if cost.limit is not None)
+    assert {"aten::addmm", "aten::mm", PYTHON} <= {cost.name for cost in costs.operators}
+
+
+def test_the_report_and_the_plain_values_say_it(found):
+    text = found.report().to_text()
+    assert "Modules, each without those inside of it" in text
+    assert "Operators" in text
+    assert "aten::" not in text
+    values = json.loads(found.to_json())
+    assert {"name", "share", "flops", "limit", "bound"} <= values["operators"][0].keys()
+    assert "<img" in found.report().to_html()
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_the_trace_is_written_with_the_modules_names(found, tmp_path, name):
+    file = found.export_chrome_trace(tmp_path / name)
+    text = file.read_bytes()
+    text = gzip.decompress(text) if name.endswith("gz") else text
+    events = json.loads(text)["traceEvents"]
+    assert {"module: Sequential.0", "aten::addmm"} <= {event.get("name") for event in events}
+
+
+def test_where_no_trace_can_be_written_that_is_one_line(found, tmp_path):
+    with pytest.raises(SpeedKitError, match="No such file"):
+        found.export_chrome_trace(tmp_path / "nowhere" / "trace.json")
+    with pytest.raises(SpeedKitError, match="nothing was traced"):
+        Profile().export_chrome_trace(tmp_path / "trace.json")
+
+
+def test_a_step_that_has_a_profiler_of_its_own_is_split_all_the_same():
+    net = nn.Linear(4, 4)
+
+    def step() -> None:
+        with torch.profiler.profile():
+            net(torch.ones(2, 4)).sum().backward()
+
+    found = profile(step, budget_s=2)
+    assert found.share("forward") > 0
+    assert found.costs is None
+    assert "torch's profiler is at work in this code already" in found.report().to_text()
+
+
+def test_a_profiler_around_it_all_goes_on():
+    net = nn.Linear(4, 4)
+    with torch.profiler.profile() as theirs:
+        found = profile(lambda: net(torch.ones(2, 4)), model=net, budget_s=1)
+        torch.ones(3, 3) @ torch.ones(3, 3)
+    assert found.costs is None
+    assert "aten::mm" in {event.name for event in theirs.events()}
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_of_a_compiled_model_its_operators_are_shown():
+    torch._dynamo.reset()
+    net = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)))
+    found = profile(lambda: net(torch.ones(32, 64)).sum().backward(), model=net, budget_s=4)
+    assert "Sequential" in found.costs.tree
+    assert [cost for cost in found.costs.operators if cost.name.startswith("aten::")]
