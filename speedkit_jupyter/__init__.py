@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from speedkit_jupyter.advice.api import advise as advise
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
@@ -47,6 +48,7 @@ _HOMES = {  # where each public name lives
     "SpeedKitError": "support.exceptions",
     "StateWarning": "measure.subject.step",
     "StepError": "support.exceptions",
+    "advise": "advice.api",
     "benchmark": "measure.subject.from_function",
     "code": "codegen.forms",
     "apply_speedups": "plans.applying",

@@ -39,26 +39,29 @@ def modules_in(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """The last `%%speedbench` cell: its first line, and what makes it a step again.
+    """The last `%%speedbench` cell: its first line, what makes it a step again, and what would
+    profile it in so many seconds.
 
     Made anew each time, so that no model is kept alive by having been measured.
     """
 
     title: str
     step: Callable[[], Step]
+    profiler: Callable[[float | None], Any] | None = None
 
 
 class Session:
     """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
 
     `listeners` are told "config" or "measured" when one of them is another; `shared` is what the
-    panels of one model have in common, by the model's id.
+    panels of one model have in common, by the model's id. `advised` is what was advised last.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
         self.contexts: dict[str, SpeedContext] = {}
         self._measured: MeasuredCell | None = None
+        self.advised: Any = None
         self.open_panel: Callable[..., Any] | None = None
         self.listeners = Listeners()
         self.shared: WeakValueDictionary[int, Any] = WeakValueDictionary()

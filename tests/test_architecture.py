@@ -22,6 +22,7 @@ LAYERS = (
     ("measure",),
     ("session",),
     ("tuning", "profiling"),
+    ("advice",),
     ("codegen", "report"),
     ("magics", "widgets"),
 )

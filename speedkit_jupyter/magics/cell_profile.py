@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from IPython.core.error import UsageError
+
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.cell_step import step_of_cell
 from speedkit_jupyter.magics.namespace import models
@@ -12,15 +14,32 @@ from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.profiling.loops import Loops
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
+from speedkit_jupyter.support.exceptions import StepError
 
 
-def profiler(shell: Any, cell: Cell, arguments: Any, command: str) -> Profiler:
+def profiler(
+    shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None
+) -> Profiler:
     """Of a cell whose loops tell what they wait for."""
     loops = Loops()
     step = step_of_cell(shell, cell.rewritten(loops.rewritten), arguments)
     device = device_of(step)
-    numbers = getattr(shell.compile, "_filename_map", {})
-    names = {file: f"cell {number}" for file, number in numbers.items()}
-    profile = Profile(names=names, environment=environment(device), command=command)
+    profile = Profile(names=cell_names(shell), environment=environment(device), command=command)
     called = {id(model): name for name, model in models(shell.user_ns).items()}
-    return Profiler(step, device, profile, arguments.budget, loops, called)
+    return Profiler(step, device, profile, budget_s, loops, called)
+
+
+def profiler_again(
+    shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None
+) -> Profiler:
+    """The same with what the cell's names mean by now; raises StepError."""
+    try:
+        return profiler(shell, cell, arguments, command, budget_s)
+    except UsageError as error:
+        raise StepError(str(error)) from None
+
+
+def cell_names(shell: Any) -> dict[str, str]:
+    """How the notebook calls the files that its cells are to Python."""
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return {file: f"cell {number}" for file, number in numbers.items()}

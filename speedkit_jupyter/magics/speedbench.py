@@ -14,7 +14,7 @@ from speedkit_jupyter.magics import accuracy, speedbench_options
 from speedkit_jupyter.magics.applied import Applied
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.cell_output import streams_kept
-from speedkit_jupyter.magics.cell_profile import profiler
+from speedkit_jupyter.magics.cell_profile import profiler, profiler_again
 from speedkit_jupyter.magics.cell_step import step_again, step_of_cell
 from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.line import split_setup
@@ -34,12 +34,12 @@ from speedkit_jupyter.measure.subject.variants import check_free, parse, variant
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.report.history_report import since
-from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, is_text
 from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 
@@ -72,7 +72,11 @@ def run(
         work = _work(shell, cell, arguments, setup, command)
         work.begun_s = begun_s
         title = next((row for row in source.splitlines() if row.strip()), "")
-        session.measured = MeasuredCell(title.strip(), partial(step_again, shell, cell, arguments))
+        session.measured = MeasuredCell(
+            title.strip(),
+            partial(step_again, shell, cell, arguments),
+            partial(profiler_again, shell, cell, arguments, command),
+        )
         skipped: list[str] = []
         earlier = database.saved(arguments.save, skipped)[-1:] if arguments.save else []
         given = work if arguments.apply else None
@@ -93,7 +97,7 @@ def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> A
     if arguments.profile:
         _refuse(arguments, NOT_OF_A_PROFILE, "to timing, comparing and tuning, not to --profile")
         _refuse_setup(setup)
-        return profiler(shell, cell, arguments, command)
+        return profiler(shell, cell, arguments, command, arguments.budget)
     if arguments.tune:
         return _search(shell, cell, arguments, setup)
     _refuse(arguments, ("objective", "steps", "apply", "fresh", "keep"), "to --tune")

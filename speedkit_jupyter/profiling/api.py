@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.rounds import clock
@@ -38,13 +39,28 @@ def profile(
     """
     begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)
-    measured = step_of(step, model, optimizer)
-    device = device_of(measured)
-    found = Profile(
-        environment=environment(device), command=f"profile({getattr(step, '__name__', 'step')})"
+    profiler = profiler_of(
+        step, model, optimizer, budget_s, f"profile({getattr(step, '__name__', 'step')})"
     )
-    profiler = Profiler(measured, device, found, budget_s)
     profiler.begun_s = begun_s
     for _ in profiler.run():
         pass
     return profiler.result()
+
+
+def profiler_of(
+    step: Callable[..., object],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    budget_s: float | None,
+    command: str,
+    models: Mapping[int, str] = MappingProxyType({}),
+    files: Mapping[str, str] = MappingProxyType({}),
+) -> Profiler:
+    """Of a function; `command` is how it is repeated, `models` how models are called by their ids,
+    `files` what the notebook calls its cells. Raises StepError.
+    """
+    measured = step_of(step, model, optimizer)
+    device = device_of(measured)
+    found = Profile(names=files, environment=environment(device), command=command)
+    return Profiler(measured, device, found, budget_s, models=models)

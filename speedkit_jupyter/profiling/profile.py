@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.costs import Costs
+from speedkit_jupyter.profiling.line_times import LineTimes, Spot
 from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import lets_go
@@ -31,14 +32,15 @@ class Profile(Shown):
     as many as its optimizer made, or one.
 
     `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
-    between; `first` is that of the first call, which may have compiled. `costs` are those of
-    modules and operators, from calls of their own; None where `why_no_costs` says it. `names` are
-    how files are called in the notebook.
+    between; `first` is that of the first call, which may have compiled. `lines` are the user's own
+    lines, `costs` those of modules and operators, each from calls of their own; no costs where
+    `why_no_costs` says it. `names` are how files are called in the notebook.
     """
 
     first: Split | None = None
     splits: list[Split] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
+    lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
     device: str = "cpu"
@@ -93,7 +95,7 @@ class Profile(Shown):
         ]
         return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.line))
 
-    def place(self, line: Line) -> str:
+    def place(self, line: Line | Spot) -> str:
         """Where it stands, as the notebook says it."""
         return f"{self.names.get(line.file) or line.file.rpartition('/')[2]}, line {line.number}"
 
@@ -140,6 +142,15 @@ class Profile(Shown):
                     "seconds": wait.seconds,
                 }
                 for wait in self.waits()
+            ],
+            "lines": [
+                {
+                    "place": self.place(spot),
+                    "source": user_lines.source(spot.file, spot.number),
+                    "part": self.lines.part(spot),
+                    "share": share,
+                }
+                for spot, share in self.lines.costliest()
             ],
             **self._costs_as_dict(),
             "environment": dict(self.environment),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +18,7 @@ from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import applied_to, prepare
 from speedkit_jupyter.profiling import generators, instruments
 from speedkit_jupyter.profiling.costing import Costing
+from speedkit_jupyter.profiling.line_times import Looks
 from speedkit_jupyter.profiling.loops import Loops
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.outside_modules import Outside
@@ -36,6 +39,23 @@ LONG = 0.5
 SHORT = 0.1
 # Modules and operators take about so many calls' time, and get up to this share of the budget.
 COSTS, COSTS_SHARE = 10, 0.5
+# Lines are looked at for so long, within this share of the budget.
+LOOKING_S, LOOKING_SHARE = 1.0, 0.15
+# What is tried afterwards may take this share of it, each.
+TRYING_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Visited:
+    """A step that is isolated: `call` makes it once, `settle` puts it back to where it began.
+
+    `affords` says whether there is time for so many seconds.
+    """
+
+    call: Callable[[], object]
+    settle: Callable[[], object]
+    affords: Callable[[float], bool]
+    device: torch.device
 
 
 class Profiler:
@@ -44,8 +64,8 @@ class Profiler:
     `budget_s` are the seconds for all of it; at least one call is made, however long it takes. A
     call that takes most of them is the only one, first call or not. `loops` are those of the step's
     own code, where it was rewritten to tell them; `models` how the user calls models, by their ids.
-    Whatever happens, models, optimizers, random
-    generators and names end as they began. Raises StepError.
+    `afterwards` is called at the end, while the step is isolated still. Whatever happens, models,
+    optimizers, random generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -64,6 +84,7 @@ class Profiler:
         if not self.budget_s > 0 or math.isinf(self.budget_s):
             raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
         self.begun_s: float | None = None
+        self.afterwards: Callable[[Visited], object] | None = None
         profile.device = device.type
         self._context: Any = None
         self._bias_s = 0.0
@@ -86,27 +107,50 @@ class Profiler:
             budget.reserved_s = visit.taking_s
             self._sources = generators.sources(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
-            first = self._profiled(is_first=True)
+            looks = Looks()
+            first = self._profiled(is_first=True, looks=looks)
             budget.exclude(first.seconds["compiling"])
             self._profile.first = first
-            if first.total_s - first.seconds["compiling"] > LONG * self.budget_s:
+            is_long = first.total_s - first.seconds["compiling"] > LONG * self.budget_s
+            state = None if is_long and self.afterwards is None else self.step.state()
+            if is_long or state is None:
                 self._profile.why_no_costs = "there was no time for a second call"
+                self._profile.lines = looks.result()
                 yield Progress(1.0, "the call is long: it is the profile")
-                return
-            state = self.step.state()
-            longest_s = COSTS * (first.total_s - first.seconds["compiling"])
-            budget.reserved_s += (
-                reserve_s := min(longest_s, COSTS_SHARE * max(budget.left_s, 0.0))
-            )
-            yield from self._in_turn(state, budget)
-            budget.reserved_s -= reserve_s
-            needed_s = COSTS * self._profile.step_s * self._profile.steps
-            if not budget.allows(needed_s):
-                more = few_digits(math.ceil(needed_s / COSTS_SHARE))
-                self._profile.why_no_costs = f"there was no time for them (--budget {more})"
-                return
-            yield Progress(budget.share, "modules and operators")
-            self._find_costs(state, budget)
+            else:
+                yield from self._in_full(first, state, budget)
+            if self.afterwards is not None and state is not None:
+                yield Progress(1.0, "one more call, watched")
+                self.afterwards(self._visited(state))
+
+    def _in_full(
+        self, first: Split, state: State, budget: Budget
+    ) -> Generator[Progress, None, None]:
+        """Parts, then lines, then modules and operators, each from calls of their own."""
+        __tracebackhide__ = True
+        costs_s, looking_s = self._later(first, budget)
+        trying_s = 0.0 if self.afterwards is None else TRYING_SHARE * self.budget_s
+        budget.reserved_s += costs_s + looking_s + trying_s
+        yield from self._in_turn(state, budget)
+        budget.reserved_s -= looking_s
+        yield Progress(budget.share, "lines")
+        self._look_at_lines(state, budget, looking_s)
+        budget.reserved_s -= costs_s
+        needed_s = COSTS * self._profile.step_s * self._profile.steps
+        if not budget.allows(needed_s):
+            more = few_digits(math.ceil(needed_s / COSTS_SHARE))
+            self._profile.why_no_costs = f"there was no time for them (--budget {more})"
+            return
+        yield Progress(budget.share, "modules and operators")
+        self._find_costs(state, budget)
+
+    def _visited(self, state: State) -> Visited:
+        return Visited(
+            call=lambda: self._aside(self._call),
+            settle=state.restore,
+            affords=lambda seconds: seconds <= TRYING_SHARE * self.budget_s,
+            device=self._device,
+        )
 
     def _in_turn(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
         """A plain call and a profiled one, each from the same state and with data of its own."""
@@ -123,6 +167,22 @@ class Profiler:
             number = len(profile.splits)
             done = max(budget.share, number / ENOUGH)
             yield Progress(min(done, 1.0), f"call {number}")
+
+    def _later(self, first: Split, budget: Budget) -> tuple[float, float]:
+        """Seconds for costs and for lines, which come last."""
+        longest_s = COSTS * (first.total_s - first.seconds["compiling"])
+        left_s = max(budget.left_s, 0.0)
+        return min(longest_s, COSTS_SHARE * left_s), min(LOOKING_S, LOOKING_SHARE * left_s)
+
+    def _look_at_lines(self, state: State, budget: Budget, enough_s: float) -> None:
+        """Which lines of the user's the time goes to; one call at least."""
+        __tracebackhide__ = True
+        looks = Looks()
+        call_s = self._profile.step_s * self._profile.steps
+        while not looks.total_s or (looks.total_s < enough_s and budget.allows(2 * call_s)):
+            self._settle(state)
+            self._profiled(looks=looks)
+        self._profile.lines = looks.result()
 
     def _find_costs(self, state: State, budget: Budget) -> None:
         """Of modules and operators. What can't be traced is no reason to show nothing."""
@@ -158,7 +218,7 @@ class Profiler:
         __tracebackhide__ = True
         return self._aside(lambda: clock.timed(self._call, self._device))
 
-    def _profiled(self, is_first: bool = False) -> Split:
+    def _profiled(self, is_first: bool = False, looks: Looks | None = None) -> Split:
         __tracebackhide__ = True
         split = Split(bias_s=self._bias_s)
         outside = Outside(split)
@@ -168,6 +228,7 @@ class Profiler:
             generators.told_to(outside, self._sources),
             instruments.installed(outside, is_first),
             split.run(),
+            looks.while_looking(split) if looks is not None else nullcontext(),
         ):
             self._call()
             if self._device.type != "cpu":

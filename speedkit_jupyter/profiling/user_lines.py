@@ -18,7 +18,7 @@ def user_frame(depth: int = 1) -> FrameType | None:
     None where there is none: what a thread of a library's calls.
     """
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -35,7 +35,8 @@ def source(file: str, number: int) -> str:
 
 
 @cache
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Whether it is the user's own: no library's, not Python's, not ours."""
     if file.startswith((OURS, "<frozen ")):
         return False
     return not file.startswith(_libraries())

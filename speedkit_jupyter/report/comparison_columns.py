@@ -15,7 +15,8 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.measure.rounds.budget import advice
 from speedkit_jupyter.report.elements import Row, Table, Tone
 from speedkit_jupyter.report.score_words import shown
-from speedkit_jupyter.report.units import ratio, seconds, share, size, with_unit
+from speedkit_jupyter.report.units import ratio, seconds, size, with_unit
+from speedkit_jupyter.support.words import share
 
 BLANK = "–"
 TONES: dict[str, Tone] = {

@@ -15,7 +15,8 @@ from speedkit_jupyter.report.comparison_columns import comparison_table, counted
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Picture, Section
 from speedkit_jupyter.report.score_words import change, judged
-from speedkit_jupyter.report.units import count, operations, ratio, seconds, size, word
+from speedkit_jupyter.report.units import operations, ratio, seconds, size, word
+from speedkit_jupyter.support.words import count
 
 # An interval wider than this share of its median to both sides says where it begins, and no more.
 LOOSE = 0.5

@@ -9,7 +9,8 @@ from speedkit_jupyter.profiling.costs import Cost, Costs
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.elements import Folded, Picture, Row, Section, Table
-from speedkit_jupyter.report.units import operations, seconds, share, size
+from speedkit_jupyter.report.units import operations, seconds, size
+from speedkit_jupyter.support.words import share
 
 # So many are listed, and none that takes less of the step.
 MOST, LEAST = 8, 0.01

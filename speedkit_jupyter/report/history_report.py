@@ -9,8 +9,9 @@ from typing import Any
 from speedkit_jupyter.measure.results.statistics import Ratio, ratio_between_runs, spread
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table, Tone
-from speedkit_jupyter.report.units import count, day, ratio, seconds
+from speedkit_jupyter.report.units import day, ratio, seconds
 from speedkit_jupyter.support.database import Saved
+from speedkit_jupyter.support.words import count
 
 SAME_WHERE = ("device", "torch")
 # Of these the speed is not all that is to be known.

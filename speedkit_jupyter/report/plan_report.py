@@ -14,7 +14,8 @@ from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.report.attention_table import evidence
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
-from speedkit_jupyter.report.units import count, size, word
+from speedkit_jupyter.report.units import size, word
+from speedkit_jupyter.support.words import count
 
 # So many names in a line.
 MOST_NAMES = 12

@@ -11,7 +11,8 @@ from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS
 from speedkit_jupyter.report.colours import BAD, GOOD, LEVEL_COLOURS, NEUTRAL, PART_COLOURS, PLANNED
-from speedkit_jupyter.report.units import ratio, seconds, share
+from speedkit_jupyter.report.units import ratio, seconds
+from speedkit_jupyter.support.words import share
 from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from speedkit_jupyter.profiling.split import PARTS, Part
 from speedkit_jupyter.report import costs_report, plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Picture, Row, Section, Table
-from speedkit_jupyter.report.units import count, seconds, share
+from speedkit_jupyter.report.units import seconds
+from speedkit_jupyter.support.words import count, share
 
 ABOUT: dict[Part, str] = {
     "data": "waiting for the next batch",
@@ -29,8 +30,8 @@ WIDTH = 24
 LEAST = 0.0005
 # A profiled call that takes longer than this is said to.
 DEAR = 1.1
-# Lines that wait are listed up to so many.
-MOST_LINES = 8
+# Lines are listed up to so many, and none that takes less of the step.
+MOST_LINES, LEAST_OF_A_LINE = 8, 0.02
 
 
 def profile_report(profile: Profile) -> Document:
@@ -54,6 +55,8 @@ def profile_report(profile: Profile) -> Document:
     sections = [Section(table), Section(picture)]
     if waits := profile.waits():
         sections.append(Section(_waits(profile, waits), "Synchronizations"))
+    if lines := _lines(profile):
+        sections.append(Section(lines, "Lines of your code, each without the lines that it calls"))
     sections += costs_report.sections(profile)
     sections.append(Section("\n".join(_notes(profile))))
     return Document(_headline(profile), tuple(sections), profile.to_dict())
@@ -79,6 +82,17 @@ def _waits(profile: Profile, waits: list[Wait]) -> Table:
         tuple(rows),
         numbers=("times a step", "of a step"),
     )
+
+
+def _lines(profile: Profile) -> Table | None:
+    rows = [
+        Row((profile.place(spot), seconds(part * profile.step_s), share(part),
+             profile.lines.part(spot), user_lines.source(spot.file, spot.number)))
+        for spot, part in profile.lines.costliest()[:MOST_LINES]
+        if part >= LEAST_OF_A_LINE
+    ]  # fmt: skip
+    columns = ("where", "of a step", "share", "mostly", "line")
+    return Table(columns, tuple(rows), numbers=("of a step", "share")) if rows else None
 
 
 def _notes(profile: Profile) -> Iterator[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from speedkit_jupyter.advice.advice import Advice
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import report_of
 from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.report.advice_report import advice_report
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.profile_report import profile_report
 from speedkit_jupyter.report.timing_report import timing_report
@@ -14,6 +16,7 @@ from speedkit_jupyter.report.verification_report import verification_report
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.verified import Verification
 
+report_of.register(Advice, advice_report)
 report_of.register(Comparison, comparison_report)
 report_of.register(Profile, profile_report)
 report_of.register(Timing, timing_report)

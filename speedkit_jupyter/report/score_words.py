@@ -7,7 +7,7 @@ import math
 from speedkit_jupyter.measure.checks.scores import SHARE, YARDSTICKS, Score, Scored
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report.elements import Row, Table, Tone
-from speedkit_jupyter.report.units import count, share
+from speedkit_jupyter.support.words import count, share
 
 FEWEST, MOST = 4, 12
 

@@ -6,7 +6,8 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table
-from speedkit_jupyter.report.units import count, seconds
+from speedkit_jupyter.report.units import seconds
+from speedkit_jupyter.support.words import count
 
 # As `%timeit`: a slowest run this many times the fastest hints at a cache, or at other work.
 SUSPICIOUS, LEAST_S = 4, 1e-6

@@ -14,8 +14,9 @@ from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
 from speedkit_jupyter.report.score_words import judged
-from speedkit_jupyter.report.units import count, day, ratio, seconds, size
+from speedkit_jupyter.report.units import day, ratio, seconds, size
 from speedkit_jupyter.support.database import Learned
+from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
 
 # Compiling that took less goes without saying.

@@ -43,13 +43,6 @@ def operations(value: float) -> str:
     return f"{value:.0f} FLOP"
 
 
-def share(value: float) -> str:
-    """`43 %`; below one, `0.4 %`."""
-    return (
-        f"{value:.0%}".replace("%", " %") if value >= 0.0095 else f"{value:.1%}".replace("%", " %")
-    )
-
-
 def day(moment: datetime.datetime) -> str:
     """`12 May`, with the time on the same day and the year in another; in local time."""
     local, today = moment.astimezone(), datetime.datetime.now().astimezone()
@@ -72,11 +65,6 @@ def ratio(value: float) -> str:
     if math.isinf(value):
         return "∞"
     return f"{value:.3f}×" if abs(value - 1) < 0.02 else f"{value:.2f}×"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 flag`, `2 flags`, `422,922 parameters`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def word(value: Any) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.score_words import change, precision, score_table
-from speedkit_jupyter.report.units import count
+from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.curves import RAN_ON, Curve
 from speedkit_jupyter.tuning.verified import Verification
 

@@ -39,7 +39,8 @@ from speedkit_jupyter.measure.results.statistics import paired_ratio
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.optimization import Optimization
-from speedkit_jupyter.report.units import ratio, share
+from speedkit_jupyter.report.units import ratio
+from speedkit_jupyter.support.words import share
 from speedkit_jupyter.tuning.candidates import Candidate
 
 BUDGET_S, TUNING = 10.0, 8

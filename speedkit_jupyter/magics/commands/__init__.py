@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speedkit_jupyter.magics.command import Command
 from speedkit_jupyter.magics.commands import (
+    advise,
     apply,
     catalog,
     code,
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Command] = {
         report.COMMAND,
         apply.COMMAND,
         restore.COMMAND,
+        advise.COMMAND,
         verify.COMMAND,
         tuned.COMMAND,
         catalog.COMMAND,

@@ -13,10 +13,10 @@ from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import offer
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.history_report import history_list, history_report
-from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import did_you_mean
+from speedkit_jupyter.support.words import count
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:

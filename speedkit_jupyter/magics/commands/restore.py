@@ -10,8 +10,8 @@ from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.plans.context import restore_all
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section
-from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import Session
+from speedkit_jupyter.support.words import count
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:

@@ -13,9 +13,9 @@ from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import offer
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.tuning_report import tuned_list
-from speedkit_jupyter.report.units import count
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support import database
+from speedkit_jupyter.support.words import count
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:

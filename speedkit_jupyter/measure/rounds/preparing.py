@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
@@ -31,7 +33,14 @@ def prepared(step: Step, variant: Variant, record: Record, walk: Walk, is_baseli
         _nothing_to_measure(record)
     if of_some := changes_some(contexts, walk):
         record.notes["models"] = of_some
-    return Runner(step, contexts, record, is_guarded=not is_baseline, is_planned=is_planned)
+    return Runner(
+        step,
+        contexts,
+        record,
+        around=variant.around or nullcontext,
+        is_guarded=not is_baseline,
+        is_planned=is_planned,
+    )
 
 
 def keep_copies_where_they_fit(step: Step, copies: int) -> None:

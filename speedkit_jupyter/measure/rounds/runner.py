@@ -47,7 +47,8 @@ class Runner:
 
     `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then,
     `recent_s` the latest ones. `around_step`, where there is one, surrounds each step: an untimed
-    one that the budget has no time for is not begun. What the threads of a step raise is the
+    one that the budget has no time for is not begun; `around` makes what is in force beside the
+    plan. What the threads of a step raise is the
     user's own, and printed, unless it `is_guarded`: then the step raises it. A variant that
     `is_planned` has a config, be it one that changes nothing.
     """
@@ -62,6 +63,7 @@ class Runner:
     around_step: Callable[[Runner], AbstractContextManager[None]] | None = field(
         default=None, repr=False
     )
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
     skipped_in_a_row: int = 0
     is_guarded: bool = False
     is_planned: bool = False
@@ -87,6 +89,7 @@ class Runner:
             for context in self.contexts:
                 stack.enter_context(context.in_force())
                 self.step.compiles = self.step.compiles or context.plan["compile"].active
+            stack.enter_context(self.around())
             if self.step.asked is None and self._has_to_be_routed():
                 self.once()
             self._router = Router(self.contexts, self.step.optimizers, self.step.asked or ())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,14 @@ BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
 
 @dataclass(frozen=True)
 class Variant:
-    """`config` is None for the model before SpeedKit (`baseline`) and as it stands (`current`)."""
+    """`config` is None for the model before SpeedKit (`baseline`) and as it stands (`current`).
+
+    `around` makes what else is in force while it runs: what no plan can change.
+    """
 
     name: str
     config: SpeedConfig | None = None
+    around: Callable[[], AbstractContextManager[Any]] | None = field(default=None, compare=False)
 
 
 def parse(text: str) -> list[Variant]:

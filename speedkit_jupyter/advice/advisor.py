@@ -1,0 +1,129 @@
+"""Profiles a step, watches one more call of it, and asks every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.advice.advice import Advice, ranked
+from speedkit_jupyter.advice.code import Code
+from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.rules import RULES
+from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.advice.watched import watched
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.plans.applying import plan_applied_to
+from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.profiling.module_calls import names_of
+from speedkit_jupyter.profiling.profiler import Profiler, Visited
+from speedkit_jupyter.support.database import Learned
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.tuning import learning
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+
+class Advisor:
+    """Drain `run()`, then read `result()`.
+
+    `profiler` is that of the step; `names` what the user calls things, by their ids; `loaders`
+    those that the step's code hides. Raises StepError where the step can't be measured.
+    """
+
+    def __init__(
+        self,
+        profiler: Profiler,
+        names: Mapping[int, str] = MappingProxyType({}),
+        loaders: Sequence[DataLoader[Any]] = (),
+        subject: str = "",
+    ) -> None:
+        self._profiler, self._names, self._loaders = profiler, names, loaders
+        self._advice = Advice(profiler.result(), subject=subject)
+        profiler.afterwards = self._look
+
+    @property
+    def step(self) -> Step:
+        """What the advice is about."""
+        return self._profiler.step
+
+    def result(self) -> Advice:
+        """What is known so far."""
+        return self._advice
+
+    def has_results(self) -> bool:
+        """Whether there is anything to show already."""
+        return self._profiler.has_results()
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measure and look; yields after every call."""
+        __tracebackhide__ = True
+        yield from self._profiler.run()
+
+    def _look(self, visited: Visited) -> None:
+        """While the step is isolated, so that rules may try what they think of."""
+        __tracebackhide__ = True
+        visited.settle()
+        seen = self._situation(visited)
+        found: list[Opportunity] = []
+        for rule in RULES:
+            seen.said = found
+            try:
+                found += list(rule.find(seen))
+            except Exception as error:
+                line = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self._advice.skipped[rule.name] = line
+        always = frozenset(rule.name for rule in RULES if rule.is_no_speed)
+        self._advice.opportunities = ranked(found, always)
+
+    def _situation(self, visited: Visited) -> Situation:
+        __tracebackhide__ = True
+        step, hardware = self.step, Hardware.current()
+        what = watched(visited.call)
+        plans = [_plan(step, model, hardware) for model in step.models]
+        names, _ = names_of(step.models, self._names)
+        return Situation(
+            profile=self._profiler.result(),
+            watched=what,
+            code=Code(what.ran),
+            hardware=hardware,
+            device=visited.device,
+            models=step.models,
+            optimizers=step.optimizers,
+            loaders=self._loaders or loaders_of(step),
+            plans=plans,
+            learned=_learned(step, hardware),
+            in_force=_in_force(step),
+            names={**self._names, **names},
+            settle=visited.settle,
+            affords=visited.affords,
+        )
+
+
+def _plan(step: Step, model: Any, hardware: Hardware) -> Plan:
+    return plan(hardware=hardware, facts=Facts.read(model, step.holders(model)))
+
+
+def _in_force(step: Step) -> frozenset[str]:
+    """What of the catalog is applied to a model of the step already."""
+    plans = [found for model in step.models if (found := plan_applied_to(model)) is not None]
+    return frozenset(decision.name for one in plans for decision in one if decision.active)
+
+
+def _learned(step: Step, hardware: Hardware) -> Learned | None:
+    try:
+        return learning.newest(step.models, step.optimizers, hardware) if step.models else None
+    except SpeedKitError:  # a damaged store is told of where plans are asked for
+        return None
+
+
+def loaders_of(step: Step) -> list[DataLoader[Any]]:
+    """Of torch's, those that the step's code reaches, in the order in which it does."""
+    from torch.utils.data import DataLoader
+
+    return [value for value in step.walk().found.values() if is_a(value, DataLoader)]

@@ -1,0 +1,57 @@
+"""Gradients of parameters that no optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from speedkit_jupyter.advice.gain import Gain, amdahl
+from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.rules import trials
+from speedkit_jupyter.advice.rules.base import Rule
+from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.support.words import share
+
+# Of a layer's backward pass the gradient of its weights is some half; in front of all that is
+# trained nothing of it is needed.
+HALF = 0.35
+LEAST = 0.1
+
+
+class FrozenGradients(Rule):
+    """They require gradients, which are computed and never used."""
+
+    name: ClassVar[str] = "frozen_gradients"
+
+    def find(self, seen: Situation) -> Iterator[Opportunity]:
+        """Of all models together, where an optimizer steps a part of them."""
+        if not (seen.watched.backwards and seen.held and seen.watched.steps):
+            return
+        idle = [one for one in seen.parameters if one.requires_grad and id(one) not in seen.held]
+        number = sum(one.numel() for one in idle)
+        if number < LEAST * sum(one.numel() for one in seen.parameters):
+            return
+        names = set(_modules_of(seen, {id(one) for one in idle}))
+        _, backward = seen.modules(lambda name: name in names)
+        backward = backward or seen.share("backward") * number / max(
+            sum(one.numel() for one in seen.parameters if one.requires_grad), 1
+        )
+        yield Opportunity(
+            self.name,
+            "compute no gradients of what is not trained",
+            f"{len(idle)} parameters require gradients, and no optimizer holds them; their "
+            f"backward pass takes {share(backward)} of the step",
+            Gain(amdahl(backward * HALF, 1e9).low, amdahl(min(backward * 1.25, 0.9), 1e9).low),
+            "backbone.requires_grad_(False)",
+            "none, as long as nobody reads these gradients",
+            trial=trials.without_gradients,
+        )
+
+
+def _modules_of(seen: Situation, idle: set[int]) -> Iterator[str]:
+    """Names, as the user calls them, of modules whose own parameters are all among these."""
+    for model in seen.models:
+        for module in model.modules():
+            own = {id(one) for one in module.parameters(recurse=False)}
+            if own and own <= idle and (name := seen.names.get(id(module))):
+                yield name

@@ -1,0 +1,89 @@
+"""A DataLoader that loads in the process that trains, while the cores wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from speedkit_jupyter.advice.gain import Gain
+from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.rules import trials
+from speedkit_jupyter.advice.rules.base import Rule
+from speedkit_jupyter.advice.rules.data.in_memory import is_in_memory
+from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.support.words import share
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+LEAST, MOST_WORKERS = 0.08, 4
+# A step beside workers gets slower, since they share memory and caches.
+BESIDE = 1.1
+
+
+class Workers(Rule):
+    """Data takes a part of the step, and nobody loads it meanwhile."""
+
+    name: ClassVar[str] = "workers"
+
+    def find(self, seen: Situation) -> Iterator[Opportunity]:
+        """For each loader that the step goes through."""
+        data = seen.share("data")
+        if data < LEAST or seen.cores < 2:
+            return
+        for number, loader in enumerate(seen.loaders):
+            if loader.num_workers or not (_can_have_some(loader) and _is_used(seen, loader)):
+                continue
+            workers = min(seen.cores if seen.on_cpu else seen.cores - 1, MOST_WORKERS)
+            called = seen.name(loader, "DataLoader")
+            yield Opportunity(
+                self.name,
+                f"load the batches of {called} in worker processes",
+                f"data: {share(data)} of the step waits for the loader, 0 workers, "
+                f"{seen.cores} cores",
+                _gain(seen, data, workers),
+                f"DataLoader(…, num_workers={workers}, persistent_workers=True)",
+                "random numbers that the data set draws are each worker's own",
+                trial=partial(trials.replaced, number, partial(with_workers, workers)),
+                part="data",
+            )
+
+
+def _can_have_some(loader: DataLoader[Any]) -> bool:
+    """Each worker would go through all of an iterable; tensors in memory need none."""
+    return loader.batch_sampler is not None and not is_in_memory(loader.dataset)
+
+
+def _is_used(seen: Situation, loader: DataLoader[Any]) -> bool:
+    return id(loader) in seen.watched.draws or (
+        set(seen.watched.draws) == {0} and len(seen.loaders) == 1
+    )
+
+
+def _gain(seen: Situation, data: float, workers: int) -> Gain:
+    """At best loading is hidden behind computing; on a CPU both need the same cores.
+
+    Each loop over the loader begins with a batch that nobody has loaded yet.
+    """
+    computing = 1 - data
+    loops = max(len(draws.begun_s) for draws in seen.watched.draws.values())
+    first = data * loops / seen.steps
+    best = max(computing, data / workers)
+    worst = computing * BESIDE + first
+    if seen.on_cpu:
+        worst = max(worst, (computing + data / seen.cores) * BESIDE + first)
+    return Gain(min(1 / worst, 1 / best), 1 / best)
+
+
+def with_workers(workers: int, loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader, with worker processes that stay."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=loader.batch_sampler,
+        num_workers=workers,
+        collate_fn=loader.collate_fn,
+        persistent_workers=True,
+    )

@@ -1,0 +1,1 @@
+"""Python, between and instead of torch's operators."""

@@ -1,0 +1,1 @@
+"""Switches, and what the catalog would change."""

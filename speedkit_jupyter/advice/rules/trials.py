@@ -1,0 +1,82 @@
+"""Remedies in force for a while, so that they can be measured without editing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.advice.opportunity import Subject
+from speedkit_jupyter.measure.rounds.confinement import patched
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+
+@contextmanager
+def without_gradients(subject: Subject) -> Iterator[None]:
+    """Parameters that no optimizer steps need none."""
+    held = subject.held
+    changed = [one for one in subject.parameters if one.requires_grad and id(one) not in held]
+    try:
+        for one in changed:
+            one.requires_grad_(False)
+        yield
+    finally:
+        for one in changed:
+            one.requires_grad_(True)
+
+
+@contextmanager
+def zeroed_to_none(_: Subject) -> Iterator[None]:
+    """`zero_grad` lets gradients go, whatever it was asked for."""
+    import torch
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda optimizer, set_to_none=True: original(optimizer, True)
+
+    with patched(torch.optim.Optimizer, "zero_grad", make):
+        yield
+
+
+@contextmanager
+def graph_let_go(which: str, _: Subject) -> Iterator[None]:
+    """`backward` without `retain_graph` or `create_graph`."""
+    import torch
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensors: Any, grads: Any = None, retain: Any = None, create: Any = False,
+                 *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+            kwargs.pop(which, None)
+            return original(tensors, grads, None, False, *args, **kwargs)
+
+        return call
+
+    with patched(torch.autograd, "backward", make):
+        yield
+
+
+@contextmanager
+def doing_nothing(owners: Sequence[tuple[Any, str]], _: Subject) -> Iterator[None]:
+    """These functions return at once."""
+    with ExitStack() as stack:
+        for owner, name in owners:
+            stack.enter_context(patched(owner, name, lambda _: lambda *args, **kwargs: None))
+        yield
+
+
+@contextmanager
+def replaced(
+    number: int, make: Callable[[DataLoader[Any]], DataLoader[Any]], subject: Subject
+) -> Iterator[None]:
+    """Whoever goes through this loader gets the batches of another one, which is made of it."""
+    from torch.utils.data import DataLoader
+
+    loader = subject.loaders[number]
+    other = make(loader)
+
+    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda asked: original(other if asked is loader else asked)
+
+    with patched(DataLoader, "__iter__", instead):
+        yield

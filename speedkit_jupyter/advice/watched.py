@@ -1,0 +1,231 @@
+"""One call of a step, watched: which modules it calls with what, what it draws, how it steps."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.advice.code import what_ran
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+
+@dataclass
+class ModelCall:
+    """A call of an outermost module, in the optimizer step `step`.
+
+    `versions` are those of the input tensors when it began: one that was written to since is
+    another input.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    step: int
+    training: bool
+    versions: tuple[int, ...]
+    has_graph: bool = False
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """Its tensors, also within lists and dicts."""
+        return list(tensors((self.args, self.kwargs)))
+
+    def is_same_as(self, other: ModelCall) -> bool:
+        """Whether it computes the same: one module, the same tensors, the same parameters."""
+        return (
+            self.module is other.module
+            and (self.step, self.training) == (other.step, other.training)
+            and self.versions == other.versions
+            and [id(one) for one in self.inputs] == [id(one) for one in other.inputs]
+        )
+
+
+@dataclass
+class Backward:
+    """A call of `backward`: what was asked for."""
+
+    retains_graph: bool
+    creates_graph: bool
+
+
+@dataclass
+class Draws:
+    """What one DataLoader gave: seconds until its iterator was there, and for each batch."""
+
+    begun_s: list[float] = field(default_factory=list)
+    next_s: list[float] = field(default_factory=list)
+    batch: Any = None
+
+
+@dataclass
+class Watched:
+    """What was seen in one call of the step.
+
+    `calls` are those of outermost modules, `times` how often modules of each class were called;
+    `gradients_asked` whether `torch.autograd.grad` was; `steps` of all optimizers. `flags` are
+    those of the moment in which modules were called.
+    """
+
+    calls: list[ModelCall] = field(default_factory=list)
+    times: Counter[type] = field(default_factory=Counter)
+    backwards: list[Backward] = field(default_factory=list)
+    gradients_asked: bool = False
+    zeroed_to: Counter[bool] = field(default_factory=Counter)
+    steps: int = 0
+    draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
+    ran: Counter[CodeType] = field(default_factory=Counter)
+    flags: set[str] = field(default_factory=set)
+
+    def of_models(self) -> list[ModelCall]:
+        """Calls of what has parameters: no loss, no activation."""
+        return [call for call in self.calls if any(True for _ in call.module.parameters())]
+
+
+def watched(call: Callable[[], object]) -> Watched:
+    """Make the call."""
+    import torch
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    found, optimizer = Watched(), torch.optim.Optimizer
+    loaders: dict[int, int] = {}
+    with ExitStack() as stack:
+        for owner, name, make in (
+            (torch.nn.Module, "__call__", partial(_module, found, [])),
+            (torch.autograd, "backward", partial(_backward, found)),
+            (torch.autograd, "grad", partial(_grad, found)),
+            (optimizer, "zero_grad", partial(_zero_grad, found)),
+            (DataLoader, "__iter__", partial(_loader, found, loaders)),
+            (_BaseDataLoaderIter, "__next__", partial(_draw, found, loaders)),
+        ):
+            stack.enter_context(patched(owner, name, make))
+        stack.enter_context(optimizer_hooks(after=partial(_stepped, found)))
+        found.ran = what_ran(call)
+    return found
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors within lists, tuples and mappings."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from tensors(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors(one)
+
+
+def _module(found: Watched, inside: list[Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        found.times[type(module)] += 1
+        if inside:
+            return original(module, *args, **kwargs)
+        found.flags |= _flags()
+        versions = tuple(_version(one) for one in tensors((args, kwargs)))
+        seen = ModelCall(module, args, kwargs, found.steps, module.training, versions)
+        found.calls.append(seen)
+        inside.append(module)
+        try:
+            result = original(module, *args, **kwargs)
+        finally:
+            inside.pop()
+        seen.has_graph = any(one.requires_grad for one in tensors(_plain(result)))
+        return result
+
+    return call
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _plain(result: Any) -> Any:
+    """The fields of a result object (Hugging Face's are mappings already)."""
+    return vars(result) if hasattr(result, "__dataclass_fields__") else result
+
+
+def _flags() -> set[str]:
+    import torch
+
+    known = {
+        "anomaly": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "profiler": torch._C._autograd._profiler_enabled(),
+    }
+    return {name for name, is_on in known.items() if is_on}
+
+
+def _backward(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        found.backwards.append(Backward(bool(retain_graph), create_graph))
+        return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
+
+    return call
+
+
+def _grad(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found.gradients_asked = True
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _zero_grad(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(optimizer: Any, set_to_none: bool = True) -> Any:
+        found.zeroed_to[set_to_none] += 1
+        return original(optimizer, set_to_none)
+
+    return call
+
+
+def _stepped(found: Watched, *_: Any) -> None:
+    found.steps += 1
+
+
+def _loader(
+    found: Watched, loaders: dict[int, int], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(loader: DataLoader[Any]) -> Any:
+        begun_s = clock.now()
+        iterator = original(loader)
+        found.draws[id(loader)].begun_s.append(clock.now() - begun_s)
+        loaders[id(iterator)] = id(loader)
+        return iterator
+
+    return call
+
+
+def _draw(
+    found: Watched, loaders: dict[int, int], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(iterator: Any) -> Any:
+        begun_s = clock.now()
+        batch = original(iterator)
+        draws = found.draws[loaders.get(id(iterator), 0)]
+        draws.next_s.append(clock.now() - begun_s)
+        draws.batch = batch
+        return batch
+
+    return call

@@ -1,0 +1,138 @@
+"""%speedkit advise: what would make a step faster, and what each of it brings when it is tried."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.magics.cell_profile import cell_names
+from speedkit_jupyter.magics.command import Command, Names
+from speedkit_jupyter.magics.errors import STOPPED
+from speedkit_jupyter.magics.line import Parser
+from speedkit_jupyter.magics.namespace import (
+    check_result_name,
+    find_function,
+    find_model,
+    models,
+)
+from speedkit_jupyter.magics.options import add_model, seconds, whole_number
+from speedkit_jupyter.magics.progress import ProgressLine
+from speedkit_jupyter.session import Session
+from speedkit_jupyter.support.exceptions import did_you_mean
+from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.tracebacks import lets_go
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.profiling.profiler import Profiler
+
+
+@lets_go
+def run(names: Names, session: Session, arguments: Namespace) -> None:
+    """Advice, or with --try the comparison. Ctrl-C shows what is known and stops the notebook."""
+    __tracebackhide__ = True
+    check_result_name("%speedkit advise", arguments.v, names)
+    engine = _engine(names, session, arguments)
+    title = "trying" if arguments.number else "looking for what is slow"
+    with ProgressLine(title) as progress:
+        try:
+            with closing(engine.run()) as states:
+                for state in states:
+                    progress.show(state)
+        except KeyboardInterrupt:
+            if engine.has_results():
+                progress.replace(engine.result())
+            raise KeyboardInterrupt(STOPPED) from None
+        progress.replace(engine.result())
+    if not arguments.number:
+        _remember(names, session, arguments, engine)
+    if arguments.v:
+        names[arguments.v] = engine.result()
+
+
+def _engine(names: Names, session: Session, arguments: Namespace) -> Any:
+    """What the line asks for."""
+    from speedkit_jupyter.advice.advisor import Advisor
+
+    if arguments.number:
+        if session.advised is None:
+            raise UsageError("%speedkit advise --try: nothing was advised yet: %speedkit advise")
+        command = f"%speedkit advise --try {arguments.number}"
+        return session.advised.benchmark(arguments.number, arguments.budget, command)
+    profiler, subject = _profiler(names, session, arguments)
+    called = {id(value): name for name, value in names.items() if name[:1] != "_"}
+    loaders = [] if arguments.loader is None else [_loader(names, arguments.loader)]
+    return Advisor(profiler, called, loaders, subject)
+
+
+def _profiler(names: Names, session: Session, arguments: Namespace) -> tuple[Profiler, str]:
+    """Of the function that is named, or of the last cell."""
+    from speedkit_jupyter.profiling.api import profiler_of
+
+    model = None if arguments.model is None else find_model(names, arguments.model)[1]
+    if arguments.step is not None:
+        function = find_function(names, arguments.step, "%speedkit advise")
+        command = f"%speedkit advise --step {arguments.step}"
+        called = {id(value): name for name, value in models(names).items()}
+        files = cell_names(_shell())
+        return (
+            profiler_of(function, model, None, arguments.budget, command, called, files),
+            arguments.step,
+        )
+    measured = session.measured
+    if measured is None or measured.profiler is None:
+        raise UsageError(
+            "%speedkit advise: which step? Run a %%speedbench cell before, or name a function: "
+            "--step train_step"
+        )
+    return measured.profiler(arguments.budget), measured.title
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def _loader(names: Names, name: str) -> Any:
+    from torch.utils.data import DataLoader
+
+    known = [word for word, value in names.items() if is_a(value, DataLoader) and word[:1] != "_"]
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise UsageError(f"%speedkit advise: no DataLoader is called {name!r}.{hint}")
+    return names[name]
+
+
+def _remember(names: Names, session: Session, arguments: Namespace, advisor: Any) -> None:
+    """For --try; the step is made anew then, with what its names mean by that time."""
+    from speedkit_jupyter.advice.trying import Advised
+    from speedkit_jupyter.measure.subject.from_function import step_of
+
+    name, measured = arguments.step, session.measured
+
+    def step() -> Any:
+        if name is not None:
+            return step_of(find_function(names, name, "%speedkit advise"))
+        assert measured is not None
+        return measured.step()
+
+    session.advised = Advised(list(advisor.result().opportunities), step)
+
+
+def _arguments(parser: Parser) -> None:
+    add_model(parser)
+    step = "the function to look at; without it the last %%speedbench cell"
+    parser.add_argument("--step", metavar="NAME", help=step)
+    parser.add_argument("--loader", metavar="NAME", help="its DataLoader, where the code hides it")
+    trying = "measure the opportunity of this number: the step with it beside the step as it is"
+    parser.add_argument("--try", type=whole_number, dest="number", metavar="NUMBER", help=trying)
+    parser.add_argument("--budget", type=seconds, metavar="SECONDS", help="for all of it (10)")
+    parser.add_argument("-v", metavar="NAME", help="the variable that the result gets")
+
+
+COMMAND = Command(
+    "advise", "what would make a step faster: evidence, expected gain, risk", run, _arguments
+)

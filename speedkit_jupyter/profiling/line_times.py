@@ -1,0 +1,132 @@
+"""Which lines of the user's own code the time goes to, by looking at their thread again and again.
+
+Nothing is traced: each look takes some microseconds, and what lies between two looks counts for
+what the second one sees.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import NamedTuple
+
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.profiling import user_lines
+from speedkit_jupyter.profiling.split import Part, Split
+
+# Seconds between two looks, and after which Python lets another thread go on.
+EVERY_S, SWITCH_S = 0.001, 0.0005
+
+
+class Spot(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    number: int
+
+
+@dataclass
+class LineTimes:
+    """Shares of a step, 0 to 1: `own` are those of the innermost line of the user's, by part of the
+    step; `inside` what goes on while a line has not ended, calls of other lines included.
+    """
+
+    own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
+    inside: Mapping[Spot, float] = field(default_factory=dict)
+    looks: int = 0
+
+    def costliest(self, part: Part | None = None) -> list[tuple[Spot, float]]:
+        """Lines by their own time (of a part of the step only), the costliest first."""
+        found = defaultdict[Spot, float](float)
+        for (spot, where), share in self.own.items():
+            if part in (None, where):
+                found[spot] += share
+        return sorted(found.items(), key=lambda item: -item[1])
+
+    def part(self, spot: Spot) -> Part:
+        """The one in which a line takes most of its time."""
+        shares = {where: share for (at, where), share in self.own.items() if at == spot}
+        return max(shares, key=lambda where: shares[where])
+
+    def of(self, file: str, first: int, last: int) -> float:
+        """The share of a statement, with all that it calls."""
+        numbers = range(first, last + 1)
+        return max((self.inside.get(Spot(file, number), 0.0) for number in numbers), default=0.0)
+
+
+class Looks:
+    """Collects what is seen in all calls that are made `while_looking`."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._own: defaultdict[tuple[Spot, Part], float] = defaultdict(float)
+        self._inside: defaultdict[Spot, float] = defaultdict(float)
+        self._looks = 0
+
+    def result(self) -> LineTimes:
+        """Of all calls so far."""
+        if not self.total_s:
+            return LineTimes()
+        return LineTimes(
+            {place: took_s / self.total_s for place, took_s in self._own.items()},
+            {spot: took_s / self.total_s for spot, took_s in self._inside.items()},
+            self._looks,
+        )
+
+    @contextmanager
+    def while_looking(self, split: Split) -> Iterator[None]:
+        """In the block this thread is looked at; the split runs in it, and says which part it is.
+
+        What telling the split takes is no part of the step, here neither.
+        """
+        here, base, ends = threading.get_ident(), sys._getframe(2), threading.Event()
+        switched_s = sys.getswitchinterval()
+
+        def look() -> None:
+            before_s = clock.now()
+            while not ends.is_set():
+                time.sleep(EVERY_S)
+                now_s = clock.now()
+                frame = sys._current_frames().get(here)
+                if split.depth and frame is not None and not ends.is_set():
+                    self._look(_spots(frame, base), split.part, now_s - before_s)
+                del frame
+                before_s = now_s
+
+        thread = threading.Thread(target=look, name="speedkit lines", daemon=True)
+        sys.setswitchinterval(min(SWITCH_S, switched_s))
+        begun_s = clock.now()
+        thread.start()
+        try:
+            yield
+        finally:
+            self.total_s += clock.now() - begun_s
+            ends.set()
+            thread.join()
+            sys.setswitchinterval(switched_s)
+
+    def _look(self, spots: list[Spot], part: Part, took_s: float) -> None:
+        if part == "ours":
+            self.total_s -= took_s
+            return
+        self._looks += 1
+        if spots:
+            self._own[spots[0], part] += took_s
+        for spot in set(spots):
+            self._inside[spot] += took_s
+
+
+def _spots(frame: FrameType | None, base: FrameType) -> list[Spot]:
+    """The user's lines that are at work, innermost first."""
+    found = []
+    while frame is not None and frame is not base:
+        if user_lines.is_users(frame.f_code.co_filename):
+            found.append(Spot(frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return found

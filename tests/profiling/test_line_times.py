@@ -1,0 +1,99 @@
+"""Which lines of the user's own code the time goes to."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import profile
+from speedkit_jupyter.profiling.line_times import LineTimes, Looks, Spot
+from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.split import Split
+
+pytestmark = pytest.mark.real_time
+
+
+def shares(found: Profile, function: Any) -> dict[str, float]:
+    """By the text of the function's own lines."""
+    lines, first = inspect.getsourcelines(function)
+    own = {spot.number: share for spot, share in found.lines.costliest()}
+    return {text.strip(): own.get(first + at, 0.0) for at, text in enumerate(lines)}
+
+
+def slow_metric(values: torch.Tensor) -> float:
+    return sum(float(i) for i in range(int(values.numel()) * 200))
+
+
+def slow_step() -> None:
+    net = nn.Linear(4, 4)
+    out = net(torch.ones(64, 4))
+    slow_metric(out)
+    time.sleep(0.01)
+
+
+def test_lines_have_the_shares_of_the_time_that_goes_by_in_them():
+    found = profile(slow_step, budget_s=2)
+    by_text = shares(found, slow_step)
+    assert by_text["time.sleep(0.01)"] > 0.15
+    assert sum(share for _, share in found.lines.costliest()) == pytest.approx(1.0, abs=0.15)
+
+
+def test_what_a_line_calls_is_inside_of_it_and_its_own_at_the_line_that_is_called():
+    found = profile(slow_step, budget_s=2)
+    lines, first = inspect.getsourcelines(slow_step)
+    calling = next(first + at for at, text in enumerate(lines) if "slow_metric(" in text)
+    inner = sum(shares(found, slow_metric).values())
+    assert inner > 0.2
+    assert found.lines.of(__file__, calling, calling) >= inner * 0.9
+    assert dict(found.lines.costliest()).get(Spot(__file__, calling), 0.0) < inner / 2
+
+
+def test_a_call_that_takes_all_of_the_budget_has_its_lines_too():
+    def step() -> None:
+        nn.Linear(4, 4)(torch.ones(2, 4))
+        time.sleep(0.3)
+
+    found = profile(step, budget_s=0.2)
+    assert found.why_no_costs
+    assert shares(found, step)["time.sleep(0.3)"] > 0.5
+
+
+def test_only_the_measured_thread_is_looked_at():
+    ends = threading.Event()
+    other = threading.Thread(target=lambda: ends.wait(5))
+    other.start()
+    looks, split = Looks(), Split()
+    with split.run(), looks.while_looking(split):
+        time.sleep(0.05)
+    ends.set()
+    other.join()
+    assert all("ends.wait" not in spot.file for spot in looks.result().inside)
+    assert {spot.file for spot in looks.result().inside} <= {__file__}
+
+
+def test_looking_leaves_no_thread_and_python_s_switching_as_it_was():
+    before, threads = sys.getswitchinterval(), threading.active_count()
+    with pytest.raises(ZeroDivisionError), Split().run(), Looks().while_looking(Split()):
+        raise ZeroDivisionError
+    assert sys.getswitchinterval() == before
+    assert threading.active_count() == threads
+
+
+def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
+    spot = Spot("a.py", 3)
+    times = LineTimes({(spot, "rest"): 0.1, (spot, "forward"): 0.3}, {spot: 0.5})
+    assert times.part(spot) == "forward"
+    assert times.costliest() == [(spot, pytest.approx(0.4))]
+    assert times.costliest("rest") == [(spot, 0.1)]
+    assert times.of("a.py", 2, 4) == 0.5
+
+
+def test_without_a_look_nothing_is_said():
+    assert Looks().result().costliest() == []
