@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.advice.advice import Advice, ranked
 from speedkit_jupyter.advice.code import Code
-from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.opportunity import Opportunity, Subject
 from speedkit_jupyter.advice.rules import RULES
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import watched
@@ -84,7 +84,8 @@ class Advisor:
     def _situation(self, visited: Visited) -> Situation:
         __tracebackhide__ = True
         step, hardware = self.step, Hardware.current()
-        what = watched(visited.call)
+        subject = Subject(step.models, step.optimizers)
+        what = watched(visited.call, subject.parameters)
         plans = [_plan(step, model, hardware) for model in step.models]
         names, _ = names_of(step.models, self._names)
         return Situation(

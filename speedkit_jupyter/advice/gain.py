@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+# More of a step is never counted on.
+MOST = 0.99
+
 
 class Gain(NamedTuple):
     """The expected speed-up of the whole step: old time over new time, from `low` to `high`."""
@@ -30,5 +33,5 @@ def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
 
 
 def _whole(share: float, times: float) -> float:
-    share = min(max(share, 0.0), 0.999)
+    share = min(max(share, 0.0), MOST)
     return 1 / (1 - share + share / times)

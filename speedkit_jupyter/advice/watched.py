@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,11 +60,11 @@ class Backward:
 
 @dataclass
 class Draws:
-    """What one DataLoader gave: seconds until its iterator was there, and for each batch."""
+    """Seconds of one DataLoader: until its iterator was there, for each batch, for each end."""
 
     begun_s: list[float] = field(default_factory=list)
     next_s: list[float] = field(default_factory=list)
-    batch: Any = None
+    ended_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -72,6 +72,7 @@ class Watched:
     """What was seen in one call of the step.
 
     `calls` are those of outermost modules, `times` how often modules of each class were called;
+    `got_gradients` are ids of parameters whose gradient was written to;
     `gradients_asked` whether `torch.autograd.grad` was; `steps` of all optimizers. `flags` are
     those of the moment in which modules were called.
     """
@@ -80,6 +81,7 @@ class Watched:
     times: Counter[type] = field(default_factory=Counter)
     backwards: list[Backward] = field(default_factory=list)
     gradients_asked: bool = False
+    got_gradients: set[int] = field(default_factory=set)
     zeroed_to: Counter[bool] = field(default_factory=Counter)
     steps: int = 0
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
@@ -91,14 +93,15 @@ class Watched:
         return [call for call in self.calls if any(True for _ in call.module.parameters())]
 
 
-def watched(call: Callable[[], object]) -> Watched:
-    """Make the call."""
+def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()) -> Watched:
+    """Make the call; `parameters` are those of the step's models."""
     import torch
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     found, optimizer = Watched(), torch.optim.Optimizer
     loaders: dict[int, int] = {}
+    before = {id(one): _gradient(one) for one in parameters}
     with ExitStack() as stack:
         for owner, name, make in (
             (torch.nn.Module, "__call__", partial(_module, found, [])),
@@ -111,7 +114,16 @@ def watched(call: Callable[[], object]) -> Watched:
             stack.enter_context(patched(owner, name, make))
         stack.enter_context(optimizer_hooks(after=partial(_stepped, found)))
         found.ran = what_ran(call)
+    found.got_gradients = {
+        id(one) for one in parameters if _gradient(one) not in (None, before[id(one)])
+    }
     return found
+
+
+def _gradient(parameter: torch.nn.Parameter) -> tuple[int, int] | None:
+    """What is another one where it was written to."""
+    found = parameter.grad
+    return None if found is None else (id(found), found._version)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -221,11 +233,13 @@ def _draw(
     found: Watched, loaders: dict[int, int], original: Callable[..., Any]
 ) -> Callable[..., Any]:
     def call(iterator: Any) -> Any:
-        begun_s = clock.now()
-        batch = original(iterator)
-        draws = found.draws[loaders.get(id(iterator), 0)]
+        begun_s, draws = clock.now(), found.draws[loaders.get(id(iterator), 0)]
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            draws.ended_s.append(clock.now() - begun_s)
+            raise
         draws.next_s.append(clock.now() - begun_s)
-        draws.batch = batch
         return batch
 
     return call

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.profiling import user_lines
-from speedkit_jupyter.profiling.split import Part, Split
+from speedkit_jupyter.profiling.split import Look, Part, Split
 
 # Seconds between two looks, and after which Python lets another thread go on.
 EVERY_S, SWITCH_S = 0.001, 0.0005
@@ -65,19 +65,18 @@ class Looks:
 
     def __init__(self) -> None:
         self.total_s = 0.0
-        self._own: defaultdict[tuple[Spot, Part], float] = defaultdict(float)
-        self._inside: defaultdict[Spot, float] = defaultdict(float)
-        self._looks = 0
+        self._looks: list[Look] = []
 
     def result(self) -> LineTimes:
         """Of all calls so far."""
-        if not self.total_s:
-            return LineTimes()
-        return LineTimes(
-            {place: took_s / self.total_s for place, took_s in self._own.items()},
-            {spot: took_s / self.total_s for spot, took_s in self._inside.items()},
-            self._looks,
-        )
+        own, inside = defaultdict[tuple[Spot, Part], float](float), defaultdict[Spot, float](float)
+        whole_s = sum(look.seconds for look in self._looks)
+        for look in self._looks if whole_s else ():
+            if look.spots:
+                own[look.spots[0], look.part] += look.seconds / whole_s
+            for spot in set(look.spots):
+                inside[spot] += look.seconds / whole_s
+        return LineTimes(own, inside, len(self._looks))
 
     @contextmanager
     def while_looking(self, split: Split) -> Iterator[None]:
@@ -95,7 +94,7 @@ class Looks:
                 now_s = clock.now()
                 frame = sys._current_frames().get(here)
                 if split.depth and frame is not None and not ends.is_set():
-                    self._look(_spots(frame, base), split.part, now_s - before_s)
+                    self._look(split, _spots(frame, base), now_s - before_s)
                 del frame
                 before_s = now_s
 
@@ -111,15 +110,13 @@ class Looks:
             thread.join()
             sys.setswitchinterval(switched_s)
 
-    def _look(self, spots: list[Spot], part: Part, took_s: float) -> None:
-        if part == "ours":
-            self.total_s -= took_s
+    def _look(self, split: Split, spots: list[Spot], took_s: float) -> None:
+        if split.part == "ours":
             return
-        self._looks += 1
-        if spots:
-            self._own[spots[0], part] += took_s
-        for spot in set(spots):
-            self._inside[spot] += took_s
+        look, undecided = Look(spots, split.part, took_s), split.undecided
+        self._looks.append(look)
+        if undecided is not None:
+            undecided.append(look)
 
 
 def _spots(frame: FrameType | None, base: FrameType) -> list[Spot]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from speedkit_jupyter.profiling.split import Part, Split
+from speedkit_jupyter.profiling.split import Look, Part, Split
 
 
 class Outside:
@@ -55,10 +55,16 @@ class Outside:
                 function = methods.get(function, function)
                 if split.part != "rest":
                     return function(*args, **(kwargs or {}))
-                mark = split.mark()
-                result = function(*args, **(kwargs or {}))
+                mark, looks = split.mark(), list[Look]()
+                split.undecided = looks
+                try:
+                    result = function(*args, **(kwargs or {}))
+                finally:
+                    split.undecided = None
                 if isinstance(result, torch.Tensor) and result.requires_grad:
                     split.moved(mark, "forward")
+                    for look in looks:
+                        look.part = "forward"
                 return result
 
         with Seen() as self._mode:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from speedkit_jupyter.measure.rounds import clock
 
@@ -39,6 +39,15 @@ _HIDDEN: dict[Part, frozenset[Part]] = {
 }
 
 
+@dataclass
+class Look:
+    """The user's lines that were seen at work, the innermost first, and which part it was."""
+
+    spots: Sequence[Any]
+    part: Part
+    seconds: float
+
+
 class Line(NamedTuple):
     """A line of the user's code, and what it calls there."""
 
@@ -54,6 +63,7 @@ class Split:
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
     `bias_s` is what it takes until telling begins, and is taken off where it was told anything.
+    `undecided` are the looks of a moment of which only its end will tell which part it is.
     """
 
     now: Callable[[], float] = field(default=clock.now, repr=False)
@@ -63,6 +73,7 @@ class Split:
     waits: Counter[Line] = field(default_factory=Counter)
     waited_s: dict[Line, float] = field(default_factory=dict)
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
+    undecided: list[Look] | None = field(default=None, repr=False)
     _told: Counter[Part] = field(default_factory=Counter, init=False, repr=False)
     _inside: list[Part] = field(default_factory=list, init=False, repr=False)
     _since_s: float = field(default=0.0, init=False, repr=False)

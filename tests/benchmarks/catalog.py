@@ -227,12 +227,45 @@ def tables(rows: list[Row]) -> str:
     if not rows:
         return "nothing measured yet"
     models = list(dict.fromkeys(row["model"] for row in rows))
-    lines = [rows[0]["machine"]]
+    lines = [rows[0]["machine"], "", *_overview(rows, models)]
     for model in models:
         lines += ["", f"### {model}", "", *_table([row for row in rows if row["model"] == model])]
     problems = [one for row in rows for one in broken(row)]
     ends = [f"{len(models)} of {len(MODELS)} models in one state of the code: {rows[0]['state']}"]
     return "\n".join([*lines, "", *(problems or ["every promise holds"]), *ends])
+
+
+def _overview(rows: list[Row], models: list[str]) -> Iterator[str]:
+    """Speed-ups of every word that is available anywhere, by model; what is proven is bold."""
+    found = {
+        (row["model"], word): one for row in rows for word, one in row.get("measured", {}).items()
+    }
+    best = {row["model"]: row for row in rows if row["entry"] == WINNER}
+    yield line_of(["change", *models])
+    yield line_of(["---"] * (1 + len(models)))
+    for word in dict.fromkeys(word for _, word in found):
+        yield line_of([f"`{word}`", *(_speed_up(found.get((model, word))) for model in models)])
+    plans = (
+        f"`{best[model]['plan']}`" if best.get(model, {}).get("plan") else "" for model in models
+    )
+    yield line_of(["the winner", *plans])
+    over = (best.get(model, {}).get("over_baseline") for model in models)
+    yield line_of(["", *(_speed_up(one) for one in over)])
+
+
+def _speed_up(found: Row | None) -> str:
+    """`**1.44×**` where it is proven faster, `0.73×` where slower, `(1.01×)` where neither."""
+    if found is None:
+        return ""
+    if found.get("speedup") is None:
+        return "far slower" if "far slower" in found.get("why", "") else "–"
+    text = ratio(found["speedup"])
+    if found["verdict"] in ("wrong", "failed"):
+        return found["verdict"]
+    if found["verdict"] == "faster":
+        return f"**{text}**"
+    is_slower = found.get("high") is not None and found["high"] < 1
+    return text if is_slower or found["speedup"] < 0.5 else f"({text})"
 
 
 HEAD = ("change", "by `auto`", "alone", "peak", "accuracy", "verdict", "in the winner")

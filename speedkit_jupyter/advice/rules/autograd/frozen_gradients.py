@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from speedkit_jupyter.advice.gain import Gain, amdahl
 from speedkit_jupyter.advice.opportunity import Opportunity
@@ -11,6 +11,9 @@ from speedkit_jupyter.advice.rules import trials
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.support.words import share
+
+if TYPE_CHECKING:
+    import torch
 
 # Of a layer's backward pass the gradient of its weights is some half; in front of all that is
 # trained nothing of it is needed.
@@ -27,25 +30,33 @@ class FrozenGradients(Rule):
         """Of all models together, where an optimizer steps a part of them."""
         if not (seen.watched.backwards and seen.held and seen.watched.steps):
             return
-        idle = [one for one in seen.parameters if one.requires_grad and id(one) not in seen.held]
+        got = seen.watched.got_gradients
+        idle = [one for one in seen.parameters if id(one) in got and id(one) not in seen.held]
         number = sum(one.numel() for one in idle)
         if number < LEAST * sum(one.numel() for one in seen.parameters):
             return
-        names = set(_modules_of(seen, {id(one) for one in idle}))
-        _, backward = seen.modules(lambda name: name in names)
-        backward = backward or seen.share("backward") * number / max(
-            sum(one.numel() for one in seen.parameters if one.requires_grad), 1
-        )
+        backward = seen.share("backward") * _share(seen, idle)
         yield Opportunity(
             self.name,
             "compute no gradients of what is not trained",
             f"{len(idle)} parameters require gradients, and no optimizer holds them; their "
             f"backward pass takes {share(backward)} of the step",
-            Gain(amdahl(backward * HALF, 1e9).low, amdahl(min(backward * 1.25, 0.9), 1e9).low),
+            Gain(amdahl(backward * HALF, 1e9).low, amdahl(backward, 1e9).low),
             "backbone.requires_grad_(False)",
             "none, as long as nobody reads these gradients",
             trial=trials.without_gradients,
         )
+
+
+def _share(seen: Situation, idle: list[torch.nn.Parameter]) -> float:
+    """Of all backward passes: by the time of the modules, or by the number of parameters."""
+    names = set(_modules_of(seen, {id(one) for one in idle}))
+    _, own = seen.modules(lambda name: name in names)
+    _, every = seen.modules(lambda name: bool(name))
+    if every:
+        return own / every
+    got = [one for one in seen.parameters if id(one) in seen.watched.got_gradients]
+    return sum(one.numel() for one in idle) / max(sum(one.numel() for one in got), 1)
 
 
 def _modules_of(seen: Situation, idle: set[int]) -> Iterator[str]:

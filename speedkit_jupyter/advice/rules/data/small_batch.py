@@ -14,7 +14,7 @@ from speedkit_jupyter.advice.watched import ModelCall, tensors
 if TYPE_CHECKING:
     pass
 
-LEAST_COMPUTING, MOST_ROWS = 0.3, 32
+LEAST_COMPUTING, MOST_ROWS = 0.3, 8
 # So many times the batch is tried; it must be this much faster for each sample.
 TIMES, LEAST = 4, 2.0
 

@@ -26,10 +26,10 @@ class WorkerStart(Rule):
             draws = seen.watched.draws.get(id(loader))
             if not loader.num_workers or loader.persistent_workers or draws is None:
                 continue
-            epochs, later = len(draws.begun_s), draws.next_s[1:] or [0.0]
-            starting_s = sum(draws.begun_s) + epochs * (
-                max(draws.next_s, default=0.0) - median(later)
-            )
+            epochs = len(draws.begun_s)
+            each_s = median(draws.next_s[1:] or draws.next_s or [0.0])
+            waited_s = sum([*draws.begun_s, *draws.next_s, *draws.ended_s])
+            starting_s = waited_s - len(draws.next_s) * each_s
             part = starting_s / (seen.step_s * seen.steps)
             if part < LEAST:
                 continue
@@ -37,7 +37,7 @@ class WorkerStart(Rule):
                 self.name,
                 f"keep the workers of {seen.name(loader, 'the DataLoader')} between epochs",
                 f"{share(part)} of the time goes by until {count(loader.num_workers, 'worker')} "
-                f"started, in {count(epochs, 'loop')} over the loader",
+                f"started and ended, in {count(epochs, 'loop')} over the loader",
                 amdahl(min(part, 0.95), 2.0, 50.0),
                 "DataLoader(…, persistent_workers=True)",
                 "the workers keep their memory between epochs",

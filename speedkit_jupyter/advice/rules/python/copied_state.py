@@ -22,18 +22,22 @@ class CopiedState(Rule):
 
     def find(self, seen: Situation) -> Iterator[Opportunity]:
         """Where such a line takes part of the step."""
-        told = set[tuple[str, int]]()
-        for part, node in seen.code.calls("deepcopy", "torch.save", "load_state_dict"):
-            taken, place = seen.line_share(part, node), (part.file, node.lineno)
-            if taken < LEAST or place in told:
-                continue
-            told.add(place)
-            yield Opportunity(
-                self.name,
-                "copy or save the model once an epoch, not in each step",
-                f"{seen.place(part, node)}: `{ast.unparse(node)}`, {share(taken)} of the step",
-                amdahl(taken, 8.0),
-                "under `if` a validation loss got better, or every so many steps",
-                "what is kept is up to an epoch older",
-                spots=part.spots(part.statement(node)),
-            )
+        found = [
+            (part, node)
+            for part, node in seen.code.calls("deepcopy", "torch.save", "load_state_dict")
+            if seen.line_share(part, node) >= LEAST
+        ]
+        lines = {part.spots(part.statement(node)): (part, node) for part, node in found}
+        if not lines:
+            return
+        taken = min(sum(seen.line_share(*one) for one in lines.values()), 0.98)
+        (part, node), *_ = lines.values()
+        yield Opportunity(
+            self.name,
+            "copy or save the model once an epoch, not in each step",
+            f"{seen.place(part, node)}: `{ast.unparse(node)}`, {share(taken)} of the step",
+            amdahl(taken, 4.0),
+            "under `if` a validation loss got better, or every so many steps",
+            "what is kept is up to an epoch older",
+            spots=tuple(spot for spots in lines for spot in spots),
+        )

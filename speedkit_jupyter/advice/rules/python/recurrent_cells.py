@@ -12,7 +12,7 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.support.words import share
 
 LEAST_CALLS, LEAST = 8, 0.1
-TIMES = (1.1, 3.5)
+TIMES = (1.1, 8.0)
 
 
 class RecurrentCells(Rule):
@@ -33,6 +33,8 @@ class RecurrentCells(Rule):
                 if type(one) is kind
             }
             taken, _ = seen.modules(lambda name, names=names: name in names)  # type: ignore[misc]
+            every, _ = seen.modules(lambda name: bool(name))
+            taken = seen.computing * taken / every if every else 0.0
             if calls < LEAST_CALLS or taken < LEAST:
                 continue
             layer = kind.__name__.removesuffix("Cell")

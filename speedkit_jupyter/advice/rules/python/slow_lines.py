@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -14,9 +15,9 @@ from speedkit_jupyter.profiling.line_times import Spot
 from speedkit_jupyter.profiling.split import Part
 from speedkit_jupyter.support.words import share
 
-LEAST, LEAST_OF_DATA = 0.08, 0.15
+LEAST, LEAST_OF_DATA = 0.15, 0.15
 # What a line of Python is worth when it is written otherwise: nobody knows, and so not all of it.
-TIMES = (1.3, 8.0)
+TIMES = (1.3, math.inf)
 # Lines so near each other are one matter.
 NEAR = 3
 

@@ -40,7 +40,7 @@ class Synchronizations(Rule):
                 self.name,
                 f"ask for values less often: {seen.profile.place(spot)}",
                 f"synchronizations: {wait.times:.3g} in a step at `{text}`, {share(taken)} of it",
-                amdahl(max(idle, 0.0), 1.5),
+                amdahl(max(idle, 0.0), 1.5, 20.0),
                 "keep tensors (`loss.detach()`) and ask once, for all of them, every so many steps",
                 "values are known later",
                 spots=(spot,),
