@@ -50,7 +50,11 @@ class Workers(Rule):
 
 def _can_have_some(loader: DataLoader[Any]) -> bool:
     """Each worker would go through all of an iterable; tensors in memory need none."""
-    return loader.batch_sampler is not None and not is_in_memory(loader.dataset)
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return False
+    return not is_in_memory(loader.dataset)
 
 
 def _is_used(seen: Situation, loader: DataLoader[Any]) -> bool:
