@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NamedTuple
 
-from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.split import Look, Part, Split
 
@@ -88,10 +87,10 @@ class Looks:
         switched_s = sys.getswitchinterval()
 
         def look() -> None:
-            before_s = clock.now()
+            before_s = time.perf_counter()
             while not ends.is_set():
                 time.sleep(EVERY_S)
-                now_s = clock.now()
+                now_s = time.perf_counter()
                 frame = sys._current_frames().get(here)
                 if split.depth and frame is not None and not ends.is_set():
                     self._look(split, _spots(frame, base), now_s - before_s)
@@ -100,12 +99,12 @@ class Looks:
 
         thread = threading.Thread(target=look, name="speedkit lines", daemon=True)
         sys.setswitchinterval(min(SWITCH_S, switched_s))
-        begun_s = clock.now()
+        begun_s = time.perf_counter()
         thread.start()
         try:
             yield
         finally:
-            self.total_s += clock.now() - begun_s
+            self.total_s += time.perf_counter() - begun_s
             ends.set()
             thread.join()
             sys.setswitchinterval(switched_s)

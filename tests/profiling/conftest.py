@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from made_time import MadeTime, install
 
+from speedkit_jupyter.profiling import profiler
+
 
 @pytest.fixture
 def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
@@ -15,3 +17,10 @@ def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
 @pytest.fixture(autouse=True)
 def always_one_thread(one_thread: None) -> None:
     """Small models, beside other test processes."""
+
+
+@pytest.fixture(autouse=True)
+def a_few_looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are looked at by the real clock: not for long, where they are not what it is about."""
+    if request.path.name != "test_line_times.py":
+        monkeypatch.setattr(profiler, "LOOKING_S", 0.005)
