@@ -37,17 +37,23 @@ class Cell:
     """The code of a cell: run it again and again in the user's namespace.
 
     `line` is what stands behind `%%speedbench`; what runs is what `rewrite` makes of the code.
+    `file` is what Python calls it, where it was read before.
     Raises SyntaxError for code that does not compile, UsageError for what can't be measured.
     """
 
     def __init__(
-        self, shell: Any, source: str, line: str = "", rewrite: Rewrite | None = None
+        self,
+        shell: Any,
+        source: str,
+        line: str = "",
+        rewrite: Rewrite | None = None,
+        file: str = "",
     ) -> None:
         __tracebackhide__ = True
         self._shell, self._source = shell, source
         self._line = line.strip()
         transformed = cell_lines.numbered(shell, source, self._line)
-        self._file = name = cell_lines.cached(shell, transformed)
+        self._file = name = file or cell_lines.cached(shell, transformed)
         with cell_lines.refused_in_one_line():
             self.tree: ast.Module = shell.transform_ast(shell.compile.ast_parse(transformed, name))
             if not self.tree.body:
@@ -65,7 +71,7 @@ class Cell:
 
     def rewritten(self, rewrite: Rewrite) -> Cell:
         """The same cell; what runs of it is what `rewrite` makes of its code."""
-        return Cell(self._shell, self._source, self._line, rewrite)
+        return Cell(self._shell, self._source, self._line, rewrite, self._file)
 
     @door
     def run(self) -> Any:

@@ -39,7 +39,7 @@ def advice_report(advice: Advice) -> Document:
 
 
 def _headline(advice: Advice) -> str:
-    of = f" of {advice.subject}" if advice.subject else ""
+    of = f" of `{advice.subject}`" if advice.subject else ""
     step = f"{seconds(advice.profile.step_s)} a step{of}"
     if not advice.opportunities:
         return f"{step}: no known reason why it would be slow"

@@ -76,7 +76,21 @@ def replaced(
     other = make(loader)
 
     def instead(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda asked: original(other if asked is loader else asked)
+        def call(asked: DataLoader[Any]) -> Any:
+            if asked is not loader:
+                return original(asked)
+            if other.persistent_workers and other._iterator is not None:
+                _draw_a_seed(loader)
+            return original(other)
+
+        return call
 
     with patched(DataLoader, "__iter__", instead):
         yield
+
+
+def _draw_a_seed(loader: DataLoader[Any]) -> None:
+    """As every new iterator does, but not one whose workers stay: so the order is the same."""
+    import torch
+
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

@@ -17,7 +17,7 @@ from speedkit_jupyter.support.words import share
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-LEAST, HALF, MOST_WORKERS = 0.08, 0.5, 4
+LEAST, HALF, MOST_WORKERS, LEAST_DRAWN = 0.08, 0.5, 4, 4
 
 
 class Workers(Rule):
@@ -42,7 +42,8 @@ class Workers(Rule):
                 f"{seen.cores} cores",
                 _gain(seen, data, workers),
                 f"DataLoader(…, num_workers={workers}, persistent_workers=True)",
-                "random numbers that the data set draws are each worker's own",
+                "random numbers that the data set draws are each worker's own; a shuffled order is "
+                "another one from the second loop on",
                 trial=partial(trials.replaced, number, partial(with_workers, workers)),
                 part="data",
             )
@@ -58,6 +59,10 @@ def _can_have_some(loader: DataLoader[Any]) -> bool:
 
 
 def _is_used(seen: Situation, loader: DataLoader[Any]) -> bool:
+    """Workers begin with several batches: who takes one and begins anew has nothing of them."""
+    draws = seen.watched.draws.get(id(loader))
+    if draws is not None and len(draws.next_s) < LEAST_DRAWN * len(draws.begun_s):
+        return False
     return id(loader) in seen.watched.draws or (
         set(seen.watched.draws) == {0} and len(seen.loaders) == 1
     )
