@@ -24,12 +24,12 @@ class Advised:
     def benchmark(self, number: int, budget_s: float | None, command: str) -> Benchmark:
         """Of one of them. Raises StepError where there is none, or only the user can write it."""
         if not 1 <= number <= len(self.opportunities):
-            raise StepError(f"there is no opportunity {number}: they go from 1 to "
+            raise StepError(f"%speedkit advise --try: there is no {number}: they go from 1 to "
                             f"{len(self.opportunities)}")  # fmt: skip
         one = self.opportunities[number - 1]
         if not (one.variant or one.trial):
             raise StepError(
-                f"opportunity {number} has to be written by hand: {one.remedy}; %%speedbench "
+                f"%speedkit advise --try: {number} has to be written by hand: {one.remedy}; %%speedbench "
                 "--save NAME before and after says what it brought"
             )
         step = self.step()
