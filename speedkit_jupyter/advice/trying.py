@@ -29,8 +29,8 @@ class Advised:
         one = self.opportunities[number - 1]
         if not (one.variant or one.trial):
             raise StepError(
-                f"%speedkit advise --try: {number} has to be written by hand: {one.remedy}; %%speedbench "
-                "--save NAME before and after says what it brought"
+                f"%speedkit advise --try: {number} has to be written by hand: {one.remedy}; "
+                "%%speedbench --save NAME before and after says what it brought"
             )
         step = self.step()
         return Benchmark(step, [Variant(BASELINE), _variant(one, step)], budget_s, command=command)
