@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+# What a line of the user's does by itself.
+BESIDE: frozenset[PartOfStep] = frozenset(["rest", "data", "synchronizations", "host to device"])
 # A probe takes this many pairs of calls.
 PAIRS = 5
 
@@ -85,9 +87,12 @@ class Situation:
         return self.device.type == "cpu"
 
     def line_share(self, part: Part, node: ast.AST) -> float:
-        """Of the step: a statement of the user's, with all that it calls."""
-        spots = part.spots(part.statement(node))
-        return max((self.profile.lines.inside.get(spot, 0.0) for spot in spots), default=0.0)
+        """Of the step: a statement of the user's, with what it calls of libraries; without what
+        other lines of the user's do meanwhile, nor models and optimizers.
+        """
+        spots = set(part.spots(part.statement(node)))
+        own = self.profile.lines.own.items()
+        return sum(share for (spot, where), share in own if spot in spots and where in BESIDE)
 
     def operators(self, *names: str) -> float:
         """The share of operators whose names begin so, as `aten::softmax`."""

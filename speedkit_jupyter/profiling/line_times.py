@@ -33,11 +33,13 @@ class Spot(NamedTuple):
 @dataclass
 class LineTimes:
     """Shares of a step, 0 to 1: `own` are those of the innermost line of the user's, by part of the
-    step; `inside` what goes on while a line has not ended, calls of other lines included.
+    step; `inside` what goes on while a line has not ended, calls of other lines included; `python`
+    what of the rest is Python itself (and other libraries), and no function of torch's.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
     inside: Mapping[Spot, float] = field(default_factory=dict)
+    python: Mapping[Spot, float] = field(default_factory=dict)
     looks: int = 0
 
     def costliest(self, part: Part | None = None) -> list[tuple[Spot, float]]:
@@ -68,14 +70,17 @@ class Looks:
 
     def result(self) -> LineTimes:
         """Of all calls so far."""
-        own, inside = defaultdict[tuple[Spot, Part], float](float), defaultdict[Spot, float](float)
+        own = defaultdict[tuple[Spot, Part], float](float)
+        inside, python = defaultdict[Spot, float](float), defaultdict[Spot, float](float)
         whole_s = sum(look.seconds for look in self._looks)
         for look in self._looks if whole_s else ():
             if look.spots:
                 own[look.spots[0], look.part] += look.seconds / whole_s
+                if look.part in ("rest", "data") and not look.in_torch:
+                    python[look.spots[0]] += look.seconds / whole_s
             for spot in set(look.spots):
                 inside[spot] += look.seconds / whole_s
-        return LineTimes(own, inside, len(self._looks))
+        return LineTimes(own, inside, python, len(self._looks))
 
     @contextmanager
     def while_looking(self, split: Split) -> Iterator[None]:
@@ -112,7 +117,8 @@ class Looks:
     def _look(self, split: Split, spots: list[Spot], took_s: float) -> None:
         if split.part == "ours":
             return
-        look, undecided = Look(spots, split.part, took_s), split.undecided
+        undecided = split.undecided
+        look = Look(spots, split.part, took_s, in_torch=undecided is not None)
         self._looks.append(look)
         if undecided is not None:
             undecided.append(look)

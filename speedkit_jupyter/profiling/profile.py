@@ -32,14 +32,16 @@ class Profile(Shown):
     as many as its optimizer made, or one.
 
     `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
-    between; `first` is that of the first call, which may have compiled. `lines` are the user's own
-    lines, `costs` those of modules and operators, each from calls of their own; no costs where
-    `why_no_costs` says it. `names` are how files are called in the notebook.
+    between; `first` is that of the first call, which may have compiled. `counted` is what
+    the machine counts in a second of the plain ones (`energy_j`: joules), where it does. `lines`
+    are the user's own, `costs` those of modules and operators, each from calls of their own; no
+    costs where `why_no_costs` says it. `names` are how files are called in the notebook.
     """
 
     first: Split | None = None
     splits: list[Split] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
+    counted: Mapping[str, float] = field(default_factory=dict)
     lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
@@ -131,6 +133,7 @@ class Profile(Shown):
             "steps": self.steps,
             "calls": len(self.taken),
             "cost": self.cost,
+            **{name: value * self.step_s for name, value in self.counted.items()},
             "first_call_s": None if self.first is None else self.first.total_s,
             "first_compiling_s": None if self.first is None else self.first.seconds["compiling"],
             "synchronizations": [

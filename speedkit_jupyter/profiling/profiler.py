@@ -18,6 +18,7 @@ from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import applied_to, prepare
 from speedkit_jupyter.profiling import generators, instruments
 from speedkit_jupyter.profiling.costing import Costing
+from speedkit_jupyter.profiling.counters import Counters
 from speedkit_jupyter.profiling.line_times import Looks
 from speedkit_jupyter.profiling.loops import Loops
 from speedkit_jupyter.profiling.module_calls import names_of
@@ -155,11 +156,11 @@ class Profiler:
     def _in_turn(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
         """A plain call and a profiled one, each from the same state and with data of its own."""
         __tracebackhide__ = True
-        profile, slowest_s = self._profile, 0.0
+        profile, slowest_s, counters = self._profile, 0.0, Counters(self._device)
         while len(profile.splits) < ENOUGH and (not profile.splits or budget.allows(2 * slowest_s)):
             begun_s = clock.now()
             self._settle(state)
-            plain_s = self._plain()
+            plain_s = counters.counted(self._plain)
             self._settle(state)
             profile.splits.append(self._profiled())
             profile.plain_s.append(plain_s)
@@ -167,6 +168,7 @@ class Profiler:
             number = len(profile.splits)
             done = max(budget.share, number / ENOUGH)
             yield Progress(min(done, 1.0), f"call {number}")
+        profile.counted = counters.each_second()
 
     def _later(self, first: Split, budget: Budget) -> tuple[float, float]:
         """Seconds for costs and for lines, which come last."""

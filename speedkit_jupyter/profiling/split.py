@@ -41,11 +41,14 @@ _HIDDEN: dict[Part, frozenset[Part]] = {
 
 @dataclass
 class Look:
-    """The user's lines that were seen at work, the innermost first, and which part it was."""
+    """The user's lines that were seen at work, the innermost first, and which part it was; whether
+    a function of torch's was at work that no module called.
+    """
 
     spots: Sequence[Any]
     part: Part
     seconds: float
+    in_torch: bool = False
 
 
 class Line(NamedTuple):

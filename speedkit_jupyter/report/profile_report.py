@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.profile import Profile, Wait
 from speedkit_jupyter.profiling.split import PARTS, Part
@@ -101,6 +102,10 @@ def _notes(profile: Profile) -> Iterator[str]:
         yield f"{len(waits) - MOST_LINES} more lines wait, each for less."
     if waits and profile.device == "cpu":
         yield "On a CPU these lines wait for nothing; on a GPU each one waits until it is idle."
+    for quantity in QUANTITIES:
+        if (rate := profile.counted.get(quantity.name)) is not None:
+            value = f"{rate * profile.step_s:.3g} {quantity.unit}".strip()
+            yield f"{quantity.title.capitalize()}: {value} a step, by the device's own counter."
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
         yield f"{calls}: the first one took too long for a second."

@@ -31,8 +31,8 @@ class ParameterLoops(Rule):
             if not _goes_over_parameters(iterated):
                 continue
             spots = part.spots(node)
-            inside = [seen.profile.lines.inside.get(spot, 0.0) for spot in spots]
-            taken = sum(inside) if isinstance(node, ast.For) else max(inside, default=0.0)
+            inner = [node] if not isinstance(node, ast.For) else [*node.body, node.iter]
+            taken = sum(seen.line_share(part, one) for one in inner)
             if taken < LEAST:
                 continue
             yield Opportunity(

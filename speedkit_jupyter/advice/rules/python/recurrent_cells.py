@@ -34,7 +34,8 @@ class RecurrentCells(Rule):
             }
             taken, _ = seen.modules(lambda name, names=names: name in names)  # type: ignore[misc]
             every, _ = seen.modules(lambda name: bool(name))
-            taken = seen.computing * taken / every if every else 0.0
+            # without a trace the cells count as all there is: so many calls mostly are
+            taken = seen.computing * (taken / every if every else 1.0)
             if calls < LEAST_CALLS or taken < LEAST:
                 continue
             layer = kind.__name__.removesuffix("Cell")

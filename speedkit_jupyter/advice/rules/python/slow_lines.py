@@ -18,6 +18,8 @@ from speedkit_jupyter.support.words import share
 LEAST, LEAST_OF_DATA = 0.15, 0.15
 # What a line of Python is worth when it is written otherwise: nobody knows, and so not all of it.
 TIMES = (1.3, math.inf)
+# Of a line's time so much is Python's: tensors that are large enough have no need of advice.
+PYTHON = 0.3
 # Lines so near each other are one matter.
 NEAR = 3
 
@@ -33,7 +35,8 @@ class SlowLines(Rule):
         for part, least in _parts(seen):
             lines = [line for line in seen.profile.lines.costliest(part) if line[0] not in said]
             for spots, taken in _together(lines):
-                if taken < least:
+                python = sum(seen.profile.lines.python.get(spot, 0.0) for spot in spots)
+                if taken < least or python < PYTHON * taken:
                     continue
                 costliest = spots[0]
                 text = user_lines.source(costliest.file, costliest.number)

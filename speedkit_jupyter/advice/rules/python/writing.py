@@ -17,13 +17,11 @@ LEAST = 0.03
 # What writes, shows or draws, by the last part of its name.
 CALLS = (
     *("print", "display", "savefig", "imshow", "plot", "add_scalar", "add_scalars", "add_image"),
-    *("add_histogram", "to_csv", "to_json", "dump", "write", "flush", "fsync", "savez", "log"),
-    *("info", "debug", "set_postfix", "clear_output"),
+    *("add_histogram", "to_csv", "to_json", "dump", "write", "flush", "fsync", "savez"),
+    *("info", "set_postfix", "clear_output"),
 )
 # Those by their whole names: `save` alone is anything.
 WHOLE = ("torch.save", "np.save", "numpy.save", "wandb.log", "mlflow.log_metric")
-# A logarithm is no log.
-NOT_OURS = ("torch.log", "math.log", "np.log", "numpy.log")
 
 
 class Writing(Rule):
@@ -55,6 +53,4 @@ class Writing(Rule):
 
 
 def _writes(called: str) -> bool:
-    if called in NOT_OURS:
-        return False
     return called in WHOLE or called.rpartition(".")[2] in CALLS
