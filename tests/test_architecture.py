@@ -238,6 +238,7 @@ def test_the_public_names_are_these() -> None:
         "SpeedKitError",
         "StateWarning",
         "StepError",
+        "advise",
         "apply_speedups",
         "autocast_context",
         "benchmark",

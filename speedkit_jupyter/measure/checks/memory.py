@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +74,7 @@ def _allocated(step: Callable[[], object]) -> int | None:
         step()
         return None
     session = torch_profiler.Session(profile_memory=True)
-    with _without_allocator_warnings(), session.running():
+    with session.running():
         step()
     if not session.was_alone:
         return None
@@ -88,29 +85,6 @@ def _allocated(step: Callable[[], object]) -> int | None:
         now += event.nbytes()
         most = max(most, now)
     return most
-
-
-@contextmanager
-def _without_allocator_warnings() -> Iterator[None]:
-    """A step frees what an earlier one left (a loss, gradients), of which the allocator warns on
-    the process's own stderr. All else that is written there is passed on.
-    """
-    try:
-        descriptor = os.dup(STDERR)
-    except OSError:  # closed: nobody sees anything there
-        yield
-        return
-    with tempfile.TemporaryFile() as kept:
-        try:
-            os.dup2(kept.fileno(), STDERR)
-            yield
-        finally:
-            os.dup2(descriptor, STDERR)
-            os.close(descriptor)
-            kept.seek(0)
-            for line in kept:
-                if b"CPUAllocator.cpp" not in line:
-                    os.write(STDERR, line)
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:

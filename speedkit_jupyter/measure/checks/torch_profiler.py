@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
+STDERR = 2
+# The files of torch's sources that say it.
+SAID_BY = (b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp")
 
 
 def is_in_use() -> bool:
@@ -29,7 +33,7 @@ class Session:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The block is profiled."""
-        with _quiet():
+        with _level_set(), _unsaid():
             self.trace.start()
             self.is_on = True
             try:
@@ -51,7 +55,7 @@ class Session:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _level_set() -> Iterator[None]:
     """The profiler's library logs its start and stop to stderr; it reads its level at first use."""
     level = os.environ.get(LOG_LEVEL)
     os.environ[LOG_LEVEL] = level or "99"
@@ -60,3 +64,27 @@ def _quiet() -> Iterator[None]:
     finally:
         if level is None:
             del os.environ[LOG_LEVEL]
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """What is said for our sake on the process's own stderr: that it begins and ends, where it was
+    first used without us, and the allocator's warnings of what an earlier step left (a loss,
+    gradients). All else that is written there is passed on.
+    """
+    try:
+        descriptor = os.dup(STDERR)
+    except OSError:  # closed: nobody sees anything there
+        yield
+        return
+    with tempfile.TemporaryFile() as kept:
+        try:
+            os.dup2(kept.fileno(), STDERR)
+            yield
+        finally:
+            os.dup2(descriptor, STDERR)
+            os.close(descriptor)
+            kept.seek(0)
+            for line in kept:
+                if not any(source in line for source in SAID_BY):
+                    os.write(STDERR, line)
