@@ -233,7 +233,7 @@ def test_the_limit_is_of_operations_or_of_memory_and_never_more_than_all(
     assert _Done(1, 1, computing_s, roof_s).limit(1.0) == expected
 
 
-def trained(budget_s: float = 3.0) -> tuple[Profile, nn.Module]:
+def trained(budget_s: float = 1.5) -> tuple[Profile, nn.Module]:
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
     optimizer = torch.optim.AdamW(net.parameters())
 
@@ -295,7 +295,7 @@ def test_a_step_that_has_a_profiler_of_its_own_is_split_all_the_same():
         with torch.profiler.profile():
             net(torch.ones(2, 4)).sum().backward()
 
-    found = profile(step, budget_s=2)
+    found = profile(step, budget_s=1)
     assert found.share("forward") > 0
     assert found.costs is None
     assert "torch's profiler is at work in this code already" in found.report().to_text()

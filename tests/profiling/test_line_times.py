@@ -38,6 +38,7 @@ def slow_step() -> None:
     time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_lines_have_the_shares_of_the_time_that_goes_by_in_them():
     found = profile(slow_step, budget_s=2)
     by_text = shares(found, slow_step)
@@ -45,6 +46,7 @@ def test_lines_have_the_shares_of_the_time_that_goes_by_in_them():
     assert sum(share for _, share in found.lines.costliest()) == pytest.approx(1.0, abs=0.15)
 
 
+@pytest.mark.slow
 def test_what_a_line_calls_is_inside_of_it_and_its_own_at_the_line_that_is_called():
     found = profile(slow_step, budget_s=2)
     lines, first = inspect.getsourcelines(slow_step)
