@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 STDERR = 2
 # The files of torch's sources that say it.
-SAID_BY = (b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp")
+SAID_BY = (b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp", b"DeviceProperties.cpp")
 
 
 def is_in_use() -> bool:
@@ -45,7 +45,8 @@ class Session:
         """What comes is not. Once is enough."""
         if self.is_on:
             self.is_on = False
-            self.trace.stop()
+            with suppress(RuntimeError):  # before torch 2.13, where another one has ended it
+                self.trace.stop()
 
     @property
     def was_alone(self) -> bool:
