@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.plans.applying import applied_to, prepare
+from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling import generators, instruments
 from speedkit_jupyter.profiling.costing import Costing
 from speedkit_jupyter.profiling.counters import Counters
@@ -104,7 +104,7 @@ class Profiler:
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
         with self.step.isolated() as visit:
-            self._context, self._bias_s = _in_force(self.step), instruments.bias_s()
+            self._context, self._bias_s = in_force_or_none(self.step.models), instruments.bias_s()
             budget.reserved_s = visit.taking_s
             self._sources = generators.sources(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
@@ -244,10 +244,3 @@ class Profiler:
             self.step.run(self._context)
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
-
-
-def _in_force(step: Step) -> Any:
-    """For code that asks a context: that of the plan in force, or of none."""
-    for model in step.models:
-        return applied_to(model) or prepare(model, None)
-    return None
