@@ -1,0 +1,1 @@
+"""The user's DataLoader: measured against the user's step, and rebuilt."""

@@ -1,0 +1,160 @@
+"""A look at a few samples of a data set: how large they are, and whether they stay the same."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.loading.kept import copied
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.undo.walk import Walk
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+# So many are looked at, for so long at the most.
+MOST, LONGEST_S = 32, 1.0
+
+
+@dataclass(frozen=True)
+class Samples:
+    """`keys` are the indices that were drawn; `draw_s` the seconds and `size_bytes` the size of a
+    sample, `copy_s` the seconds of a copy of it. `is_random` where one differs from draw to draw,
+    or draws random numbers; `own_generator` is the name of a generator of the data set's that it
+    draws them from.
+    """
+
+    keys: tuple[Any, ...] = ()
+    draw_s: float = 0.0
+    copy_s: float = 0.0
+    size_bytes: int = 0
+    is_random: bool = False
+    own_generator: str = ""
+    device: str = "cpu"
+
+
+def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
+    """Draw some of the samples of a map-style data set, each twice; `walk` went over what drawing
+    reaches. What it changes is left so: it is for a step that is isolated. Whatever the data set
+    raises is its user's to see.
+    """
+    keys, begun_s, first, is_random = list[Any](), clock.now(), list[Any](), False
+    drawn_s, copied_s = list[float](), list[float]()
+    own = {walk.name(value): value for value in walk.found.values() if _is_generator(value)}
+    before_all = {name: _state_of(generator) for name, generator in own.items()}
+    for key in islice(_indices(loader), MOST):
+        if keys and clock.now() - begun_s > LONGEST_S:
+            break
+        before, at_s = _randomness(), clock.now()
+        sample = loader.dataset[key]
+        drawn_s.append(clock.now() - at_s)
+        again = loader.dataset[key]
+        at_s = clock.now()
+        copied(sample)
+        copied_s.append(clock.now() - at_s)
+        is_random = is_random or _randomness() != before or not same(sample, again)
+        keys.append(key)
+        first.append(sample)
+    size = sum(map(_size, first)) // max(len(first), 1)
+    used = (name for name, generator in own.items() if _state_of(generator) != before_all[name])
+    draw_s, copy_s = (median(taken_s or [0.0]) for taken_s in (drawn_s, copied_s))
+    return Samples(tuple(keys), draw_s, copy_s, size, is_random, next(used, ""), _device(first))
+
+
+def _indices(loader: DataLoader[Any]) -> Any:
+    for drawn in loader._index_sampler:
+        yield from drawn if isinstance(drawn, list | tuple) else [drawn]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two samples or batches hold the same, bit for bit."""
+    from torch.utils._pytree import tree_leaves
+
+    if one is other:
+        return True
+    ones, others = tree_leaves(one), tree_leaves(other)
+    return len(ones) == len(others) and all(map(_same, ones, others))
+
+
+def _same(one: Any, other: Any) -> bool:
+    import numpy as np
+    import torch
+
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+            return False
+        return torch.equal(one, other) or torch.equal(one.isnan(), other.isnan())
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    if hasattr(one, "tobytes") and hasattr(other, "tobytes"):  # a picture of PIL's
+        return bool(one.tobytes() == other.tobytes())
+    compares: Any = type(one).__eq__
+    if compares is not object.__eq__:
+        return bool(one == other)
+    return type(one) is type(other)  # an object of the user's that says nothing of what it holds
+
+
+def _is_generator(value: Any) -> bool:
+    """Whether it is one of somebody's own: the others torch seeds anew in each worker."""
+    import numpy as np
+    import torch
+
+    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+    shared = (random._inst, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
+    return isinstance(value, kinds) and not any(value is one for one in shared)
+
+
+def _state_of(generator: Any) -> str:
+    import numpy as np
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        return str(generator.get_state().numpy().tobytes())
+    if isinstance(generator, random.Random):
+        return str(generator.getstate())
+    is_new = isinstance(generator, np.random.Generator)
+    state = generator.bit_generator.state if is_new else generator.get_state()
+    with np.printoptions(threshold=sys.maxsize):
+        return str(state)
+
+
+def _randomness() -> tuple[object, ...]:
+    import numpy as np
+    import torch
+
+    legacy: Any = np.random.get_state(legacy=True)
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        legacy[1].tobytes(),
+        legacy[2],
+    )
+
+
+def _size(sample: Any) -> int:
+    from torch.utils._pytree import tree_leaves
+
+    return sum(map(_size_of_leaf, tree_leaves(sample)))
+
+
+def _size_of_leaf(leaf: Any) -> int:
+    size = getattr(leaf, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(leaf, str | bytes):
+        return len(leaf)
+    return len(leaf.tobytes()) if hasattr(leaf, "tobytes") else sys.getsizeof(leaf)
+
+
+def _device(samples: Sequence[Any]) -> str:
+    """Where their tensors lie; an accelerator's name where any does."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = (leaf for leaf in tree_leaves(list(samples)) if isinstance(leaf, torch.Tensor))
+    return next((one.device.type for one in tensors if one.device.type != "cpu"), "cpu")

@@ -1,0 +1,78 @@
+"""How a DataLoader loads: its settings, in torch's own words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.support.words import count
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+# torch's default (torch.utils.data.DataLoader); with workers each loads so many batches ahead.
+PREFETCH = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What changes how batches are loaded, and not which.
+
+    `whole_batches` draws each batch by one index; `kept` keeps samples as they were first drawn, on
+    the CPU or on a device. Without `in_order` batches come as they are ready.
+    """
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory: bool = False
+    multiprocessing_context: str | None = None
+    in_order: bool = True
+    whole_batches: bool = False
+    kept: str = ""
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> Settings:
+        """Those of a loader."""
+        context = loader.multiprocessing_context
+        return cls(
+            num_workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+            pin_memory=loader.pin_memory,
+            multiprocessing_context=None if context is None else context.get_start_method(),
+            in_order=getattr(loader, "in_order", True),
+        )
+
+    @property
+    def ahead(self) -> int:
+        """How many batches may be loaded before they are asked for."""
+        return self.num_workers * (self.prefetch_factor or PREFETCH)
+
+    @property
+    def words(self) -> str:
+        """`2 workers, prefetch_factor=4`."""
+        said = [count(self.num_workers, "worker")]
+        if self.num_workers and self.prefetch_factor not in (None, PREFETCH):
+            said.append(f"prefetch_factor={self.prefetch_factor}")
+        if self.num_workers and not self.persistent_workers:
+            said.append("started for each epoch")
+        if self.multiprocessing_context is not None:
+            said.append(self.multiprocessing_context)
+        said += ["pin_memory"] * self.pin_memory + ["any order"] * (not self.in_order)
+        said += ["whole batches"] * self.whole_batches
+        said += [f"kept in {self.kept}"] * bool(self.kept)
+        return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of DataLoader that say it, but for its defaults."""
+        found: dict[str, Any] = {}
+        if self.num_workers:
+            found["num_workers"] = self.num_workers
+            found |= {"persistent_workers": True} if self.persistent_workers else {}
+            if self.prefetch_factor not in (None, PREFETCH):
+                found["prefetch_factor"] = self.prefetch_factor
+            if self.multiprocessing_context is not None:
+                found["multiprocessing_context"] = self.multiprocessing_context
+            found |= {} if self.in_order else {"in_order": False}
+        return found | ({"pin_memory": True} if self.pin_memory else {})

@@ -1,0 +1,141 @@
+"""The user's step with the batches of a candidate: so many, timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.loading.candidate import Candidate
+from speedkit_jupyter.loading.kept import KeptSome
+from speedkit_jupyter.loading.samples import Samples
+from speedkit_jupyter.loading.stream import Stream, Stretch
+from speedkit_jupyter.loading.tuned_loader import rebuilt
+from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.plans.applying import in_force_or_none
+from speedkit_jupyter.support.exceptions import StepError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+# A timed stretch takes about so long where the budget has room for the rounds that decide; of what
+# is slower than the user's own up to so many times as long.
+STRETCH_S, LEAST_BATCHES, ROUNDS, LONGEST = 0.15, 2, 12, 3
+# A worker that gives nothing for so long, or for so many batches' time, is stuck.
+STUCK_S, STUCK = 10.0, 50
+NO_LOOP = (
+    "the step never goes through this loader: give a function with a loop over it, or one that "
+    "takes a batch"
+)
+
+
+class Timed:
+    """Times candidates for one loader, with a step that is isolated.
+
+    `batch_s` are about the seconds of a batch and its step. Where the step leaves its loop before
+    the end of an epoch, `left_after` is how many batches it took at the least.
+    """
+
+    def __init__(
+        self, step: Step, loader: DataLoader[Any], device: torch.device, budget_s: float
+    ) -> None:
+        self._step, self._loader, self._device = step, loader, device
+        self._budget_s = budget_s
+        self._stretch: Stretch | None = None
+        self._context: Any = in_force_or_none(step.models)
+        self.batch_s = 0.0
+        self.left_after: int | None = None
+
+    def installed(self) -> AbstractContextManager[None]:
+        """In the block loops over the user's loader get the batches that are measured."""
+        from torch.utils.data import DataLoader
+
+        return patched(DataLoader, "__iter__", self._instead)
+
+    def begin(self, own: Candidate) -> None:
+        """The user's own loader, whose errors are the user's."""
+        __tracebackhide__ = True
+        own.stream = Stream(rebuilt(self._loader, own.settings))
+        self.draw(own, 1)
+        self.batch_s = self.draw(own, LEAST_BATCHES).seconds / LEAST_BATCHES
+
+    def enter(self, one: Candidate, seen: Samples) -> None:
+        """Its first batch; one that is stuck ends, samples that are kept are there already."""
+        __tracebackhide__ = True
+        loader = rebuilt(self._loader, one.settings)
+        if one.settings.num_workers:
+            stuck_s = max(STUCK_S, STUCK * self.batch_s)
+            loader.timeout = max(loader.timeout, stuck_s) if loader.timeout else stuck_s
+        if one.settings.kept:
+            some = KeptSome(self._loader.dataset, one.settings.kept, seen.keys)
+            loader.__dict__["dataset"] = some
+        one.stream = Stream(loader)
+        self.draw(one, 1)
+
+    def epoch(self, own: Candidate) -> int | None:
+        """How many batches an epoch has, as far as was seen."""
+        return self.left_after or (None if own.stream is None else own.stream.epoch)
+
+    def block(self, one: Candidate, number: int) -> None:
+        """One candidate in the round of this number."""
+        __tracebackhide__ = True
+        assert one.stream is not None
+        stretch = self.draw(one, self._batches, one.settings.ahead + 1, LONGEST * STRETCH_S)
+        one.stream.wait()
+        one.times_s[number] = stretch.seconds / stretch.timed
+        one.waits_s.append(stretch.waited_s / stretch.timed)
+
+    def draw(
+        self, one: Candidate, number: int, lead: int = 0, longest_s: float = math.inf
+    ) -> Stretch:
+        """So many batches of a candidate, after some that are not timed. Raises StepError where
+        the step does not go through the loader.
+        """
+        __tracebackhide__ = True
+        assert one.stream is not None
+        stretch = self._stretch = Stretch(one.stream, self._device, lead, number, longest_s)
+        try:
+            while not stretch.is_over:
+                before = stretch.drawn
+                with _threads(one.threads), self._step.around_blocks():
+                    self._step.run(self._context)
+                if stretch.drawn == before:
+                    raise StepError(NO_LOOP)
+        finally:
+            self._stretch = None
+        one.begins_s = one.stream.begins_s
+        left = [number for number in (stretch.left_after, self.left_after) if number]
+        self.left_after = min(left, default=None)
+        return stretch
+
+    def _instead(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(asked: DataLoader[Any]) -> Any:
+            if asked is not self._loader or self._stretch is None:
+                return original(asked)
+            return self._stretch.batches()
+
+        return call
+
+    @property
+    def _batches(self) -> int:
+        """How many a timed stretch has."""
+        room_s = self._budget_s / (ROUNDS * 4)
+        wanted = min(STRETCH_S, room_s) / max(self.batch_s, 1e-6)
+        return max(LEAST_BATCHES, math.ceil(wanted))
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        if number is not None:
+            torch.set_num_threads(before)

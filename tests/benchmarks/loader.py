@@ -1,0 +1,258 @@
+"""Is what `tune_loader` chooses as fast as the best of all settings?
+
+On three data sets that are made on disk: pictures as PNG files, text files that are cut into
+tokens, and numpy files one after another (iterable). Each is loaded with a step of its own. The
+grid is every number of workers that may be used, each with every `prefetch_factor` of 2, 4 and 8
+(of the iterable none and one worker, which give the same order): whole epochs, interleaved in
+shuffled rounds, the middle of each.
+
+    python tests/benchmarks/loader.py [--only DATA] [--rounds N] [--file loader.jsonl] [--table]
+
+All of it once with torch's own number of threads and once with one, which leaves workers a core.
+Exits 1 where the choice takes more than 1/0.97 of the best one's time. What keeping the samples in
+memory brings, which is no part of the grid, stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from _kept import Row, append, line_of, nothing_kept, read, state_of_code
+from _ratios import machine
+from matplotlib import image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from speedkit_jupyter import Hardware, tune_loader
+from speedkit_jupyter.loading.settings import Settings
+from speedkit_jupyter.loading.tuned_loader import end_workers, rebuilt
+
+AT_LEAST, ROUNDS, BUDGET_S = 0.97, 9, 30.0
+PREFETCH = (2, 4, 8)
+Made = tuple[DataLoader[Any], Callable[..., object]]
+
+
+class Pictures(Dataset[Any]):
+    """PNG files, decoded, cut and scaled."""
+
+    def __init__(self, folder: Path, number: int = 400) -> None:
+        pixels = np.random.default_rng(0)
+        self.files = [folder / f"{at}.png" for at in range(number)]
+        for file in self.files:
+            image.imsave(file, pixels.integers(0, 255, (64, 64, 3), np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        picture = image.imread(self.files[index])[4:60, 4:60, :3]
+        picture = (picture - picture.mean((0, 1))) / picture.std((0, 1))
+        return torch.from_numpy(picture.transpose(2, 0, 1).copy()), index % 10
+
+
+class Sentences(Dataset[Any]):
+    """Text files, a sentence each, cut into tokens."""
+
+    def __init__(self, folder: Path, number: int = 1500) -> None:
+        words = random.Random(0)
+        self.files = [folder / f"{at}.txt" for at in range(number)]
+        for file in self.files:
+            text = " ".join("".join(words.choices("abcdefgh", k=5)) for _ in range(120))
+            file.write_text(text)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        tokens = re.findall(r"\w+|[^\w\s]", self.files[index].read_text().lower())
+        return torch.tensor([sum(map(ord, token)) % 997 for token in tokens]), index % 2
+
+
+class Recordings(IterableDataset[Any]):
+    """numpy files one after another, each with many rows."""
+
+    def __init__(self, folder: Path, files: int = 24, rows: int = 200) -> None:
+        noise = np.random.default_rng(0)
+        self.files = [folder / f"{at}.npy" for at in range(files)]
+        self.rows = files * rows
+        for file in self.files:
+            np.save(file, noise.standard_normal((rows, 256), np.float32))
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for file in self.files:
+            for row in np.load(file):
+                spectrum = np.abs(np.fft.rfft(row)).astype(np.float32)
+                yield torch.from_numpy(np.log1p(spectrum))
+
+
+def trained(net: nn.Module, loss: Callable[..., torch.Tensor]) -> Callable[..., object]:
+    """A step that takes a batch."""
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+
+    def step(*batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss(net, *batch).backward()
+        optimizer.step()
+
+    return step
+
+
+def pictures(folder: Path) -> Made:
+    """A small CNN."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+    )  # fmt: skip
+    step = trained(net, lambda net, x, y: F.cross_entropy(net(x), y))
+    return DataLoader(Pictures(folder), batch_size=16, shuffle=True), step
+
+
+def text(folder: Path) -> Made:
+    """An average of embeddings."""
+    net = nn.Sequential(nn.EmbeddingBag(997, 64), nn.Linear(64, 2))
+    step = trained(net, lambda net, x, y: F.cross_entropy(net(x), y))
+    return DataLoader(Sentences(folder), batch_size=32, shuffle=True), step
+
+
+def arrays(folder: Path) -> Made:
+    """A wide autoencoder."""
+    net = nn.Sequential(nn.Linear(129, 1024), nn.ReLU(), nn.Linear(1024, 129))
+    step = trained(net, lambda net, x: F.mse_loss(net(x), x))
+    return DataLoader(Recordings(folder), batch_size=32), step
+
+
+DATA = {"pictures": pictures, "text": text, "arrays": arrays}
+
+
+def main() -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="data sets whose name holds this")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the grid")
+    parser.add_argument("--file", type=Path, default=Path("loader.jsonl"))
+    parser.add_argument("--table", action="store_true", help="print what the file holds")
+    options = parser.parse_args()
+    state = state_of_code()
+    for name, make in DATA.items() if not options.table else ():
+        if options.only not in name:
+            continue
+        for threads in dict.fromkeys((torch.get_num_threads(), 1)):
+            row = {"data": name, "threads": threads, "state": state, "machine": machine()}
+            with nothing_kept(), tempfile.TemporaryDirectory() as folder, using(threads):
+                torch.manual_seed(0)
+                row |= measured(*make(Path(folder)), options.rounds)
+            append(options.file, row)
+            print(_cells(row), flush=True)
+    rows = list({(row["data"], row["threads"]): row for row in read(options.file)}.values())
+    print(table(rows))
+    return 0 if rows and all(row["of_best"] >= AT_LEAST for row in rows) else 1
+
+
+@contextmanager
+def using(threads: int) -> Iterator[None]:
+    """So many of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measured(loader: DataLoader[Any], step: Callable[..., object], rounds: int) -> Row:
+    """The choice, and the time of an epoch with each setting of the grid."""
+    begun = time.perf_counter()
+    tuning = tune_loader(loader, step, budget_s=BUDGET_S, keep=False).tuning
+    took_s = time.perf_counter() - begun
+    chosen = tuning.chosen.settings
+    settings = list(dict.fromkeys([chosen, *grid(loader)]))
+    found = epochs(loader, step, settings, rounds)
+    times = {one.words: median(found[one]) for one in settings}
+    best = min(times, key=lambda words: times[words])
+    kept = tune_loader(loader, step, budget_s=BUDGET_S).tuning
+    return {
+        "chosen": chosen.words,
+        "best": best,
+        "of_best": median(b / c for b, c in zip(_of(found, best), found[chosen], strict=True)),
+        "gain": times[Settings.of(loader).words] / times[chosen.words],
+        "epoch_s": times,
+        "tuning_s": took_s,
+        "kept": kept.chosen.settings.words,
+        "kept_gain": None if kept.ratio is None else kept.ratio.median,
+    }
+
+
+def grid(loader: DataLoader[Any]) -> list[Settings]:
+    """All settings that give the same batches in the same order."""
+    most = Hardware.current().cpu.usable_cores
+    if isinstance(loader.dataset, IterableDataset):
+        most = 1
+    with_workers = [
+        Settings(number, prefetch, persistent_workers=True)
+        for number in range(1, most + 1)
+        for prefetch in PREFETCH
+    ]
+    return [Settings(), *with_workers]
+
+
+def epochs(
+    loader: DataLoader[Any], step: Callable[..., object], settings: list[Settings], rounds: int
+) -> dict[Settings, list[float]]:
+    """Seconds of whole epochs, in shuffled rounds; the first, which starts workers, apart."""
+    loaders = {one: rebuilt(loader, one) for one in settings}
+    found: dict[Settings, list[float]] = {one: [] for one in settings}
+
+    def epoch(one: Settings) -> float:
+        begun = time.perf_counter()
+        for batch in loaders[one]:
+            step(*batch) if isinstance(batch, tuple | list) else step(batch)
+        return time.perf_counter() - begun
+
+    for one in settings:
+        epoch(one)
+    for _ in range(rounds):
+        for one in random.sample(settings, len(settings)):
+            found[one].append(epoch(one))
+    for one in loaders.values():
+        end_workers(one)
+    return found
+
+
+def _of(found: dict[Settings, list[float]], words: str) -> list[float]:
+    return next(times for one, times in found.items() if one.words == words)
+
+
+def table(rows: list[Row]) -> str:
+    """As Markdown."""
+    head = ["data", "threads", "chosen", "best of the grid", "of the best", "over the user's own",
+            "with samples kept", "took"]  # fmt: skip
+    lines = [rows[0]["machine"] if rows else "nothing was measured", ""]
+    return "\n".join([*lines, line_of(head), line_of(["---"] * len(head)), *map(_cells, rows)])
+
+
+def _cells(row: Row) -> str:
+    kept = "–" if row["kept_gain"] is None else f"{row['kept_gain']:.2f}× ({row['kept']})"
+    return line_of([
+        row["data"], str(row["threads"]), row["chosen"], row["best"], f"{row['of_best']:.3f}", f"{row['gain']:.2f}×",
+        kept, f"{row['tuning_s']:.0f} s",
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""`tune_loader` measures a loader with the user's own step, and puts everything back."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from speedkit_jupyter import StepError, tune_loader
+from speedkit_jupyter.loading.tuned_loader import TunedLoader, end_workers
+
+
+class Slow(Dataset[Any]):
+    """Each sample is waited for, as a disk or a network is."""
+
+    def __init__(self, length: int = 32, wait_s: float = 0.002) -> None:
+        self.length, self.wait_s = length, wait_s
+        self.drawn = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.drawn += 1
+        time.sleep(self.wait_s)
+        return torch.full((4,), float(index)), index % 2
+
+
+def trained() -> tuple[nn.Module, Callable[..., object]]:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    return net, step
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Any:
+    before = threading.active_count()
+    yield
+    assert multiprocessing.active_children() == []
+    assert threading.active_count() <= before
+
+
+@pytest.mark.real_time
+def test_everything_is_put_back_and_no_worker_is_left() -> None:
+    data = Slow()
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    net, step = trained()
+    values = [value.clone() for value in net.state_dict().values()]
+    random_state = torch.get_rng_state()
+    fast = tune_loader(loader, step, budget_s=1.5)
+    assert isinstance(fast, TunedLoader)
+    assert isinstance(fast, DataLoader)
+    assert all(map(torch.equal, values, net.state_dict().values()))
+    assert all(value.grad is None for value in net.parameters())
+    assert torch.equal(random_state, torch.get_rng_state())
+    assert data.drawn == 0
+    assert loader.num_workers == 0
+    assert loader._iterator is None
+
+
+@pytest.mark.real_time
+def test_the_result_says_what_was_measured() -> None:
+    loader = DataLoader(Slow(), batch_size=4, shuffle=True)
+    fast = tune_loader(loader, trained()[1], budget_s=1.5)
+    tuning = fast.tuning
+    assert tuning is not None
+    rows = tuning.rows()
+    assert [row["settings"] for row in rows[:2]] == ["0 workers", "1 worker"]
+    assert any(row["settings"] == "kept in memory" for row in rows)
+    assert rows[0]["waiting"] > 0.5
+    assert "step" in repr(tuning)
+    assert tuning.to_dict()["epoch"] == 8
+    end_workers(fast)
+
+
+@pytest.mark.real_time
+def test_what_is_taken_is_proven_faster_and_gives_the_same() -> None:
+    loader = DataLoader(Slow(wait_s=0.01), batch_size=4, shuffle=True)
+    fast = tune_loader(loader, trained()[1], budget_s=4.0)
+    assert fast.tuning is not None
+    if fast.tuning.is_changed:
+        assert fast.tuning.ratio.low > 1
+    drawn = []
+    for one in (loader, fast):
+        torch.manual_seed(3)
+        drawn.append([batch[0] for batch in one])
+    end_workers(fast)
+    assert all(map(torch.equal, *drawn))
+
+
+@pytest.mark.real_time
+def test_a_step_may_go_through_the_loader_itself() -> None:
+    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
+    _, step = trained()
+    lengths = []
+
+    def epoch() -> None:
+        lengths.append(len(loader))
+        for x, y in loader:
+            step(x, y)
+
+    assert tune_loader(loader, epoch, budget_s=1.0).tuning.own.times_s
+    assert lengths == []
+
+
+@pytest.mark.real_time
+def test_a_loop_that_is_left_early_is_an_epoch_of_so_many_batches() -> None:
+    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
+    _, step = trained()
+
+    def few() -> None:
+        for number, (x, y) in enumerate(loader):
+            step(x, y)
+            if number == 2:
+                break
+
+    assert tune_loader(loader, few, budget_s=1.0).tuning.race.epoch == 3
+
+
+@pytest.mark.real_time
+def test_without_a_step_loading_alone_is_measured() -> None:
+    tuning = tune_loader(DataLoader(Slow(), batch_size=4), budget_s=1.0, keep=False).tuning
+    assert tuning.own.waiting > 0.9
+    assert tuning.declined["kept in memory"] == "not allowed (keep)"
+
+
+@pytest.mark.real_time
+def test_a_step_that_never_goes_through_the_loader_is_refused() -> None:
+    with pytest.raises(StepError, match="never goes through this loader"):
+        tune_loader(DataLoader(Slow()), lambda: None, budget_s=1.0)
+
+
+def test_what_is_no_loader_is_refused_in_one_line() -> None:
+    with pytest.raises(StepError, match=r"loader must be a torch.utils.data.DataLoader, not list"):
+        tune_loader([1, 2, 3])  # type: ignore[arg-type]
+
+
+class Broken(Slow):
+    def __getitem__(self, index: int) -> Any:
+        raise ValueError(f"no file for {index}")
+
+
+@pytest.mark.real_time
+def test_what_the_data_set_raises_is_the_users() -> None:
+    with pytest.raises(ValueError, match="no file for 0"):
+        tune_loader(DataLoader(Broken()), budget_s=1.0)
+
+
+class InWorkersOnly(Slow):
+    def __getitem__(self, index: int) -> Any:
+        if torch.utils.data.get_worker_info() is not None:
+            raise OSError("the licence is for one process")
+        return super().__getitem__(index)
+
+
+@pytest.mark.real_time
+def test_a_way_that_fails_is_told_and_not_taken() -> None:
+    tuning = tune_loader(DataLoader(InWorkersOnly(), batch_size=4), budget_s=1.0).tuning
+    notes = {row["settings"]: row["note"] for row in tuning.rows()}
+    assert notes["1 worker"] == "OSError: the licence is for one process"
+    assert tuning.chosen.settings.num_workers == 0
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(torch.arange(64.0).view(16, 4))
+
+
+@pytest.mark.real_time
+def test_an_iterable_data_set_is_measured_with_one_worker() -> None:
+    tuning = tune_loader(DataLoader(Rows(), batch_size=2), budget_s=1.0).tuning
+    assert [row["settings"] for row in tuning.rows()][:2] == ["0 workers", "1 worker"]
+    assert "2 workers or more" in tuning.declined
+    assert tuning.race.epoch == 8
+
+
+class Augmented(Slow):
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(4) + index, index % 2
+
+
+@pytest.mark.real_time
+def test_samples_that_differ_from_draw_to_draw_are_not_kept() -> None:
+    tuning = tune_loader(DataLoader(Augmented(), batch_size=4), budget_s=1.0).tuning
+    assert "differ from draw to draw" in tuning.declined["kept in memory"]
+    assert tuning.samples.is_random
