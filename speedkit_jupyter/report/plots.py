@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS
 from speedkit_jupyter.report.colours import BAD, GOOD, LEVEL_COLOURS, NEUTRAL, PART_COLOURS, PLANNED
-from speedkit_jupyter.report.units import ratio, seconds
+from speedkit_jupyter.report.units import ratio, seconds, size
 from speedkit_jupyter.support.words import share
 from speedkit_jupyter.tuning.curves import Curve
 
@@ -207,3 +208,54 @@ def loss_curves(curve: Curve, name: str, other: str) -> Figure:
     for side in ("left", "bottom"):
         axes.spines[side].set_color(NEUTRAL)
     return figure
+
+
+def batch_sizes(found: BatchSizes) -> Figure:
+    """Samples a second with their intervals, and peak memory, against the size of a batch."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    sizes = found.measured
+    numbers, rates = [one.number for one in sizes], [one.rate for one in sizes]
+    ends = [one.interval if one.times_s else (one.rate, one.rate) for one in sizes]
+    figure = Figure(figsize=(7, 2.8), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    errors = [
+        [max(rate - low, 0) for rate, (low, _) in zip(rates, ends, strict=True)],
+        [max(high - rate, 0) for rate, (_, high) in zip(rates, ends, strict=True)],
+    ]
+    axes.errorbar(numbers, rates, yerr=errors, fmt="o-", color=PLANNED, capsize=2, markersize=4)
+    axes.axvline(found.knee.number, color=GOOD, linestyle=":")
+    axes.annotate("knee", (found.knee.number, 0), xytext=(4, 4), textcoords="offset points",
+                  color=GOOD, fontsize=9)  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(numbers))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("batch", color=NEUTRAL)
+    axes.set_ylabel("samples a second", color=PLANNED)
+    _draw_memory(axes, [one for one in sizes if one.peak_bytes is not None])
+    axes.tick_params(colors=NEUTRAL)
+    for side in axes.spines.values():
+        side.set_color(NEUTRAL)
+    return figure
+
+
+def _draw_memory(axes: Any, sizes: Sequence[Size]) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    if not sizes:
+        return
+    beside = axes.twinx()
+    peaks = [one.peak_bytes for one in sizes]
+    beside.plot([one.number for one in sizes], peaks, "s--", color=BAD, markersize=3, linewidth=1)
+    beside.set_ylim(bottom=0)
+    beside.set_ylabel("peak memory", color=BAD)
+    beside.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) if value else "0"))
+    beside.tick_params(colors=NEUTRAL)
+    for side in beside.spines.values():
+        side.set_visible(False)

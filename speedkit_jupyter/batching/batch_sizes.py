@@ -1,0 +1,104 @@
+"""The result: samples a second and peak memory, batch size by batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.statistics import median_interval
+
+# The knee is the smallest size that gives this share of the most samples a second.
+KNEE = 0.95
+
+
+@dataclass
+class Size:
+    """One batch size: `times_s` are seconds of a step of `samples`, one for each round, `first_s`
+    those of an early call; `peak_bytes` is its fullest moment; `why_not` where it was not measured.
+    """
+
+    number: int
+    samples: int = 0
+    first_s: float = 0.0
+    times_s: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+    energy_j: float | None = None
+    why_not: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Samples a second, in the middle; 0 where it was not measured."""
+        taken_s = median_interval(self.times_s)[0] if self.times_s else self.first_s
+        return self.samples / taken_s if taken_s else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the rate, at 95 %."""
+        _, low_s, high_s = median_interval(self.times_s)
+        return self.samples / high_s, self.samples / low_s
+
+
+@dataclass(repr=False)
+class BatchSizes(Shown):
+    """`sizes` from the smallest to the largest. `now` is the size of the step's own batches, which
+    are `source`. `largest` fits into `available_bytes` with a margin, if memory grows evenly.
+    """
+
+    subject: str
+    now: int
+    source: str
+    sizes: list[Size] = field(default_factory=list)
+    largest: int | None = None
+    available_bytes: int | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def measured(self) -> list[Size]:
+        """Those that ran."""
+        return [size for size in self.sizes if size.first_s]
+
+    @property
+    def fastest(self) -> Size:
+        """With the most samples a second."""
+        return max(self.measured, key=lambda size: size.rate)
+
+    @property
+    def knee(self) -> Size:
+        """The smallest that is nearly as fast as the fastest."""
+        return next(size for size in self.measured if size.rate >= KNEE * self.fastest.rate)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each size."""
+        return [self._row(size) for size in self.sizes]
+
+    def _row(self, size: Size) -> dict[str, Any]:
+        low, high = size.interval if size.times_s else (None, None)
+        return {
+            "batch": size.number,
+            "step_s": size.samples / size.rate if size.rate else None,
+            "samples_per_s": size.rate or None,
+            "low": low,
+            "high": high,
+            "peak_bytes": size.peak_bytes,
+            "energy_per_sample_j": size.energy_j,
+            "note": size.why_not,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        measured = bool(self.measured)
+        return {
+            "subject": self.subject,
+            "source": self.source,
+            "now": self.now,
+            "rows": self.rows(),
+            "fastest": self.fastest.number if measured else None,
+            "knee": self.knee.number if measured else None,
+            "largest": self.largest,
+            "available_bytes": self.available_bytes,
+            "environment": dict(self.environment),
+            "command": self.command,
+        }

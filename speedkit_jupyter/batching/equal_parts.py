@@ -1,0 +1,112 @@
+"""Whether the losses of parts make that of the whole, tried on a few samples."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.batching.accumulated import Lost, loss_in
+from speedkit_jupyter.batching.parts import Call
+from speedkit_jupyter.measure.subject.discovery import outermost, reached
+from speedkit_jupyter.measure.undo.kinds.process import process
+from speedkit_jupyter.measure.undo.kinds.settings import Settings
+from speedkit_jupyter.support.exceptions import StepError
+
+if TYPE_CHECKING:
+    import torch
+
+SAMPLES = 4
+# As exactly as a mean in float32, or in half precision, is the same over parts.
+CLOSE, CLOSE_IN_HALF = 1e-3, 3e-2
+RANDOM = "micro_batch: the loss draws random numbers, and was not checked"
+
+
+def is_loss(function: Callable[..., Any], call: Call) -> bool:
+    """Whether it gives one number for a batch, seen with two samples."""
+    with _aside(function):
+        part = call.part(0, min(2, call.length))
+        return loss_in(function(*part.arguments, **part.named)) is not None
+
+
+def has_graph(result: Any) -> bool:
+    """Whether a tensor in it keeps what it was computed from."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = (leaf for leaf in tree_leaves(result) if torch.is_tensor(leaf))
+    return any(tensor.grad_fn is not None for tensor in tensors)
+
+
+def check(lost: Lost, call: Call, size: int) -> None:
+    """Raises StepError where they don't; warns where the loss is random, so that nobody can say."""
+    number = min(call.length, max(2, min(SAMPLES, size)))
+    few = call.spread(number)
+    with _aside(lost.function):
+        (whole, _), (again, _) = lost(few, still=True), lost(few, still=True)
+        parts = [lost(one, still=True) for one in (few.part(0, 1), few.part(1, number))]
+    made, expected = _together(parts), float(whole)
+    if math.isnan(expected):  # all of the few are ignored: nothing to compare
+        return
+    if expected != float(again):
+        warnings.warn(RANDOM, stacklevel=4)
+        return
+    close = CLOSE_IN_HALF if _in_half(call) else CLOSE
+    if not abs(made - expected) <= close * max(abs(expected), abs(made), 1e-6):
+        raise StepError(
+            f"the losses of parts don't make that of the batch ({made:.4g}, and {expected:.4g} of "
+            f"{number} samples at once): it is no mean over samples. A sum needs reduction='sum'; "
+            "a mean over something else (a mask) needs weight=…, which says over how much"
+        )
+
+
+def _together(parts: list[tuple[Any, float | None]]) -> float:
+    if any(weight is None for _, weight in parts):
+        return sum(float(loss) for loss, _ in parts)
+    counted = [(float(loss), weight) for loss, weight in parts if weight]
+    return sum(loss * weight for loss, weight in counted) / (sum(w for _, w in counted) or math.nan)
+
+
+def batch_norms(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Those that train."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return [one for one in model.modules() if isinstance(one, _BatchNorm) and one.training]
+
+
+@contextmanager
+def _aside(function: Callable[..., Any]) -> Iterator[None]:
+    """Without gradients or statistics of batches; random numbers and buffers are as before
+    afterwards.
+    """
+    import torch
+
+    models = outermost(reached([function]))
+    buffers = [buffer for model in models for buffer in model.buffers()]
+    copies = [buffer.clone() for buffer in buffers]
+    randomness = Settings(process.generators())
+    norms = [module for model in models for module in batch_norms(model)]
+    with torch.no_grad():
+        try:
+            for norm in norms:
+                norm.training = False
+            yield
+        finally:
+            for norm in norms:
+                norm.training = True
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)
+            list(randomness.restore())
+
+
+def _in_half(call: Call) -> bool:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    leaves = tree_leaves([call.arguments, dict(call.named)])
+    halves = (torch.float16, torch.bfloat16)
+    return any(torch.is_tensor(leaf) and leaf.dtype in halves for leaf in leaves) or any(
+        torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")
+    )

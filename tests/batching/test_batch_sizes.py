@@ -1,0 +1,223 @@
+"""A step is measured with batches of many sizes, and everything is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from speedkit_jupyter import StepError, batch_sizes
+from speedkit_jupyter.batching import feeds
+from speedkit_jupyter.batching import sweep as sweeping
+from speedkit_jupyter.batching.available import is_out_of_memory
+from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
+from speedkit_jupyter.batching.resized import resized
+
+
+class Training:
+    """A model with its optimizer, and the batches that its step has seen."""
+
+    def __init__(self, width: int = 16) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+        self.seen: set[int] = set()
+        self.fits = 10_000
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        assert len(x) == len(y)
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.net(x), y).backward()
+        if len(x) > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        self.optimizer.step()
+
+
+class Sizes(set[int]):
+    """Those that batches were made for: whatever the step itself notes is undone."""
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    sizes = Sizes()
+
+    def noted(value: Any, number: int) -> Any:
+        sizes.add(number)
+        return resized(value, number)
+
+    monkeypatch.setattr(feeds, "resized", noted)
+    return sizes
+
+
+def batch(number: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(number, 6), torch.randint(0, 3, (number,))
+
+
+def values(training: Training) -> list[torch.Tensor]:
+    return [value.clone() for value in training.net.state_dict().values()]
+
+
+def check_untouched(training: Training, before: list[torch.Tensor]) -> None:
+    assert all(map(torch.equal, before, training.net.state_dict().values()))
+    assert all(p.grad is None for p in training.net.parameters())
+    assert not training.optimizer.state
+
+
+@pytest.mark.real_time
+def test_a_step_that_takes_a_batch_gets_every_size(made: set[int]) -> None:
+    training, given = Training(), batch()
+    before, random_state = values(training), torch.get_rng_state()
+    found = batch_sizes(training.step, given, sizes=(4, 64), budget_s=1.0)
+    assert made == {12, 4, 8, 16, 32, 64}
+    assert [row["batch"] for row in found.rows()] == [4, 8, 16, 32, 64]
+    assert all(row["samples_per_s"] > 0 for row in found.rows())
+    assert found.now == 12
+    check_untouched(training, before)
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+@pytest.mark.real_time
+def test_a_step_that_reads_names_gets_every_size(made: set[int]) -> None:
+    training = Training()
+    x, y = batch()
+    weights = torch.ones(3)
+
+    def step() -> None:
+        training.step(x, y)
+        assert len(weights) == 3
+
+    found = batch_sizes(step, sizes=(3, 20), budget_s=1.0)
+    assert made == {12, 3, 6, 20}
+    assert found.source == "x, y (12 samples each)"
+    assert len(x) == 12
+
+
+@pytest.mark.real_time
+def test_a_step_that_goes_through_a_loader_gets_every_size(made: set[int]) -> None:
+    training = Training()
+    loader = DataLoader(TensorDataset(*batch(40)), batch_size=10, shuffle=True)
+
+    def epoch() -> None:
+        for x, y in loader:
+            training.step(x, y)
+
+    found = batch_sizes(epoch, loader=loader, sizes=(4, 16), budget_s=1.0)
+    assert made == {10, 4, 8, 16}
+    assert found.now == 10
+
+
+@pytest.mark.real_time
+def test_a_batch_may_come_from_a_loader(made: set[int]) -> None:
+    training = Training()
+    loader = DataLoader(TensorDataset(*batch(40)), batch_size=10)
+    found = batch_sizes(training.step, loader=loader, sizes=(4, 8), budget_s=1.0)
+    assert made == {10, 4, 8}
+    assert found.now == 10
+
+
+@pytest.mark.real_time
+def test_running_out_of_memory_is_survived_and_said() -> None:
+    training = Training()
+    training.fits = 40
+    before = values(training)
+    found = batch_sizes(training.step, batch(), sizes=(8, 1024), budget_s=1.5)
+    notes = {row["batch"]: row["note"] for row in found.rows()}
+    assert notes[32] == ""
+    assert "out of memory" in notes[64]
+    assert max(notes) == 64
+    assert found.largest == 40
+    check_untouched(training, before)
+
+
+@pytest.mark.real_time
+def test_what_would_not_fit_is_not_even_tried(
+    monkeypatch: pytest.MonkeyPatch, made: set[int]
+) -> None:
+    monkeypatch.setattr(sweeping, "free_bytes", lambda device: 40_000_000)
+    training = Training(width=4096)
+    found = batch_sizes(training.step, batch(), sizes=(128, 4096), budget_s=3.0)
+    tried = max(made)
+    refused = next(row for row in found.rows() if row["note"])
+    assert refused["batch"] == 2 * tried
+    assert "would not fit" in refused["note"]
+    assert found.largest is not None
+    assert tried <= found.largest < refused["batch"]
+
+
+@pytest.mark.real_time
+def test_another_error_is_the_users() -> None:
+    def step(x: torch.Tensor) -> None:
+        if len(x) > 4:
+            raise RuntimeError("the table has four rows")
+
+    with pytest.raises(RuntimeError, match="four rows"):
+        batch_sizes(step, torch.ones(4, 2), sizes=(4, 16), budget_s=1.0)
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "no batch": (lambda: batch_sizes(lambda x: None), "takes a batch: give one"),
+    "nothing to resize": (lambda: batch_sizes(lambda: None, budget_s=1), "what is a batch"),
+    "downwards": (lambda: batch_sizes(lambda: None, sizes=(8, 4)), "not from 8 to 4"),
+    "a number": (lambda: batch_sizes(lambda x: None, 3), "no tensor in the batch"),
+    "half": (lambda: batch_sizes(lambda: None, sizes=(1.5, 4)), "whole number"),  # type: ignore[arg-type]
+    "no loader": (lambda: batch_sizes(lambda: None, loader=[1]), "DataLoader, not list"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("kind", list(ERRORS))
+def test_what_cant_be_done_is_said_in_one_line(kind: str) -> None:
+    call, words = ERRORS[kind]
+    with pytest.raises(StepError, match=words):
+        call()
+
+
+def found_with(rates: list[float]) -> BatchSizes:
+    """Of sizes 8, 16 …"""
+    sizes = [Size(8 * 2**at, 8 * 2**at, first_s=1.0) for at in range(len(rates))]
+    for size, rate in zip(sizes, rates, strict=True):
+        size.times_s = [size.samples / rate] * 9
+    return BatchSizes("step", 8, "x", sizes)
+
+
+def test_the_knee_is_the_smallest_that_is_nearly_as_fast() -> None:
+    found = found_with([100, 180, 290, 298, 300, 280])
+    assert found.fastest.number == 128
+    assert found.knee.number == 32
+
+
+def test_the_report_says_what_another_batch_size_is() -> None:
+    text = repr(found_with([100, 180, 290, 298, 300, 280]))
+    assert "batches of 128 are the fastest (300 samples a second); 32 give 97 % of that" in text
+    assert "another training" in text
+
+
+def test_samples_are_repeated_or_left_out() -> None:
+    x = torch.arange(6.0).view(3, 2)
+    assert resized(x, 5).tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
+    assert resized([x, {"y": x[:, 0]}, ["a", "b", "c"], 7], 2)[1]["y"].tolist() == [0, 2]
+    assert resized([x, ["a", "b", "c"]], 4)[1] == ["a", "b", "c", "a"]
+
+
+def test_the_memory_layout_of_pictures_stays() -> None:
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert resized(x, 5).is_contiguous(memory_format=torch.channels_last)
+
+
+SAID: dict[str, tuple[Exception, bool]] = {
+    "CUDA": (torch.OutOfMemoryError("CUDA out of memory"), True),
+    "the CPU": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+    "Python": (MemoryError(), True),
+    "cuBLAS": (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+    "shapes": (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+}
+
+
+@pytest.mark.parametrize("kind", list(SAID))
+def test_running_out_of_memory_is_told_from_other_errors(kind: str) -> None:
+    error, is_so = SAID[kind]
+    assert is_out_of_memory(error) == is_so

@@ -1,0 +1,291 @@
+"""Parts of a batch give the loss, the gradients and the results of the whole."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from speedkit_jupyter import StepError, micro_batch
+
+N = 10
+
+
+def net(*more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), *more, nn.Tanh(), nn.Linear(16, 5))
+
+
+def batch(number: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    y = torch.randint(0, 5, (number,))
+    y[0], y[-1] = -100, -100
+    return torch.randn(number, 6), y
+
+
+def masked(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A mean over what a mask leaves, by hand."""
+    kept = y != -100
+    losses = F.cross_entropy(model(x), y.clamp(0), reduction="none")
+    return (losses * kept).sum() / kept.sum()
+
+
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+LOSSES: dict[str, tuple[Loss, dict[str, Any]]] = {
+    "over samples": (lambda m, x, y: m(x).square().mean(), {}),
+    "MSE": (lambda m, x, y: F.mse_loss(m(x), x[:, :5]), {}),
+    "cross-entropy with ignored targets": (lambda m, x, y: F.cross_entropy(m(x), y), {}),
+    "as a module": (lambda m, x, y: nn.CrossEntropyLoss()(m(x), y), {}),
+    "with weights of classes": (
+        lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.arange(1.0, 6.0)),
+        {},
+    ),
+    "smoothed": (lambda m, x, y: F.cross_entropy(m(x), y.clamp(0), label_smoothing=0.1), {}),
+    "negative log-likelihood": (lambda m, x, y: F.nll_loss(F.log_softmax(m(x), -1), y), {}),
+    "of classes' probabilities": (
+        lambda m, x, y: F.cross_entropy(m(x), F.softmax(x[:, :5], -1)),
+        {},
+    ),
+    "summed cross-entropy": (lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"), {}),
+    "summed by hand": (lambda m, x, y: m(x).square().sum(), {"reduction": "sum"}),
+    "a mask of its own": (masked, {"weight": lambda x, y: (y != -100).sum()}),
+    "first of a tuple": (lambda m, x, y: (F.cross_entropy(m(x), y), 1), {}),  # type: ignore[dict-item]
+    "in a dictionary": (lambda m, x, y: {"loss": F.cross_entropy(m(x), y)}, {}),  # type: ignore[dict-item]
+}
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def whole(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    found: Any = loss(model, *given)
+    found = found[0] if isinstance(found, tuple) else found
+    found = found["loss"] if isinstance(found, dict) else found
+    model.zero_grad()
+    found.backward()
+    return found.detach(), gradients(model)
+
+
+@pytest.mark.parametrize("kind", list(LOSSES))
+@pytest.mark.parametrize("size", [1, 3, 4, N, 100])
+def test_loss_and_gradients_are_those_of_the_whole(kind: str, size: int) -> None:
+    loss, options = LOSSES[kind]
+    model, (x, y) = net(), batch()
+    expected, expected_gradients = whole(model, loss, x, y)
+    model.zero_grad()
+    found = micro_batch(lambda x, y: loss(model, x, y), size, **options)(x, y)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(model), expected_gradients)
+    assert not found.requires_grad
+
+
+@settings(max_examples=30, deadline=None)
+@given(number=st.integers(1, 17), size=st.integers(1, 20), ignored=st.sets(st.integers(0, 16)))
+def test_whatever_is_ignored_the_loss_is_that_of_the_whole(
+    number: int, size: int, ignored: set[int]
+) -> None:
+    model, (x, _) = net(), batch(number)
+    y = torch.tensor([-100 if at in ignored else at % 5 for at in range(number)])
+    expected, expected_gradients = whole(model, lambda m, x, y: F.cross_entropy(m(x), y), x, y)
+    model.zero_grad()
+    found = micro_batch(lambda x, y: F.cross_entropy(model(x), y), size)(x, y)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    if not expected.isnan():
+        torch.testing.assert_close(gradients(model), expected_gradients)
+
+
+def test_gradients_of_before_are_kept_and_added_to() -> None:
+    model, (x, y) = net(), batch()
+    loss: Loss = lambda m, x, y: F.cross_entropy(m(x), y)  # noqa: E731
+    _, once = whole(model, loss, x, y)
+    places = [p.grad for p in model.parameters()]
+    micro_batch(lambda x, y: loss(model, x, y), 3)(x, y)
+    torch.testing.assert_close(gradients(model), [2 * one for one in once])
+    assert [id(p.grad) for p in model.parameters()] == list(map(id, places))
+
+
+def test_after_an_error_gradients_are_as_before() -> None:
+    model, (x, y) = net(), batch()
+    whole(model, lambda m, x, y: F.cross_entropy(m(x), y), x, y)
+    before = gradients(model)
+
+    def fails_late(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if y[-1] == -100 and len(y) < 4:
+            raise RuntimeError("out of memory")
+        return F.cross_entropy(model(x), y)
+
+    y[0] = 1
+    with pytest.raises(RuntimeError, match="out of memory"):
+        micro_batch(fails_late, 4)(x, y)
+    assert all(map(torch.equal, before, gradients(model)))
+
+
+WRONG: dict[str, Loss] = {
+    "a mask of its own": masked,
+    "a sum": lambda m, x, y: m(x).square().sum(),
+    "contrastive": lambda m, x, y: F.cross_entropy(m(x) @ m(x).T, torch.arange(len(x))),
+    "a norm": lambda m, x, y: m(x).norm(),
+}
+
+
+@pytest.mark.parametrize("kind", list(WRONG))
+def test_what_is_no_mean_over_samples_is_refused(kind: str) -> None:
+    model, (x, y) = net(), batch()
+    with pytest.raises(StepError, match="don't make that of the batch"):
+        micro_batch(lambda x, y: WRONG[kind](model, x, y), 3)(x, y)
+    assert not gradients(model)
+
+
+def test_batch_norm_that_trains_is_refused_or_allowed() -> None:
+    model, (x, y) = net(nn.BatchNorm1d(16)), batch()
+    loss_of = lambda x, y: F.cross_entropy(model(x), y)  # noqa: E731
+    with pytest.raises(StepError, match=r"1 \(BatchNorm1d\) would see the statistics of each part"):
+        micro_batch(loss_of, 5)(x, y)
+    micro_batch(loss_of, 5, batch_norm=True)(x, y)
+    norm = model[1]
+    assert norm.training
+    assert norm.num_batches_tracked == 2
+    model.eval()
+    micro_batch(loss_of, 5)(x, y)
+    model.train()
+    micro_batch(loss_of, N)(x, y)
+
+
+def test_the_check_leaves_nothing_behind() -> None:
+    model, (x, y) = net(nn.Dropout(0.5)), batch()
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        micro_batch(lambda x, y: F.cross_entropy(model(x), y), N)(x, y)
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    with torch.no_grad():
+        F.cross_entropy(model(x), y)
+    assert torch.equal(after, torch.get_rng_state())
+    assert not gradients(model)
+
+
+def test_dropout_does_not_keep_the_loss_from_being_checked() -> None:
+    model, (x, y) = net(nn.Dropout(0.5)), batch()
+    with pytest.raises(StepError, match="don't make that of the batch"):
+        micro_batch(lambda x, y: model(x).square().sum(), 3)(x, y)
+
+
+def test_a_loss_that_is_random_is_said_to_be_unchecked() -> None:
+    model, (x, y) = net(), batch()
+    with pytest.warns(UserWarning, match="was not checked"):
+        micro_batch(lambda x, y: model(x + torch.randn_like(x)).square().mean(), 3)(x, y)
+
+
+def test_a_scaler_scales_each_part() -> None:
+    model, (x, y) = net(), batch()
+    _, expected = whole(model, lambda m, x, y: F.cross_entropy(m(x), y), x, y)
+    model.zero_grad()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    micro_batch(lambda x, y: F.cross_entropy(model(x), y), 3, scaler=scaler)(x, y)
+    torch.testing.assert_close(gradients(model), [8 * one for one in expected])
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused() -> None:
+    model, (x, y) = net(), batch()
+    next(model.parameters()).register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(StepError, match="would run for each part"):
+        micro_batch(lambda x, y: F.cross_entropy(model(x), y), 3)(x, y)
+
+
+RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a tensor": lambda y: y,
+    "a tuple": lambda y: (y, y[:, 0]),
+    "a dictionary": lambda y: {"logits": y, "best": y.argmax(-1)},
+    "nested": lambda y: [{"y": y}, (y, None)],
+    "texts": lambda y: [f"{row:.4f}" for row in y[:, 0].tolist()],
+}
+
+
+@pytest.mark.parametrize("kind", list(RESULTS))
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_results_are_those_of_the_whole(kind: str, size: int) -> None:
+    model, (x, _) = net(), batch()
+    with torch.inference_mode():
+        expected = RESULTS[kind](model(x))
+        found = micro_batch(lambda x: RESULTS[kind](model(x)), size)(x)
+    if kind == "texts":
+        assert [float(text) for text in found] == pytest.approx([float(t) for t in expected])
+    else:
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_model_itself_can_be_called_in_parts() -> None:
+    model, (x, _) = net().eval(), batch()
+    with torch.no_grad():
+        torch.testing.assert_close(micro_batch(model, 4, to="cpu")(x), model(x))
+
+
+def test_parts_can_be_streamed() -> None:
+    model, (x, _) = net(), batch()
+    with torch.no_grad():
+        parts = list(micro_batch(model, 4).stream(x))
+    assert [len(part) for part in parts] == [4, 4, 2]
+
+
+def test_arguments_of_all_kinds_are_cut() -> None:
+    seen = []
+
+    def shapes(x: Any, more: Any, names: Any, factor: Any, table: Any) -> torch.Tensor:
+        seen.append((len(x), len(more["mask"]), len(names), factor, len(table)))
+        return torch.as_tensor(x)
+
+    with torch.no_grad():
+        micro_batch(shapes, 4)(
+            np.zeros((N, 2)), {"mask": torch.ones(N)}, ["a"] * N, 3, table=torch.zeros(7)
+        )
+    assert seen[-3:] == [(4, 4, 4, 3, 7), (4, 4, 4, 3, 7), (2, 2, 2, 3, 7)]
+
+
+def test_what_is_whole_is_not_cut() -> None:
+    model, (x, _) = net(), batch()
+    table = torch.randn(N, 5)
+    with torch.no_grad():
+        found = micro_batch(lambda x, table: model(x) @ table.T, 4, whole=("table",))(
+            x, table=table
+        )
+        torch.testing.assert_close(found, model(x) @ table.T)
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "no function": (lambda: micro_batch(3, 4), "function must be callable, not int"),  # type: ignore[arg-type]
+    "no size": (lambda: micro_batch(net(), 0), "size must be 1 or more"),
+    "half a sample": (lambda: micro_batch(net(), 2.5), "size must be a whole number"),  # type: ignore[arg-type]
+    "a reduction": (lambda: micro_batch(net(), 2, reduction="max"), "'mean' or 'sum'"),
+    "no tensor": (lambda: micro_batch(net(), 2)(3), "no tensor in the arguments"),
+    "graphs": (lambda: micro_batch(net(), 4)(batch()[0]), "keep their graphs"),
+}
+
+
+@pytest.mark.parametrize("kind", list(ERRORS))
+def test_what_cant_be_done_is_said_in_one_line(kind: str) -> None:
+    call, words = ERRORS[kind]
+    with pytest.raises(StepError, match=words):
+        call()
+
+
+def test_shapes_that_differ_are_for_a_stream() -> None:
+    x = torch.randn(N, 6)
+    with torch.no_grad(), pytest.raises(StepError, match="different shapes"):
+        micro_batch(lambda x: torch.zeros(len(x), len(x)), 4)(x)
+
+
+def test_under_autocast_backward_is_outside_of_it() -> None:
+    model, (x, y) = net(), batch()
+    with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+        warnings.simplefilter("error")
+        micro_batch(lambda x, y: F.cross_entropy(model(x), y), 3)(x, y)
+    assert len(gradients(model)) == 4
