@@ -1,0 +1,146 @@
+"""What no name of the user's stands for is let go of, and what it was is said."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter.freeing.freed import Freed, free
+from speedkit_jupyter.freeing.holders import LAST, Holder, of_process
+from speedkit_jupyter.freeing.reach import reached, size
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def last_error() -> Iterator[None]:
+    before = {name: getattr(sys, name) for name in LAST if hasattr(sys, name)}
+    for name in before:
+        delattr(sys, name)
+    yield
+    for name in LAST:
+        if hasattr(sys, name):
+            delattr(sys, name)
+    for name, value in before.items():
+        setattr(sys, name, value)
+
+
+def fails(x: torch.Tensor) -> None:
+    hidden = x.repeat(2, 1)
+    raise RuntimeError("out of memory", len(hidden))
+
+
+def remember_error(call: Callable[[], object]) -> None:
+    """As Python and IPython do."""
+    try:
+        call()
+    except Exception as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+
+
+def freed(names: dict[str, Any], holders: list[Holder] | None = None) -> Freed:
+    return free(list(of_process()) if holders is None else holders, names, [names])
+
+
+def test_the_last_error_lets_go_of_what_its_frames_hold() -> None:
+    x = torch.zeros(MIB // 4)
+    remember_error(lambda: fails(x.view(1, -1)))
+    found = freed({"x": x})
+    assert [one.holder for one in found.let_go] == ["the last error"]
+    assert found.let_go[0].bytes == 2 * MIB
+    assert "hidden in fails" in found.let_go[0].what
+    assert not hasattr(sys, "last_traceback")
+    assert not hasattr(sys, "last_value")
+
+
+def test_an_error_that_holds_nothing_stays_for_the_debugger() -> None:
+    remember_error(lambda: 1 / 0)
+    assert freed({}).let_go == []
+    assert isinstance(sys.last_value, ZeroDivisionError)
+
+
+def test_what_a_name_of_the_users_holds_is_no_holders() -> None:
+    x = torch.zeros(MIB)
+    out = Holder("Out[1]", lambda: [x[:10]], lambda: None)
+    assert freed({"x": x}, [out]).let_go == []
+    assert freed({}, [out]).let_go[0].bytes == 4 * MIB
+
+
+def test_names_are_not_touched_and_say_what_they_hold() -> None:
+    net, big = nn.Linear(512, 1024), torch.zeros(2 * MIB)
+
+    def closure() -> torch.Tensor:
+        return big
+
+    names = {"net": net, "closure": closure, "small": torch.zeros(3)}
+    del closure
+    before = dict(names)
+    found = freed(names)
+    assert names == before
+    assert {one.name: one.what for one in found.kept} == {
+        "closure": "2097152 float32 (big in the closure of closure)",
+        "net": "1024×512 float32 in .weight",
+    }
+
+
+def test_tensors_that_keep_graphs_are_named() -> None:
+    net = nn.Linear(4, 4)
+    losses = [net(torch.ones(2, 4)).sum() for _ in range(3)]
+    found = freed({"losses": losses})
+    assert found.kept[0].graphs == 3
+    assert "3 tensors with a graph" in repr(found)
+
+
+def test_circles_that_nothing_refers_to_are_collected() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        circle: list[Any] = [torch.zeros(MIB)]
+        circle.append(circle)
+        gone = weakref.ref(circle[0])
+        del circle
+        found = freed({}, [])
+    finally:
+        gc.enable()
+    assert gone() is None
+    assert found.let_go[-1].holder == "circles of objects that nothing refers to"
+    assert found.let_go[-1].bytes >= 4 * MIB
+
+
+def test_figures_that_pyplot_keeps_open_are_closed() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("agg")
+    figure = plt.figure()
+    figure.subplots().imshow(np.zeros((512, 512)))
+    number = figure.number
+    assert freed({"figure": figure}).let_go == []
+    del figure
+    found = freed({})
+    assert f"figure {number}" in found.let_go[0].holder
+    assert not plt.fignum_exists(number)
+
+
+def test_views_of_one_piece_of_memory_count_once() -> None:
+    x = torch.zeros(MIB)
+    assert size([x, x[:5], x.view(2, -1)]) == 4 * MIB
+    array = np.zeros(MIB, np.float32)
+    assert size([torch.from_numpy(array), array, array[:100_000]]) == 4 * MIB
+
+
+def test_modules_lead_nowhere() -> None:
+    assert len(reached([fails]).found) < 50
+
+
+def test_what_was_let_go_is_gone() -> None:
+    held = [torch.zeros(MIB)]
+    gone = weakref.ref(held[0])
+    freed({}, [Holder("Out[3]", lambda: list(held), held.clear)])
+    assert gone() is None
