@@ -33,6 +33,7 @@ def tune(
     budget_s: float | None = None,
     steps: int | None = None,
     objective: str = "time",
+    within: float | None = None,
     fresh: bool = False,
     keep: str | Sequence[str] = (),
     accuracy: Callable[..., object] | None = None,
@@ -41,25 +42,26 @@ def tune(
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
-    `budget_s` are the seconds for it all; what compiling takes comes on top. Without one it is
-    20 s, or 120 steps where these take longer. With `steps` the objective is the total time of so
-    many steps, compiling included; with `objective` "memory" the peak of a step, which may cost
-    time and no accuracy. A plan that was learned for this very step is only checked again, unless
-    the search shall be `fresh`. What is named in `keep` stays as it is:
-    `keep=("precision", "tf32")` searches in full float32. With an `accuracy`, a function of yours
-    as in `benchmark`, what makes another model is tried too, and may be the plan where it is
-    accepted. Nothing is applied: `Tuning.apply()` does. Raises StepError where the step can't be
-    measured; all that it changed is put back. Ctrl-C goes on to the caller, with the best so far as
-    the error's `tuning`.
+    `budget_s` are the seconds for it all; what compiling takes comes on top. Without one it is 20
+    s, or 120 steps where these take longer. With `steps` the objective is the total time of so many
+    steps, compiling included; with `objective` "memory" the peak of a step, which may cost time and
+    no accuracy, and no more than `within` times the time, where that is given. A plan that was
+    learned for this very step is only checked again, unless the search shall be `fresh`. What is
+    named in `keep` stays as it is: `keep=("precision", "tf32")` searches in full float32. With an
+    `accuracy`, a function of yours as in `benchmark`, what makes another model is tried too, and
+    may be the plan where it is accepted. Nothing is applied: `Tuning.apply()` does. Raises
+    StepError where the step can't be measured; all that it changed is put back. Ctrl-C goes on to
+    the caller, with the best so far as the error's `tuning`.
     """
     begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)
     steps = None if steps is None else arguments.whole("steps", steps)
+    within = arguments.amount("within", within)
     fresh = arguments.flag("fresh", fresh)
     keep = [keep] if isinstance(keep, str) else keep
     named = named_accuracy(accuracy, better, allowed)
     measured = step_of(step, model, optimizer)
-    search = Search(measured, budget_s, steps, objective, fresh, keep, named)
+    search = Search(measured, budget_s, steps, objective, fresh, keep, named, within)
     search.begun_s = begun_s
     try:
         for _ in search.run():

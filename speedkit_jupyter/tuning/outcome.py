@@ -64,6 +64,7 @@ class Tuning(Shown):
     hardware: Hardware
     facts: Facts
     objective: str = "time"
+    within: float | None = None
     steps: int | None = None
     winner: Candidate = field(default_factory=lambda: Candidate({}))
     confirmed: bool = False
@@ -84,6 +85,11 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
+
+    @property
+    def aim(self) -> str:
+        """What is to be less, in words that tell one search from another."""
+        return self.objective if self.within is None else f"{self.objective} within {self.within:g}"
 
     @property
     def helped(self) -> bool:
@@ -166,6 +172,7 @@ class Tuning(Shown):
             "winner": self.winner.name,
             "plan": dict(self.winner.values),
             "objective": self.objective,
+            "within": self.within,
             "steps": self.steps,
             "kept": list(self.kept),
             "seconds": self.seconds,

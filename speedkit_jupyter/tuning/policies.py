@@ -35,6 +35,9 @@ class Lightest(Grid):
     chooses = True
     weighs = True
 
+    def __init__(self, within: float | None = None) -> None:
+        self._times = early_stopping.TOO_SLOW if within is None else within
+
     def why_too_heavy(self, baseline: Record, record: Record) -> str:
         """It saves nothing."""
         saved = early_stopping.saved(baseline, record)
@@ -43,7 +46,8 @@ class Lightest(Grid):
 
     def hopeless(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """By the times alone."""
-        return [row for row in racing[1:] if early_stopping.costs_too_much(racing[0], row)]
+        first, times = racing[0], self._times
+        return [row for row in racing[1:] if early_stopping.costs_too_much(first, row, times)]
 
 
 class Look(Grid):

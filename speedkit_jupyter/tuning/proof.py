@@ -57,7 +57,11 @@ class Proof:
         tuning.parts_found = ablation.parts(tuning.winner, comparison) if parts else []
         if tuning.winner.name != best.name:
             why = scoring.why_not(
-                comparison, records[best.name], tuning.winner.name, tuning.objective
+                comparison,
+                records[best.name],
+                tuning.winner.name,
+                tuning.objective,
+                tuning.within,
             )
             self.stages.refuse(best.name, f"fresh rounds did not confirm it: {why}")
             tuning.unclear = "" if held else self._why_unclear(comparison, records[best.name])

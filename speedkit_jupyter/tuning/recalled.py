@@ -47,7 +47,7 @@ class Recalled:
         identity = tasks.identify(
             self._step,
             tuning.hardware,
-            tuning.objective,
+            tuning.aim,
             tuning.steps,
             took_s,
             self._allowance.budget,

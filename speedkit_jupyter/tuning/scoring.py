@@ -20,11 +20,18 @@ from speedkit_jupyter.tuning.early_stopping import (
 NARROW = 0.9
 
 
-def score(comparison: Comparison, record: Record, objective: str, steps: int | None) -> float:
+def score(
+    comparison: Comparison,
+    record: Record,
+    objective: str,
+    steps: int | None,
+    within: float | None = None,
+) -> float:
     """How many times better than what it is compared with; 0 where not proven better and right.
 
     By time, by `memory`, or by the total time of so many steps, compiling included. Memory may
-    cost time, but nothing that is far slower.
+    cost time, but nothing that is far slower; no more than `within` times the time, where that is
+    given, which has to be proven too.
     """
     verdict = comparison.verdict(record)
     if record.same_as_baseline or verdict in ("failed", "declined", "wrong"):
@@ -32,12 +39,19 @@ def score(comparison: Comparison, record: Record, objective: str, steps: int | N
     if not record.is_checked or record.is_other_model(comparison.baseline):
         return 0.0
     if objective == "memory":
+        proven = within is None or (_speed(comparison, record)[0] * within >= 1)
         costly = costs_too_much(comparison.baseline, record)
-        return 0.0 if costly else _memory_score(comparison, record)
+        return _memory_score(comparison, record) if proven and not costly else 0.0
     ratio = comparison.ratio(record)
     if ratio is None or verdict != "faster":
         return 0.0
     return ratio.median if steps is None else _over_steps(comparison, record, ratio.median, steps)
+
+
+def _speed(comparison: Comparison, record: Record) -> tuple[float, float]:
+    """The low end of its speed-up, and the middle; 0 where neither is known."""
+    ratio = comparison.ratio(record)
+    return (0.0, 0.0) if ratio is None else (ratio.low, ratio.median)
 
 
 def _over_steps(comparison: Comparison, record: Record, speedup: float, steps: int) -> float:
@@ -47,13 +61,21 @@ def _over_steps(comparison: Comparison, record: Record, speedup: float, steps: i
     return (compiling_s + steps_s) / (record.settling_s + steps_s / speedup)
 
 
-def value(comparison: Comparison, record: Record, objective: str, steps: int | None) -> float:
+def value(
+    comparison: Comparison,
+    record: Record,
+    objective: str,
+    steps: int | None,
+    within: float | None = None,
+) -> float:
     """How many times better it looks, proven or not, to choose by; 0 where it must not be chosen.
 
-    By time; by `memory` as `score` has it; by the total time of so many steps.
+    By time; by `memory` as `score` has it, if it looks to be `within` the time; by the total time
+    of so many steps.
     """
     if objective == "memory":
-        return score(comparison, record, objective, steps)
+        seems = within is None or _speed(comparison, record)[1] * within >= 1
+        return score(comparison, record, objective, steps) if seems else 0.0
     if record is comparison.baseline:
         return 1.0
     ratio, verdict = comparison.ratio(record), comparison.verdict(record)
@@ -97,7 +119,13 @@ def _share(comparison: Comparison, record: Record) -> str:
     return f"{1 / times:.0%}" if times else ""
 
 
-def why_not(comparison: Comparison, record: Record, best: str, objective: str = "time") -> str:
+def why_not(
+    comparison: Comparison,
+    record: Record,
+    best: str,
+    objective: str = "time",
+    within: float | None = None,
+) -> str:
     """Why it is not in the plan, with its number."""
     verdict = comparison.verdict(record)
     if record.failure:
@@ -114,6 +142,12 @@ def why_not(comparison: Comparison, record: Record, best: str, objective: str = 
         return "another model: speed alone does not decide about it"
     if not record.is_checked and record.accuracy is not None:
         return f"not checked: {record.accuracy.reason}"
+    if (
+        objective == "memory"
+        and within is not None
+        and (slower := _beyond(comparison, record, within))
+    ):
+        return slower
     weighs = objective == "memory" and not costs_too_much(comparison.baseline, record)
     if weighs and (share := _share(comparison, record)):
         leads = next((row for row in comparison.records[1:] if row.name == best), None)
@@ -141,6 +175,19 @@ def why_not(comparison: Comparison, record: Record, best: str, objective: str = 
     if verdict == "too noisy" and ratio.high < least:
         return f"gains less than {least - 1:.0%}: {number}"
     return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"
+
+
+def _beyond(comparison: Comparison, record: Record, within: float) -> str:
+    """Why it is too slow, where it is, or is not known to be quick enough."""
+    ratio = comparison.ratio(record)
+    if ratio is None or ratio.low * within >= 1:
+        return ""
+    share = _share(comparison, record)
+    saves = f"its peak is {share} of {comparison.baseline.name}'s, but " if share else ""
+    time = f"{1 / ratio.median:.2f} times the time"
+    if ratio.median * within >= 1:
+        return f"{saves}not proven to take {within:g} times the time at most: {time} in the middle"
+    return f"{saves}it takes {time}, more than {within:g}"
 
 
 def _beside(comparison: Comparison, record: Record, best: str) -> str:

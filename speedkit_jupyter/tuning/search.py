@@ -8,6 +8,7 @@ plan for nothing. A plan that was learned for this very step earlier is only con
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Generator
 from contextlib import ExitStack
@@ -48,11 +49,12 @@ class Search:
     """Drain `run()`, then read `result()`; closing the generator keeps the best plan so far.
 
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
-    `objective` is `time` or `memory`; with `steps` it is the total time of so many steps, what
-    comes before the first one included. `fresh` searches although a plan is known; the
-    optimizations in `keep` stay as they are. Where the user names an `accuracy`, what makes another
-    model is tried in the end, and chosen where it is accepted. The budget
-    begins when it runs, or began at `begun_s` on the clock, where that is set. Raises StepError.
+    `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
+    the total time of so many steps, what comes before the first one included. `fresh` searches
+    although a plan is known; the optimizations in `keep` stay as they are. Where the user names an
+    `accuracy`, what makes another model is tried in the end, and chosen where it is accepted. The
+    budget begins when it runs, or began at `begun_s` on the clock, where that is set. Raises
+    StepError.
     """
 
     def __init__(
@@ -64,9 +66,14 @@ class Search:
         fresh: bool = False,
         keep: Collection[str] = (),
         accuracy: NamedAccuracy | None = None,
+        within: float | None = None,
     ) -> None:
         if not isinstance(objective, str) or objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r:.100}")
+        if within is not None and objective != "memory":
+            raise StepError("within belongs to the objective memory: how much slower it may get")
+        if within is not None and not 1 <= within < math.inf:
+            raise StepError(f"within must be 1 or more, as in 1.2, not {within:g}")
         if steps is not None and steps < 1:
             raise StepError(f"steps must be 1 or more, not {steps}")
         if not step.models:
@@ -79,7 +86,7 @@ class Search:
             for model in step.models:
                 stack.enter_context(hidden(model))
             facts, *others = [Facts.read(model, step.holders(model)) for model in step.models]
-        self._tuning = Tuning(step, Hardware.current(), facts, objective, steps)
+        self._tuning = Tuning(step, Hardware.current(), facts, objective, within, steps)
         self._tuning.facts_of_others = tuple(others)
         self._tuning.kept = _known(keep)
         self.begun_s: float | None = None

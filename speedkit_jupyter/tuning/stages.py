@@ -66,7 +66,7 @@ class Stages:
             (only,) = chosen  # it is confirmed or not
             is_lost = races and self.left_out() and (yield from self._is_slower(title, only))
             return BASELINE if is_lost else only
-        policy = Race(self.right, self._culprits) if races else Lightest()
+        policy = Race(self.right, self._culprits) if races else Lightest(self.tuning.within)
         asked = [*leaders, *chosen]
         seconds = self.allowance.for_a_race(share)
         comparison = yield from self.benchmark(title, asked, seconds, policy)
@@ -236,20 +236,21 @@ class Stages:
 
     def score(self, comparison: Comparison, record: Record) -> float:
         """How many times better it is proven to be, by what is aimed at."""
-        return scoring.score(comparison, record, self.tuning.objective, self.tuning.steps)
+        tuning = self.tuning
+        return scoring.score(comparison, record, tuning.objective, tuning.steps, tuning.within)
 
     def value(self, comparison: Comparison, record: Record) -> float:
         """How many times better it looks."""
-        return scoring.value(comparison, record, self.tuning.objective, self.tuning.steps)
+        tuning = self.tuning
+        return scoring.value(comparison, record, tuning.objective, tuning.steps, tuning.within)
 
     def reject(self, comparison: Comparison, record: Record, best: str) -> None:
         """With its reason, in place of an earlier one; not so the best."""
         tuning = self.tuning
         tuning.rejected = [candidate for candidate in tuning.rejected if candidate.name != best]
         if record.name != best:
-            self.refuse(
-                record.name, scoring.why_not(comparison, record, best, self.tuning.objective)
-            )
+            why = scoring.why_not(comparison, record, best, tuning.objective, tuning.within)
+            self.refuse(record.name, why)
 
     def refuse(self, name: str, reason: str) -> None:
         """Not in the plan, and why."""
