@@ -87,6 +87,7 @@ class Advisor:
         subject = Subject(step.models, step.optimizers)
         what = watched(visited.call, subject.parameters)
         plans = [_plan(step, model, hardware) for model in step.models]
+        known = [*(self._loaders or loaders_of(step))]
         names, _ = names_of(step.models, self._names)
         return Situation(
             profile=self._profiler.result(),
@@ -96,7 +97,11 @@ class Advisor:
             device=visited.device,
             models=step.models,
             optimizers=step.optimizers,
-            loaders=self._loaders or loaders_of(step),
+            loaders=[
+                *known,
+                *(one for one in what.loaders.values() if not any(one is other for other in known)),
+            ],
+            lasting=len(known),
             plans=plans,
             learned=_learned(step, hardware),
             in_force=_in_force(step),

@@ -36,7 +36,8 @@ class Situation:
     """`names` are what the user calls things, by their ids; `plans` what the rules of the catalog
     would do to each model, `learned` what tuning has proven for them, `in_force` what is applied
     already; `settle` puts the step's state back, `affords` says whether there is time for so many
-    seconds; `said` are the opportunities that other rules have found before.
+    seconds; of `loaders` the first `lasting` are there before the step, the others it makes itself;
+    `said` are the opportunities that other rules have found before.
     """
 
     profile: Profile
@@ -47,6 +48,7 @@ class Situation:
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
     loaders: Sequence[DataLoader[Any]] = ()
+    lasting: int | None = None
     plans: Sequence[Plan] = ()
     learned: Learned | None = None
     in_force: frozenset[str] = frozenset()
@@ -132,8 +134,8 @@ class Situation:
 
     @cached_property
     def held(self) -> set[int]:
-        """Ids of what optimizers step."""
-        return self.subject.held
+        """Ids of what optimizers step, those that the step makes itself included."""
+        return self.subject.held | self.watched.held
 
     @property
     def trains(self) -> bool:

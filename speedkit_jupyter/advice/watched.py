@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.advice.code import what_ran
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
+from speedkit_jupyter.profiling import user_lines
+from speedkit_jupyter.profiling.line_times import Spot
 
 if TYPE_CHECKING:
     import torch
@@ -73,17 +75,22 @@ class Watched:
 
     `calls` are those of outermost modules, `times` how often modules of each class were called;
     `got_gradients` are ids of parameters whose gradient was written to;
-    `gradients_asked` whether `torch.autograd.grad` was; `steps` of all optimizers. `flags` are
+    `gradients_asked` whether `torch.autograd.grad` was, `passes` how often a line asked for a
+    backward pass of either kind; `steps` of all optimizers, `held` the ids of what these hold, be
+    they made in the step itself, as `loaders` may be. `flags` are
     those of the moment in which modules were called.
     """
 
     calls: list[ModelCall] = field(default_factory=list)
     times: Counter[type] = field(default_factory=Counter)
     backwards: list[Backward] = field(default_factory=list)
+    passes: Counter[Spot] = field(default_factory=Counter)
     gradients_asked: bool = False
+    held: set[int] = field(default_factory=set)
     got_gradients: set[int] = field(default_factory=set)
     zeroed_to: Counter[bool] = field(default_factory=Counter)
     steps: int = 0
+    loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
     ran: Counter[CodeType] = field(default_factory=Counter)
     flags: set[str] = field(default_factory=set)
@@ -190,6 +197,7 @@ def _backward(found: Watched, original: Callable[..., Any]) -> Callable[..., Any
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        found.passes[_asking()] += 1
         found.backwards.append(Backward(bool(retain_graph), create_graph))
         return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
 
@@ -199,9 +207,16 @@ def _backward(found: Watched, original: Callable[..., Any]) -> Callable[..., Any
 def _grad(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         found.gradients_asked = True
+        found.passes[_asking()] += 1
         return original(*args, **kwargs)
 
     return call
+
+
+def _asking() -> Spot:
+    """The user's line at which the program is."""
+    frame = user_lines.user_frame()
+    return Spot("", 0) if frame is None else Spot(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _zero_grad(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,8 +227,9 @@ def _zero_grad(found: Watched, original: Callable[..., Any]) -> Callable[..., An
     return call
 
 
-def _stepped(found: Watched, *_: Any) -> None:
+def _stepped(found: Watched, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     found.steps += 1
+    found.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
 def _loader(
@@ -221,6 +237,7 @@ def _loader(
 ) -> Callable[..., Any]:
     def call(loader: DataLoader[Any]) -> Any:
         begun_s = clock.now()
+        found.loaders[id(loader)] = loader
         iterator = original(loader)
         found.draws[id(loader)].begun_s.append(clock.now() - begun_s)
         loaders[id(iterator)] = id(loader)

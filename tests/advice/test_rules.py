@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -623,3 +624,125 @@ def test_a_plan_that_was_learned_needs_no_guess(situations):
     (one,) = situations.found("learned", step, shares=COMPUTING, learned=learned)
     assert tuple(one.gain) == (1.3, 1.5)
     assert situations.found("catalog", step, shares=COMPUTING, learned=learned) == []
+
+
+# What grows, what is asked for one by one, what is made again and again.
+
+
+def test_growing_copies_are_found_by_what_they_are_assigned_to(situations):
+    class Replay:
+        def __init__(self) -> None:
+            self.memory = torch.zeros(4, 2)
+
+        def push(self, row: torch.Tensor) -> None:
+            self.memory = torch.cat([self.memory, row])
+
+    replay, model = Replay(), net()
+
+    def step() -> None:
+        replay.push(torch.ones(1, 2))
+        model(torch.ones(2, 4)).sum().backward()
+
+    lines = {"self.memory = torch.cat": 0.4}
+    (one,) = situations.found("growing_copies", step, lines=lines, more=[Replay.push])
+    assert one.gain.low == pytest.approx(1 / (0.6 + 0.4 / 3))
+    assert "list that is joined once" in one.remedy
+
+
+def test_growing_copies_are_silent_about_joining_something_else(situations):
+    model = net()
+
+    def step() -> None:
+        both = torch.cat([torch.ones(1, 4), torch.zeros(1, 4)])
+        model(both).sum().backward()
+
+    lines = {"both = torch.cat": 0.4}
+    assert situations.found("growing_copies", step, lines=lines) == []
+
+
+def test_gradients_one_by_one_are_counted_by_line(situations):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        x = torch.ones(12, 4, requires_grad=True)
+        y = model(x)
+        rows = []
+        for k in range(12):
+            rows.append(torch.autograd.grad(y[k, 0], x, create_graph=True)[0][k])
+        torch.stack(rows).square().mean().backward()
+        optimizer.step()
+
+    lines = {"rows.append": 0.5}
+    (one,) = situations.found("gradients_one_by_one", step, lines=lines)
+    assert "12 backward passes in a step" in one.evidence
+
+
+def test_gradients_one_by_one_are_silent_about_one_each_step(situations):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        for _ in range(12):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    assert situations.found("gradients_one_by_one", step, lines={".backward()": 0.5}) == []
+
+
+class Parsed(Dataset[Any]):
+    """Each sample is parsed anew, for a while: a step is taken to last a second in all."""
+
+    def __init__(self, random: bool = False) -> None:
+        self.random = random
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.04)
+        return torch.rand(4) if self.random else torch.zeros(4)
+
+
+@pytest.mark.real_time
+def test_kept_samples_are_those_that_are_the_same_each_time(situations):
+    step = epoch(DataLoader(Parsed(), batch_size=8))
+    (one,) = situations.found("kept_samples", step, shares={"data": 0.8})
+    assert one.gain.high > one.gain.low > 1.2
+    assert one.trial is not None
+    assert "the first epoch takes as long as now" in one.risk
+
+
+@pytest.mark.real_time
+def test_kept_samples_are_silent_about_augmentation_and_cheap_ones(situations):
+    for data in (Parsed(random=True), Squares()):
+        step = epoch(DataLoader(data, batch_size=8))
+        assert situations.found("kept_samples", step, shares={"data": 0.8}) == []
+
+
+@pytest.mark.real_time
+def test_a_loader_that_the_step_makes_itself_is_seen_but_not_tried(situations):
+    model = net()
+
+    def step() -> None:
+        for x in DataLoader(Parsed(), batch_size=8):
+            model(x).sum().backward()
+
+    seen = situations.seen(step, shares={"data": 0.8})
+    seen.loaders, seen.lasting = list(seen.watched.loaders.values()), 0
+    rule = next(one for one in RULES if one.name == "kept_samples")
+    (one,) = rule.find(seen)
+    assert one.trial is None
+
+
+def test_what_an_optimizer_made_in_the_step_holds_counts_as_trained(situations):
+    body, head = nn.Linear(4, 8), nn.Linear(8, 2)
+    model = nn.Sequential(body, head)
+
+    def step() -> None:
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    (one,) = situations.found("frozen_gradients", step, shares=COMPUTING)
+    assert "2 parameters require gradients, and no optimizer holds them" in one.evidence

@@ -5,6 +5,7 @@ from __future__ import annotations
 from speedkit_jupyter.advice.rules.autograd.anomaly_mode import AnomalyMode
 from speedkit_jupyter.advice.rules.autograd.frozen_gradients import FrozenGradients
 from speedkit_jupyter.advice.rules.autograd.frozen_in_optimizer import FrozenInOptimizer
+from speedkit_jupyter.advice.rules.autograd.gradients_one_by_one import GradientsOneByOne
 from speedkit_jupyter.advice.rules.autograd.graph_kept import GraphKept
 from speedkit_jupyter.advice.rules.autograd.graphs_of_graphs import GraphsOfGraphs
 from speedkit_jupyter.advice.rules.autograd.input_gradients import InputGradients
@@ -12,6 +13,7 @@ from speedkit_jupyter.advice.rules.autograd.no_grad import NoGrad
 from speedkit_jupyter.advice.rules.autograd.set_to_none import SetToNone
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.rules.data.in_memory import InMemory
+from speedkit_jupyter.advice.rules.data.kept_samples import KeptSamples
 from speedkit_jupyter.advice.rules.data.moved_in_data_set import MovedInDataSet
 from speedkit_jupyter.advice.rules.data.padding import Padding
 from speedkit_jupyter.advice.rules.data.pin_memory import PinMemory
@@ -20,6 +22,7 @@ from speedkit_jupyter.advice.rules.data.worker_start import WorkerStart
 from speedkit_jupyter.advice.rules.data.workers import Workers
 from speedkit_jupyter.advice.rules.python.cleaning import Cleaning
 from speedkit_jupyter.advice.rules.python.copied_state import CopiedState
+from speedkit_jupyter.advice.rules.python.growing_copies import GrowingCopies
 from speedkit_jupyter.advice.rules.python.one_by_one import OneByOne
 from speedkit_jupyter.advice.rules.python.parameter_loops import ParameterLoops
 from speedkit_jupyter.advice.rules.python.recurrent_cells import RecurrentCells
@@ -39,6 +42,7 @@ from speedkit_jupyter.advice.rules.settings.recompiling import Recompiling
 RULES: tuple[Rule, ...] = (
     Cleaning(),
     CopiedState(),
+    GrowingCopies(),
     ParameterLoops(),
     TensorOfList(),
     Writing(),
@@ -47,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     RecurrentCells(),
     SameForwardTwice(),
     InMemory(),
+    KeptSamples(),
     Workers(),
     WorkerStart(),
     PinMemory(),
@@ -57,6 +62,7 @@ RULES: tuple[Rule, ...] = (
     AnomalyMode(),
     Deterministic(),
     ProfilerOn(),
+    GradientsOneByOne(),
     GraphKept(),
     GraphsOfGraphs(),
     SetToNone(),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.advice.opportunity import Subject
+from speedkit_jupyter.advice.opportunity import Subject, Trial
 from speedkit_jupyter.measure.rounds.confinement import patched
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from speedkit_jupyter.advice.situation import Situation
 
 
 @contextmanager
@@ -63,6 +66,16 @@ def doing_nothing(owners: Sequence[tuple[Any, str]], _: Subject) -> Iterator[Non
         for owner, name in owners:
             stack.enter_context(patched(owner, name, lambda _: lambda *args, **kwargs: None))
         yield
+
+
+def other_loader(
+    seen: Situation, number: int, make: Callable[[DataLoader[Any]], DataLoader[Any]]
+) -> Trial | None:
+    """The step with another loader in place of the one of this number; None where the step makes
+    that itself, each time another one.
+    """
+    lasts = seen.lasting is None or number < seen.lasting
+    return partial(replaced, number, make) if lasts else None
 
 
 @contextmanager

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # trained nothing of it is needed.
 HALF = 0.35
 LEAST = 0.1
+# So much of a forward pass goes into what is kept for the backward pass.
+KEEPING = 0.25
 
 
 class FrozenGradients(Rule):
@@ -35,14 +37,17 @@ class FrozenGradients(Rule):
         number = sum(one.numel() for one in idle)
         if number < LEAST * sum(one.numel() for one in seen.parameters):
             return
-        backward = seen.share("backward") * _share(seen, idle)
+        share_of_idle = _share(seen, idle)
+        backward = seen.share("backward") * share_of_idle
+        # under no_grad their forward pass keeps nothing for it
+        most = min(backward + KEEPING * seen.share("forward") * share_of_idle, 0.95)
         yield Opportunity(
             self.name,
             "compute no gradients of what is not trained",
             f"{len(idle)} parameters require gradients, and no optimizer holds them; their "
             f"backward pass takes {share(backward)} of the step",
-            Gain(amdahl(backward * HALF, 1e9).low, amdahl(backward, 1e9).low),
-            "backbone.requires_grad_(False)",
+            Gain(amdahl(backward * HALF, 1e9).low, amdahl(most, 1e9).low),
+            "backbone.requires_grad_(False), or the backbone under torch.no_grad()",
             "none, as long as nobody reads these gradients",
             trial=trials.without_gradients,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from speedkit_jupyter.advice.gain import amdahl
@@ -48,7 +47,7 @@ class InMemory(Rule):
                 amdahl(data, *TIMES),
                 "DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, "
                 "drop_last=False), batch_size=None)",
-                trial=partial(trials.replaced, number, whole),
+                trial=trials.other_loader(seen, number, whole),
                 part="data",
             )
 

@@ -41,10 +41,11 @@ class Workers(Rule):
                 f"data: {share(data)} of the step waits for the loader, 0 workers, "
                 f"{seen.cores} cores",
                 _gain(seen, data, workers),
-                f"DataLoader(…, num_workers={workers}, persistent_workers=True)",
+                f"DataLoader(…, num_workers={workers}, persistent_workers=True); %speedkit loader "
+                "finds how many are best, and gives the same order",
                 "random numbers that the data set draws are each worker's own; a shuffled order is "
                 "another one from the second loop on",
-                trial=partial(trials.replaced, number, partial(with_workers, workers)),
+                trial=trials.other_loader(seen, number, partial(with_workers, workers)),
                 part="data",
             )
 

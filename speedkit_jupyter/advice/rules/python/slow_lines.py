@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import ClassVar
 
-from speedkit_jupyter.advice.gain import amdahl
+from speedkit_jupyter.advice.gain import Gain, amdahl
 from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.situation import Situation
@@ -16,8 +15,9 @@ from speedkit_jupyter.profiling.split import Part
 from speedkit_jupyter.support.words import share
 
 LEAST, LEAST_OF_DATA = 0.15, 0.15
-# What a line of Python is worth when it is written otherwise: nobody knows, and so not all of it.
-TIMES = (1.3, math.inf)
+# What a line of Python is worth when it is written otherwise: nobody knows, and so little of it at
+# the least; at best it goes, and what surrounds it.
+TIMES = 1.3
 # Of a line's time so much is Python's: tensors that are large enough have no need of advice.
 PYTHON = 0.3
 # Lines so near each other are one matter.
@@ -45,7 +45,7 @@ class SlowLines(Rule):
                     self.name,
                     f"write {seen.profile.place(costliest)} without Python's loop, or leave it out",
                     f"{what}: {share(taken)} of the step at `{text}`",
-                    amdahl(taken, *TIMES),
+                    Gain(amdahl(taken, TIMES).low, amdahl(max(taken, seen.share(part)), 1e9).low),
                     "operations on whole tensors, every tenth step only, or once at the end",
                     "depends on what you write",
                     spots=tuple(spots),

@@ -30,7 +30,7 @@ class Synchronizations(Rule):
             spot = Spot(wait.line.file, wait.line.number)
             inside = seen.profile.lines.inside.get(spot, 0.0)
             waiting = wait.seconds / seen.step_s if seen.step_s else 0.0
-            taken = max(waiting, inside) if seen.on_cpu else waiting
+            taken = min(max(waiting, inside) if seen.on_cpu else waiting, 1.0)
             if taken < LEAST or (seen.on_cpu and wait.times < MANY):
                 continue
             text = user_lines.source(*spot) or wait.line.call
