@@ -12,7 +12,10 @@ from speedkit_jupyter.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from speedkit_jupyter.advice.api import advise as advise
+    from speedkit_jupyter.batching.api import batch_sizes as batch_sizes
+    from speedkit_jupyter.batching.micro_batch import micro_batch as micro_batch
     from speedkit_jupyter.codegen.forms import code as code
+    from speedkit_jupyter.loading.api import tune_loader as tune_loader
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
     from speedkit_jupyter.measure.subject.step import StateWarning as StateWarning
@@ -49,15 +52,18 @@ _HOMES = {  # where each public name lives
     "StateWarning": "measure.subject.step",
     "StepError": "support.exceptions",
     "advise": "advice.api",
+    "batch_sizes": "batching.api",
     "benchmark": "measure.subject.from_function",
     "code": "codegen.forms",
     "apply_speedups": "plans.applying",
     "autocast_context": "plans.applying",
+    "micro_batch": "batching.micro_batch",
     "plan": "plans.planning",
     "profile": "profiling.api",
     "restore_all": "plans.context",
     "sdp_context": "plans.applying",
     "tune": "tuning.api",
+    "tune_loader": "loading.api",
     "tuned": "tuning.learning",
     "verify": "tuning.api",
 }

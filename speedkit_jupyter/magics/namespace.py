@@ -133,6 +133,24 @@ def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
     return value
 
 
+def loaders(names: Mapping[str, Any]) -> dict[str, Any]:
+    """The DataLoaders in a namespace, each once, by the first of its names."""
+    from torch.utils.data import DataLoader
+
+    return _instances(names, DataLoader)
+
+
+def named_loader(names: Mapping[str, Any], name: str, command: str) -> Any:
+    """The DataLoader of that name (`train_loader`, `data.loaders['train']`); raises UsageError."""
+    from torch.utils.data import DataLoader
+
+    value = _looked_up(names, name, list(loaders(names)), "DataLoader")
+    if not lookup.is_a(value, DataLoader):
+        kind = type(value).__name__
+        raise UsageError(f"{command}: {name} is no DataLoader but of class {kind}")
+    return value
+
+
 def is_variable(name: str) -> bool:
     """Whether a variable of the user's may be called so: not a keyword, nor one of Python's own."""
     return name.isidentifier() and not iskeyword(name) and not hasattr(builtins, name)

@@ -75,6 +75,14 @@ def _less(number: int) -> str:
     return f", and less than {sys.maxsize}" if number > sys.maxsize else ""
 
 
+def times(text: str) -> float:
+    """By how much at the most."""
+    number = float(text)
+    if not 1 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no factor of 1 or more, as in 1.2")
+    return number
+
+
 def seconds(text: str) -> float:
     """How long."""
     number = float(text)

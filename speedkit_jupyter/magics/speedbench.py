@@ -48,7 +48,7 @@ TIMEIT_OPTIONS = ("n", "r", "p", "t", "c")
 NOT_OF_A_PROFILE = (
     *TIMEIT_OPTIONS,
     *("compare", "tune", "check", "throughput", "save", "objective", "steps", "apply", "fresh"),
-    *("keep", *accuracy.OPTIONS),
+    *("within", "keep", *accuracy.OPTIONS),
 )
 DIGITS = 3
 
@@ -100,7 +100,7 @@ def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> A
         return profiler(shell, cell, arguments, command, arguments.budget)
     if arguments.tune:
         return _search(shell, cell, arguments, setup)
-    _refuse(arguments, ("objective", "steps", "apply", "fresh", "keep"), "to --tune")
+    _refuse(arguments, ("objective", "within", "steps", "apply", "fresh", "keep"), "to --tune")
     if arguments.save is not None:
         check_free(arguments.save)
     if arguments.compare is None:
@@ -134,7 +134,8 @@ def _search(shell: Any, cell: Cell, arguments: Any, setup: str) -> Search:
     keep = arguments.keep or ()
     named = accuracy.named(shell.user_ns, arguments, "%%speedbench")
     fresh = arguments.fresh
-    return Search(step, arguments.budget, arguments.steps, objective, fresh, keep, named)
+    within = arguments.within
+    return Search(step, arguments.budget, arguments.steps, objective, fresh, keep, named, within)
 
 
 def _refuse(arguments: Any, options: Sequence[str], where: str) -> None:

@@ -14,6 +14,7 @@ from speedkit_jupyter.magics.options import (
     names,
     offer,
     seconds,
+    times,
     whole_number,
 )
 
@@ -56,6 +57,8 @@ def parser() -> Parser:
         parser.add_argument(option, action="store_true", help=summary)
     aim = "with --tune: what to make less of (time)"
     parser.add_argument("--objective", choices=("time", "memory"), help=aim)
+    slower = "with --objective memory: how many times slower it may get (1.2)"
+    parser.add_argument("--within", type=times, metavar="TIMES", help=slower)
     steps = "with --tune: the least total time for so many steps, compiling included"
     parser.add_argument("--steps", type=whole_number, metavar="NUMBER", help=steps)
     keep = "with --tune: the optimizations that stay as they are (precision,tf32: full float32)"

@@ -29,6 +29,13 @@ def optimizers(names: Names) -> list[str]:
     return list(namespace.optimizers(names)) if _torch_is_loaded() else []
 
 
+def loaders(names: Names) -> list[str]:
+    """The notebook's DataLoaders."""
+    from speedkit_jupyter.magics import namespace
+
+    return list(namespace.loaders(names)) if _torch_is_loaded() else []
+
+
 def plans(names: Names) -> list[str]:
     """What `--plan` takes: words of the catalog, and saved names."""
     from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT, words

@@ -91,6 +91,13 @@ def applied_to(model: torch.nn.Module) -> SpeedContext | None:
     return contexts[-1] if contexts else None
 
 
+def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
+    """For code that asks a context: that of the plan in force on the first, or one of no plan."""
+    for model in models:
+        return applied_to(model) or prepare(model, None)
+    return None
+
+
 def hide(context: SpeedContext) -> None:
     """Take its plan away for a while."""
     with interrupts.undisturbed():

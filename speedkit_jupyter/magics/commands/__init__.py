@@ -6,12 +6,15 @@ from speedkit_jupyter.magics.command import Command
 from speedkit_jupyter.magics.commands import (
     advise,
     apply,
+    batch,
     catalog,
     code,
     config,
     explain,
+    free,
     help,
     history,
+    loader,
     panel,
     repair,
     report,
@@ -29,6 +32,8 @@ COMMANDS: dict[str, Command] = {
         apply.COMMAND,
         restore.COMMAND,
         advise.COMMAND,
+        loader.COMMAND,
+        batch.COMMAND,
         verify.COMMAND,
         tuned.COMMAND,
         catalog.COMMAND,
@@ -37,6 +42,7 @@ COMMANDS: dict[str, Command] = {
         panel.COMMAND,
         history.COMMAND,
         config.COMMAND,
+        free.COMMAND,
         repair.COMMAND,
     )
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.cell_profile import cell_names
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.errors import STOPPED
@@ -17,12 +18,11 @@ from speedkit_jupyter.magics.namespace import (
     find_function,
     find_model,
     models,
+    named_loader,
 )
-from speedkit_jupyter.magics.options import add_model, seconds, whole_number
+from speedkit_jupyter.magics.options import add_model, offer, seconds, whole_number
 from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.session import Session
-from speedkit_jupyter.support.exceptions import did_you_mean
-from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import lets_go
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ def _engine(names: Names, session: Session, arguments: Namespace) -> Any:
         return session.advised.benchmark(arguments.number, arguments.budget, command)
     profiler, subject = _profiler(names, session, arguments)
     called = {id(value): name for name, value in names.items() if name[:1] != "_"}
-    loaders = [] if arguments.loader is None else [_loader(names, arguments.loader)]
+    loaders = (
+        []
+        if arguments.loader is None
+        else [named_loader(names, arguments.loader, "%speedkit advise")]
+    )
     return Advisor(profiler, called, loaders, subject)
 
 
@@ -96,16 +100,6 @@ def _shell() -> Any:
     return get_ipython()
 
 
-def _loader(names: Names, name: str) -> Any:
-    from torch.utils.data import DataLoader
-
-    known = [word for word, value in names.items() if is_a(value, DataLoader) and word[:1] != "_"]
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise UsageError(f"%speedkit advise: no DataLoader is called {name!r}.{hint}")
-    return names[name]
-
-
 def _remember(names: Names, session: Session, arguments: Namespace, advisor: Any) -> None:
     """For --try; the step is made anew then, with what its names mean by that time."""
     from speedkit_jupyter.advice.trying import Advised
@@ -126,7 +120,8 @@ def _arguments(parser: Parser) -> None:
     add_model(parser)
     step = "the function to look at; without it the last %%speedbench cell"
     parser.add_argument("--step", metavar="NAME", help=step)
-    parser.add_argument("--loader", metavar="NAME", help="its DataLoader, where the code hides it")
+    hidden = "its DataLoader, where the code hides it"
+    offer(parser.add_argument("--loader", metavar="NAME", help=hidden), suggestions.loaders)
     trying = "measure the opportunity of this number: the step with it beside the step as it is"
     parser.add_argument("--try", type=whole_number, dest="number", metavar="NUMBER", help=trying)
     parser.add_argument("--budget", type=seconds, metavar="SECONDS", help="for all of it (10)")
