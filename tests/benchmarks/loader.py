@@ -249,7 +249,8 @@ def table(rows: list[Row]) -> str:
 def _cells(row: Row) -> str:
     kept = "–" if row["kept_gain"] is None else f"{row['kept_gain']:.2f}× ({row['kept']})"
     return line_of([
-        row["data"], str(row["threads"]), row["chosen"], row["best"], f"{row['of_best']:.3f}", f"{row['gain']:.2f}×",
+        row["data"], str(row["threads"]), row["chosen"], row["best"], f"{row['of_best']:.3f}",
+        f"{row['gain']:.2f}×",
         kept, f"{row['tuning_s']:.0f} s",
     ])  # fmt: skip
 
