@@ -21,19 +21,27 @@ class Advised:
     opportunities: list[Opportunity]
     step: Callable[[], Step]
 
-    def benchmark(self, number: int, budget_s: float | None, command: str) -> Benchmark:
-        """Of one of them. Raises StepError where there is none, or only the user can write it."""
-        if not 1 <= number <= len(self.opportunities):
-            raise StepError(f"%speedkit advise --try: there is no {number}: they go from 1 to "
-                            f"{len(self.opportunities)}")  # fmt: skip
-        one = self.opportunities[number - 1]
+    def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
+        """Of one of them, by its number or rule. Raises StepError where there is none, or only the
+        user can write it.
+        """
+        one = self._find(wanted)
         if not (one.variant or one.trial):
             raise StepError(
-                f"%speedkit advise --try: {number} has to be written by hand: {one.remedy}; "
+                f"%speedkit advise --try: {wanted} has to be written by hand: {one.remedy}; "
                 "%%speedbench --save NAME before and after says what it brought"
             )
         step = self.step()
         return Benchmark(step, [Variant(BASELINE), _variant(one, step)], budget_s, command=command)
+
+    def _find(self, wanted: int | str) -> Opportunity:
+        rules = [one.rule for one in self.opportunities]
+        if wanted in rules:
+            return self.opportunities[rules.index(str(wanted))]
+        if isinstance(wanted, int) and 1 <= wanted <= len(rules):
+            return self.opportunities[wanted - 1]
+        known = ", ".join(f"{number} or {rule}" for number, rule in enumerate(rules, 1))
+        raise StepError(f"%speedkit advise --try: there is no {wanted}: {known or 'nothing found'}")
 
 
 def _variant(one: Opportunity, step: Step) -> Variant:

@@ -35,7 +35,7 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     __tracebackhide__ = True
     check_result_name("%speedkit advise", arguments.v, names)
     engine = _engine(names, session, arguments)
-    title = "trying" if arguments.number else "looking for what is slow"
+    title = "trying" if arguments.wanted else "looking for what is slow"
     with ProgressLine(title) as progress:
         try:
             with closing(engine.run()) as states:
@@ -46,7 +46,7 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
                 progress.replace(engine.result())
             raise KeyboardInterrupt(STOPPED) from None
         progress.replace(engine.result())
-    if not arguments.number:
+    if not arguments.wanted:
         _remember(names, session, arguments, engine)
     if arguments.v:
         names[arguments.v] = engine.result()
@@ -56,11 +56,11 @@ def _engine(names: Names, session: Session, arguments: Namespace) -> Any:
     """What the line asks for."""
     from speedkit_jupyter.advice.advisor import Advisor
 
-    if arguments.number:
+    if arguments.wanted:
         if session.advised is None:
             raise UsageError("%speedkit advise --try: nothing was advised yet: %speedkit advise")
-        command = f"%speedkit advise --try {arguments.number}"
-        return session.advised.benchmark(arguments.number, arguments.budget, command)
+        command = f"%speedkit advise --try {arguments.wanted}"
+        return session.advised.benchmark(arguments.wanted, arguments.budget, command)
     profiler, subject = _profiler(names, session, arguments)
     called = {id(value): name for name, value in names.items() if name[:1] != "_"}
     loaders = (
@@ -116,14 +116,18 @@ def _remember(names: Names, session: Session, arguments: Namespace, advisor: Any
     session.advised = Advised(list(advisor.result().opportunities), step)
 
 
+def _wanted(text: str) -> int | str:
+    return text if text.isidentifier() else whole_number(text)
+
+
 def _arguments(parser: Parser) -> None:
     add_model(parser)
     step = "the function to look at; without it the last %%speedbench cell"
     parser.add_argument("--step", metavar="NAME", help=step)
     hidden = "its DataLoader, where the code hides it"
     offer(parser.add_argument("--loader", metavar="NAME", help=hidden), suggestions.loaders)
-    trying = "measure the opportunity of this number: the step with it beside the step as it is"
-    parser.add_argument("--try", type=whole_number, dest="number", metavar="NUMBER", help=trying)
+    trying = "measure the opportunity of this number or rule: the step with it and as it is"
+    parser.add_argument("--try", type=_wanted, dest="wanted", metavar="NUMBER", help=trying)
     parser.add_argument("--budget", type=seconds, metavar="SECONDS", help="for all of it (10)")
     parser.add_argument("-v", metavar="NAME", help="the variable that the result gets")
 

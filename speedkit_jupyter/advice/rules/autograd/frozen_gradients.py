@@ -34,34 +34,38 @@ class FrozenGradients(Rule):
             return
         got = seen.watched.got_gradients
         idle = [one for one in seen.parameters if id(one) in got and id(one) not in seen.held]
-        number = sum(one.numel() for one in idle)
-        if number < LEAST * sum(one.numel() for one in seen.parameters):
+        least, most = _shares(seen, idle)
+        if most < LEAST:
             return
-        share_of_idle = _share(seen, idle)
-        backward = seen.share("backward") * share_of_idle
+        backward = seen.share("backward") * most
         # under no_grad their forward pass keeps nothing for it
-        most = min(backward + KEEPING * seen.share("forward") * share_of_idle, 0.95)
+        spared = min(backward + KEEPING * seen.share("forward") * most, 0.95)
+        needless = seen.share("backward") * least * HALF
         yield Opportunity(
             self.name,
             "compute no gradients of what is not trained",
             f"{len(idle)} parameters require gradients, and no optimizer holds them; their "
-            f"backward pass takes {share(backward)} of the step",
-            Gain(amdahl(backward * HALF, 1e9).low, amdahl(most, 1e9).low),
+            f"backward pass takes {'up to ' * (least < most)}{share(backward)} of the step",
+            Gain(amdahl(needless, 1e9).low, amdahl(spared, 1e9).low),
             "backbone.requires_grad_(False), or the backbone under torch.no_grad()",
             "none, as long as nobody reads these gradients",
             trial=trials.without_gradients,
         )
 
 
-def _share(seen: Situation, idle: list[torch.nn.Parameter]) -> float:
-    """Of all backward passes: by the time of the modules, or by the number of parameters."""
+def _shares(seen: Situation, idle: list[torch.nn.Parameter]) -> tuple[float, float]:
+    """Of all backward passes, at least and at most: by the time of the modules, or where that is
+    not known by how many parameters there are (a convolution's few take long) and how large.
+    """
     names = set(_modules_of(seen, {id(one) for one in idle}))
     _, own = seen.modules(lambda name: name in names)
     _, every = seen.modules(lambda name: bool(name))
     if every:
-        return own / every
+        return own / every, own / every
     got = [one for one in seen.parameters if id(one) in seen.watched.got_gradients]
-    return sum(one.numel() for one in idle) / max(sum(one.numel() for one in got), 1)
+    by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in got), 1)
+    by_number = len(idle) / max(len(got), 1)
+    return min(by_size, by_number), max(by_size, by_number)
 
 
 def _modules_of(seen: Situation, idle: set[int]) -> Iterator[str]:

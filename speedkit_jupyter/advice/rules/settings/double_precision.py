@@ -42,5 +42,5 @@ class DoublePrecision(Rule):
             f"{share(computing)} of the step",
             amdahl(computing, *(ON_CPU if seen.on_cpu else ON_GPU)),
             f"{called}.float(), and x.float() (NumPy's numbers are float64)",
-            "7 digits in place of 16",
+            "7 digits in place of 16; an optimizer that has begun is made anew",
         )

@@ -1,0 +1,71 @@
+"""%speedkit advise as a user types it."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.error import UsageError
+
+FROZEN = """
+body, head = nn.Linear(64, 256), nn.Linear(256, 4)
+net = nn.Sequential(body, head)
+trained = torch.optim.SGD(head.parameters(), lr=0.1)
+points, kinds = torch.randn(64, 64), torch.randint(4, (64,))
+def step():
+    loss = loss_fn(net(points), kinds)
+    trained.zero_grad()
+    loss.backward()
+    trained.step()
+"""
+LINE = "%speedkit advise --step step --budget 1 -v advice"
+
+
+@pytest.mark.smoke
+def test_what_is_slow_stands_with_evidence_and_the_line_that_tries_it(shell):
+    shell.run(FROZEN)
+    before = {name: one.clone() for name, one in shell.ip.ev("net").state_dict().items()}
+    shown = shell.run(LINE)
+    found = next(
+        number
+        for number, one in enumerate(shell.names["advice"].opportunities, 1)
+        if one.rule == "frozen_gradients"
+    )
+    assert "2 parameters require gradients, and no optimizer holds them" in shown.replace("\n", " ")
+    assert f"--try {found}" in " ".join(shown.split())
+    after = shell.ip.ev("net").state_dict()
+    assert all(one.equal(after[name]) for name, one in before.items())
+
+
+@pytest.mark.parametrize("by", ["number", "rule"])
+def test_an_opportunity_is_tried_by_its_number_or_its_rule(shell, by):
+    shell.run(FROZEN)
+    shell.run(LINE)
+    rules = [one.rule for one in shell.names["advice"].opportunities]
+    wanted = "frozen_gradients" if by == "rule" else rules.index("frozen_gradients") + 1
+    shown = shell.run(f"%speedkit advise --try {wanted} --budget 2 -v tried")
+    assert "frozen_gradients" in shown
+    assert [row["name"] for row in shell.names["tried"].rows()] == ["baseline", "frozen_gradients"]
+    assert all(one.requires_grad for one in shell.names["net"].parameters())
+
+
+def test_what_was_not_found_cant_be_tried(shell):
+    shell.run(FROZEN)
+    shell.run(LINE)
+    for wanted in (99, "padding"):
+        error = shell.fails(f"%speedkit advise --try {wanted}")
+        assert isinstance(error, UsageError)
+        assert f"there is no {wanted}: 1 or " in str(error)
+
+
+def test_what_has_to_be_written_by_hand_says_what(shell):
+    shell.run(FROZEN + "net.double(); points = points.double()")
+    shell.run(LINE)
+    error = shell.fails("%speedkit advise --try double_precision")
+    assert "has to be written by hand: net.float()" in str(error)
+
+
+def test_without_a_step_it_says_what_to_run(shell):
+    assert "which step? Run a %%speedbench cell before" in str(shell.fails("%speedkit advise"))
+
+
+def test_nothing_can_be_tried_before_there_is_advice(shell):
+    assert "nothing was advised yet" in str(shell.fails("%speedkit advise --try 1"))
