@@ -1,4 +1,4 @@
-"""The reason why each loop of `_slow_steps.py` is slow, by the name of the rule that says so.
+"""The reason why each loop of `_slow_steps.py` and `_other_steps.py` is slow, by the name of the rule that says so.
 
 Where the quicker loop does the work in another unit (a larger batch), both do the same work.
 """
@@ -32,4 +32,17 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "scores_by_a_library": ("slow_lines",),
     "watched_input": ("input_gradients",),
     "weights_moved_by_hand": ("parameter_loops",),
+}
+
+OTHER_CAUSES: dict[str, tuple[str, ...]] = {
+    "cnn_pictures": ("kept_samples",),
+    "rnn_sensor": ("recurrent_cells",),
+    "gnn_citations": ("sparse_products",),
+    "transformer_sentences": ("padding",),
+    "autoencoder_signals": ("double_precision",),
+    "finetune_head": ("frozen_gradients",),
+    "film_ratings": ("dense_embeddings",),
+    "tabular_churn": ("slow_lines",),
+    "mlp_watched": ("writing", "slow_lines"),
+    "segment_slices": ("growing_copies",),
 }

@@ -2,10 +2,10 @@
 
 Planted: 28 loops as people write them, each slow for one reason, beside the same loop without it
 (`_slow_steps.py`; the reasons stand apart, in `_slow_causes.py`). Each is advised about; the gain
-is measured by hand, in turn. Healthy: 20 models in well-kept loops, about which nothing should be
+is measured by hand, in turn. Other: ten more, by somebody who had not seen the rules. Healthy: 20 models in well-kept loops, about which nothing should be
 said that does not hold when it is tried.
 
-    python tests/benchmarks/advise.py [--only NAME] [--budget S] [--healthy | --planted] [--table]
+    python tests/benchmarks/advise.py [--only NAME] [--budget S] [--kind KIND] [--table]
                                       [--file advise.jsonl]
 
 Exits 1 where fewer than 22 of 25 causes are ranked first, fewer than 80 % of the expected ranges
@@ -21,12 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _other_steps
 import _slow_steps
 import torch
 from _healthy_steps import HEALTHY
 from _kept import Row, append, line_of, nothing_kept, read, state_of_code
 from _ratios import machine, ratio
-from _slow_causes import CAUSES
+from _slow_causes import CAUSES, OTHER_CAUSES
 
 from speedkit_jupyter import advise
 from speedkit_jupyter.advice.opportunity import Opportunity
@@ -35,6 +36,9 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 
 BUDGET_S, ROUNDS, LONGEST_S = 6.0, 24, 6.0
 FIRST, HOLDS, ALARMS = 22 / 25, 0.8, 1
+SLOW = {"planted": (_slow_steps, CAUSES), "other": (_other_steps, OTHER_CAUSES)}
+ALL = [(kind, name) for kind, (_, causes) in SLOW.items() for name in causes]
+ALL += [("healthy", name) for name in HEALTHY]
 # How exactly a gain is known by hand.
 ROUGHLY = 0.1
 # What is expected to gain less than this at the least claims nothing.
@@ -46,8 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="loops whose name holds this")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for each advice")
-    parser.add_argument("--healthy", action="store_true", help="only the healthy ones")
-    parser.add_argument("--planted", action="store_true", help="only the planted ones")
+    parser.add_argument("--kind", choices=[*SLOW, "healthy"], help="only these")
     parser.add_argument("--file", type=Path, default=Path("advise.jsonl"))
     parser.add_argument("--table", action="store_true", help="print what the file holds")
     options = parser.parse_args()
@@ -61,26 +64,29 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace, state: str) -> None:
-    names = [] if options.healthy else [("planted", name) for name in CAUSES]
-    names += [] if options.planted else [("healthy", name) for name in HEALTHY]
     done = {
         (row["kind"], row["name"]) for row in _newest(read(options.file)) if row["state"] == state
     }
-    for kind, name in names:
-        if options.only not in name or (not state.endswith("+") and (kind, name) in done):
+    for kind, name in ALL:
+        if (
+            options.kind not in (None, kind)
+            or options.only not in name
+            or (not state.endswith("+") and (kind, name) in done)
+        ):
             continue
         begun = time.perf_counter()
         torch.manual_seed(0)
-        row = (planted if kind == "planted" else healthy)(name, options.budget)
+        row = healthy(name, options.budget) if kind == "healthy" else slow_one(kind, name, options)
         row |= {"kind": kind, "name": name, "state": state, "machine": machine()}
         append(options.file, row)
         print(f"{time.perf_counter() - begun:4.0f} s  {_line(row)}", flush=True)
 
 
-def planted(name: str, budget_s: float) -> Row:
+def slow_one(kind: str, name: str, options: argparse.Namespace) -> Row:
     """What is said of the slow loop, and what the quick one gains."""
-    slow, quick = getattr(_slow_steps, name)()
-    advice = advise(slow, budget_s=budget_s)
+    loops, causes = SLOW[kind]
+    slow, quick = getattr(loops, name)()
+    advice = advise(slow, budget_s=options.budget)
     for call in (slow, quick):
         call()
     begun = time.perf_counter()
@@ -90,7 +96,7 @@ def planted(name: str, budget_s: float) -> Row:
     said = [_said(one) for one in advice.opportunities]
     return {
         "said": said,
-        "rank": next((at for at, one in enumerate(said, 1) if one["rule"] in CAUSES[name]), None),
+        "rank": next((at for at, one in enumerate(said, 1) if one["rule"] in causes[name]), None),
         "measured": [found.median, found.low, found.high],
         "skipped": advice.skipped,
     }
@@ -143,13 +149,14 @@ def alarms(row: Row) -> list[str]:
 
 def broken(rows: list[Row]) -> list[str]:
     """The promises that do not hold."""
-    slow = [row for row in rows if row["kind"] == "planted"]
     well = [row for row in rows if row["kind"] == "healthy"]
     found = []
-    if slow and sum(row["rank"] == 1 for row in slow) < FIRST * len(slow):
-        found.append("causes ranked first")
-    if slow and sum(holds(row) for row in slow) < HOLDS * len(slow):
-        found.append("expected ranges")
+    for kind in SLOW:
+        slow = [row for row in rows if row["kind"] == kind]
+        if slow and sum(row["rank"] == 1 for row in slow) < FIRST * len(slow):
+            found.append(f"causes ranked first ({kind})")
+        if slow and sum(holds(row) for row in slow) < HOLDS * len(slow):
+            found.append(f"expected ranges ({kind})")
     if sum(len(alarms(row)) for row in well) > ALARMS:
         found.append("false alarms")
     return found
@@ -157,11 +164,13 @@ def broken(rows: list[Row]) -> list[str]:
 
 def tables(rows: list[Row]) -> str:
     """As Markdown."""
-    slow = [row for row in rows if row["kind"] == "planted"]
     well = [row for row in rows if row["kind"] == "healthy"]
     lines = [rows[0]["machine"] if rows else "nothing was measured", ""]
-    if slow:
-        lines += [line_of(["loop", "its cause", "rank", "expected", "measured", "holds"]),
+    for kind in SLOW:
+        slow = [row for row in rows if row["kind"] == kind]
+        if not slow:
+            continue
+        lines += [line_of([f"loop ({kind})", "its cause", "rank", "expected", "measured", "holds"]),
                   line_of(["---"] * 6)]  # fmt: skip
         lines += [line_of(_cells(row)) for row in slow]
         first, kept = sum(row["rank"] == 1 for row in slow), sum(holds(row) for row in slow)
@@ -180,7 +189,7 @@ def _cells(row: Row) -> list[str]:
     said = row["said"][row["rank"] - 1] if row["rank"] else None
     return [
         row["name"].replace("_", " "),
-        " or ".join(CAUSES[row["name"]]),
+        " or ".join(SLOW[row["kind"]][1][row["name"]]),
         str(row["rank"] or "–"),
         f"{said['low']:.2f}× to {said['high']:.2f}×" if said else "–",
         f"{middle:.2f}× [{low:.2f}, {high:.2f}]",
@@ -201,8 +210,7 @@ def _line(row: Row) -> str:
 def _newest(rows: list[Row]) -> list[Row]:
     """Of each loop the last row, in the order of the lists."""
     newest = {(row["kind"], row["name"]): row for row in rows}
-    order = [("planted", name) for name in CAUSES] + [("healthy", name) for name in HEALTHY]
-    return [newest[key] for key in order if key in newest]
+    return [newest[key] for key in ALL if key in newest]
 
 
 if __name__ == "__main__":

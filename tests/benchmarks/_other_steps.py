@@ -1,0 +1,421 @@
+"""Ten training loops like those of `_slow_steps.py`, by somebody who had not seen the rules.
+
+Each function makes a fresh pair: the slow step and the quick one. The reasons stand apart.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn import metrics
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+Pair = tuple[Callable[[], object], Callable[[], object]]
+
+
+class PictureFolder(Dataset[tuple[Tensor, int]]):
+    """Pictures of a folder, one array file each, shrunk to 32 x 32."""
+
+    def __init__(self, folder: str) -> None:
+        self.files = sorted(Path(folder).glob("*.npy"))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        picture = torch.from_numpy(np.load(self.files[index])).float() / 255
+        small = F.interpolate(picture[None], size=(32, 32), mode="bilinear", antialias=True)
+        return small[0], index % 10
+
+
+class CellNet(nn.Module):
+    """A recurrent net that walks over the time steps of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(8, 48)
+        self.head = nn.Linear(48, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 48)
+        c = x.new_zeros(len(x), 48)
+        outputs = []
+        for t in range(x.shape[1]):
+            h, c = self.cell(x[:, t], (h, c))
+            outputs.append(h)
+        return self.head(torch.stack(outputs, dim=1)).squeeze(-1)
+
+
+class LayerNet(nn.Module):
+    """The same recurrent net as one layer."""
+
+    def __init__(self, twin: CellNet) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 48, batch_first=True)
+        self.head = nn.Linear(48, 1)
+        weights = {f"{name}_l0": value for name, value in twin.cell.state_dict().items()}
+        self.rnn.load_state_dict(weights)
+        self.head.load_state_dict(twin.head.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0]).squeeze(-1)
+
+
+class GraphNet(nn.Module):
+    """Two rounds of averaging over neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.second = nn.Linear(64, 64)
+        self.head = nn.Sequential(nn.Linear(64, 768), nn.ReLU(), nn.Linear(768, 7))
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        x = torch.relu(adjacency @ self.first(x))
+        x = torch.relu(adjacency @ self.second(x))
+        return self.head(x)
+
+
+class SentenceNet(nn.Module):
+    """A small transformer that sorts sentences into two classes; token 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(500, 64, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = tokens == 0
+        x = self.encoder(self.embed(tokens), src_key_padding_mask=padding)
+        words = (~padding).unsqueeze(-1)
+        return self.head((x * words).sum(1) / words.sum(1))
+
+
+class FilmRatings(nn.Module):
+    """Rates a film for a user from two embedding tables and an MLP."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.users = nn.Embedding(300_000, 32, sparse=sparse)
+        self.films = nn.Embedding(20_000, 32, sparse=sparse)
+        self.mlp = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
+
+    def forward(self, user: Tensor, film: Tensor) -> Tensor:
+        both = torch.cat([self.users(user), self.films(film)], dim=1)
+        return self.mlp(both).squeeze(-1)
+
+
+def cnn_pictures() -> Pair:
+    """Trains a CNN on pictures of a folder for an epoch."""
+    folder = tempfile.TemporaryDirectory()
+    rng = np.random.default_rng(0)
+    for i in range(96):
+        picture = rng.integers(0, 256, (3, 192, 192), dtype=np.uint8)
+        np.save(Path(folder.name) / f"{i:03d}.npy", picture)
+
+    def make(data: Dataset[Any]) -> Callable[[], object]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(512, 10),
+        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        loader = DataLoader(data, batch_size=16)
+
+        def epoch(_folder: object = folder) -> float:
+            total = 0.0
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+            return total / len(loader)
+
+        return epoch
+
+    pictures = PictureFolder(folder.name)
+    kept = [pictures[i] for i in range(len(pictures))]
+    small = TensorDataset(torch.stack([x for x, _ in kept]), torch.tensor([y for _, y in kept]))
+    return make(pictures), make(small)
+
+
+def rnn_sensor() -> Pair:
+    """Trains a recurrent net to predict a sensor's next value."""
+    torch.manual_seed(0)
+    x = torch.randn(80, 150, 8)
+    y = x.mean(-1).cumsum(1) / 10
+
+    def make(model: nn.Module) -> Callable[[], object]:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def step() -> float:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    cells = CellNet()
+    return make(cells), make(LayerNet(cells))
+
+
+def gnn_citations() -> Pair:
+    """Trains a graph network to name the topic of each paper in a citation graph."""
+    nodes, edges = 5000, 25_000
+    torch.manual_seed(0)
+    x = torch.randn(nodes, 64)
+    y = torch.randint(0, 7, (nodes,))
+    source, target = torch.randint(0, nodes, (2, edges))
+    adjacency = torch.eye(nodes)
+    adjacency[target, source] = 1.0
+    adjacency /= adjacency.sum(1, keepdim=True)
+
+    def make(graph: Tensor) -> Callable[[], object]:
+        torch.manual_seed(1)
+        model = GraphNet()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-1)
+
+        def step() -> float:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x, graph), y)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    return make(adjacency), make(adjacency.to_sparse())
+
+
+def transformer_sentences() -> Pair:
+    """Trains a transformer to classify sentences for an epoch."""
+    torch.manual_seed(0)
+    lengths = torch.randint(8, 41, (48,)).tolist()
+    data: Any = [(torch.randint(1, 500, (n,)), n % 2) for n in lengths]
+
+    def collate_all(batch: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        tokens = torch.zeros(len(batch), 160, dtype=torch.long)
+        for row, (sentence, _) in zip(tokens, batch):
+            row[: len(sentence)] = sentence
+        return tokens, torch.tensor([label for _, label in batch])
+
+    def collate_near(batch: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        tokens = nn.utils.rnn.pad_sequence([s for s, _ in batch], batch_first=True)
+        return tokens, torch.tensor([label for _, label in batch])
+
+    def make(collate: Callable[[list[tuple[Tensor, int]]], object]) -> Callable[[], object]:
+        torch.manual_seed(1)
+        model = SentenceNet()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        loader = DataLoader(data, batch_size=16, collate_fn=collate)
+
+        def epoch() -> float:
+            total = 0.0
+            for tokens, labels in loader:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(tokens), labels)
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+            return total / len(loader)
+
+        return epoch
+
+    return make(collate_all), make(collate_near)
+
+
+def autoencoder_signals() -> Pair:
+    """Trains an autoencoder on signals that come as a NumPy array."""
+    signals = np.random.default_rng(0).standard_normal((768, 784))
+
+    def make(dtype: torch.dtype) -> Callable[[], object]:
+        torch.manual_seed(0)
+        x = torch.from_numpy(signals).to(dtype)
+        model = nn.Sequential(
+            nn.Linear(784, 512),
+            nn.ReLU(),
+            nn.Linear(512, 64),
+            nn.ReLU(),
+            nn.Linear(64, 512),
+            nn.ReLU(),
+            nn.Linear(512, 784),
+        ).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+        def step() -> float:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), x)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    return make(torch.float64), make(torch.float32)
+
+
+def finetune_head() -> Pair:
+    """Fits a new head on the features of a pretrained CNN."""
+
+    def make(track: bool) -> Callable[[], object]:
+        torch.manual_seed(0)
+        x, y = torch.randn(48, 3, 64, 64), torch.randint(0, 5, (48,))
+        backbone = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+        ).eval()
+        head = nn.Linear(256, 5)
+        optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)
+
+        def step() -> float:
+            optimizer.zero_grad()
+            with torch.set_grad_enabled(track):
+                features = backbone(x)
+            loss = F.cross_entropy(head(features), y)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    return make(True), make(False)
+
+
+def film_ratings() -> Pair:
+    """Trains a film recommender on batches of ratings."""
+    torch.manual_seed(0)
+    users, films = torch.randint(0, 300_000, (2048,)), torch.randint(0, 20_000, (2048,))
+    stars = torch.randint(1, 6, (2048,)).float()
+
+    def make(sparse: bool) -> Callable[[], object]:
+        torch.manual_seed(1)
+        model = FilmRatings(sparse)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        loader = DataLoader(TensorDataset(users, films, stars), batch_size=256)
+
+        def epoch() -> float:
+            total = 0.0
+            for user, film, star in loader:
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(user, film), star)
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+            return total / len(loader)
+
+        return epoch
+
+    return make(False), make(True)
+
+
+def tabular_churn() -> Pair:
+    """Trains an MLP on a table of customers for an epoch and reports the AUC."""
+    torch.manual_seed(0)
+    x = torch.randn(6400, 20)
+    y = (x[:, 0] + torch.randn(6400) > 0).float()
+
+    def make(each_batch: bool) -> Callable[[], object]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 1), nn.Flatten(0))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        loader = DataLoader(TensorDataset(x, y), batch_size=200)
+
+        def epoch() -> float:
+            scores: list[float] = []
+            truths: list[float] = []
+            auc = 0.0
+            for i, (rows, labels) in enumerate(loader, start=1):
+                optimizer.zero_grad()
+                logits = model(rows)
+                F.binary_cross_entropy_with_logits(logits, labels).backward()
+                optimizer.step()
+                scores.extend(logits.tolist())
+                truths.extend(labels.tolist())
+                if each_batch or i == len(loader):
+                    auc = float(metrics.roc_auc_score(truths, scores))
+            return auc
+
+        return epoch
+
+    return make(True), make(False)
+
+
+def mlp_watched() -> Pair:
+    """Trains an MLP for sixteen steps and keeps an eye on its weights and gradients."""
+    torch.manual_seed(0)
+    batches = list(zip(torch.randn(16, 128, 100), torch.randint(0, 10, (16, 128))))
+
+    def make(every: int) -> Callable[[], object]:
+        torch.manual_seed(1)
+        model = nn.Sequential(
+            nn.Linear(100, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def epoch() -> float:
+            log: dict[str, object] = {}
+            loss = torch.zeros(())
+            for i, (x, y) in enumerate(batches, start=1):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                if i % every == 0:
+                    for name, p in model.named_parameters():
+                        log[name] = np.histogram(p.detach().numpy(), bins=64)
+                        assert p.grad is not None
+                        log[f"{name}.grad"] = np.histogram(p.grad.numpy(), bins=64)
+            return loss.item()
+
+        return epoch
+
+    return make(1), make(16)
+
+
+def segment_slices() -> Pair:
+    """Predicts the masks of a scan, slice by slice, with a small segmentation net."""
+    torch.manual_seed(0)
+    scan = torch.randn(48, 1, 128, 128)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1)
+    ).eval()
+
+    @torch.no_grad()
+    def slow() -> Tensor:
+        masks = torch.empty(0, 12, 128, 128)
+        for piece in scan.split(1):
+            masks = torch.cat([masks, model(piece).softmax(1)])
+        return masks
+
+    @torch.no_grad()
+    def quick() -> Tensor:
+        masks = []
+        for piece in scan.split(1):
+            masks.append(model(piece).softmax(1))
+        return torch.cat(masks)
+
+    return slow, quick
