@@ -746,3 +746,87 @@ def test_what_an_optimizer_made_in_the_step_holds_counts_as_trained(situations):
 
     (one,) = situations.found("frozen_gradients", step, shares=COMPUTING)
     assert "2 parameters require gradients, and no optimizer holds them" in one.evidence
+
+
+class Ratings(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(20_000, 32, **options), nn.Linear(32, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(rows))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_dense_gradients_of_large_embeddings_count_what_they_write_and_step(situations, optimizer):
+    model = Ratings()
+    steps = optimizer(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        steps.zero_grad()
+        model(torch.arange(64)).sum().backward()
+        steps.step()
+
+    given = {"shares": {"optimizer": 0.4}, "operators": {"aten::embedding_dense_backward": 0.2}}
+    (one,) = situations.found("dense_embeddings", step, **given)
+    assert "20,000 rows, of which a step asks 64" in one.evidence
+    assert one.gain.low == pytest.approx(1 / 0.7, rel=0.01)
+    assert ("SparseAdam" in one.remedy) == (optimizer is torch.optim.Adam)
+    assert (one.trial is None) == (optimizer is torch.optim.Adam)
+
+
+def test_sparse_tables_are_dense_again_after_the_trial(situations):
+    model = Ratings()
+    seen = situations.seen(trained(model, torch.arange(64)), shares={"optimizer": 0.4})
+    (one,) = next(rule for rule in RULES if rule.name == "dense_embeddings").find(seen)
+    model.zero_grad()
+    with one.trial(seen.subject):
+        model(torch.arange(8)).sum().backward()
+        assert model.table.weight.grad.is_sparse
+    assert not model.table.sparse
+
+
+def test_embeddings_are_left_alone_where_they_are_sparse_tied_or_asked_for_most_rows(situations):
+    tied = Ratings()
+    tied.output = nn.Linear(32, 20_000, bias=False)
+    tied.output.weight = tied.table.weight
+    few = torch.arange(64)
+    cases = [(Ratings(sparse=True), few), (tied, few), (Ratings(), torch.arange(10_000))]
+    for model, rows in cases:
+        shares = {"shares": {"optimizer": 0.4}}
+        assert situations.found("dense_embeddings", trained(model, rows), **shares) == []
+
+
+class Neighbours(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Linear(4, 2)
+
+    def forward(self, pair: Any) -> torch.Tensor:
+        x, adjacency = pair
+        return adjacency @ self.own(x)
+
+
+def test_a_matrix_of_zeros_is_named_with_its_size(situations):
+    graph, x = torch.eye(1000), torch.ones(1000, 4)
+    step = trained(Neighbours(), (x, graph))
+    (one,) = situations.found("sparse_products", step, operators={"aten::mm": 0.8})
+    assert "(1,000×1,000) is zero in 99.9 %" in one.evidence
+    assert one.gain.low == pytest.approx(1 / (0.6 + 0.4 / 2))
+
+
+def test_matrices_that_are_full_small_sparse_or_all_zero_are_no_matter(situations):
+    x = torch.ones(1000, 4)
+    for graph in (torch.ones(1000, 1000), torch.eye(1000).to_sparse(), torch.zeros(1000, 1000)):
+        step = trained(Neighbours(), (x, graph))
+        assert situations.found("sparse_products", step, operators={"aten::mm": 0.8}) == []
+
+
+def test_parameters_that_are_given_to_numpy_are_no_matter_of_one_call(situations):
+    model = net()
+
+    def step() -> None:
+        for parameter in model.parameters():
+            np.histogram(parameter.detach().numpy())
+
+    assert situations.found("parameter_loops", step, lines={"np.histogram": 0.5}) == []

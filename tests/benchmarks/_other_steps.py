@@ -213,7 +213,7 @@ def transformer_sentences() -> Pair:
 
     def collate_all(batch: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
         tokens = torch.zeros(len(batch), 160, dtype=torch.long)
-        for row, (sentence, _) in zip(tokens, batch):
+        for row, (sentence, _) in zip(tokens, batch, strict=True):
             row[: len(sentence)] = sentence
         return tokens, torch.tensor([label for _, label in batch])
 
@@ -367,7 +367,7 @@ def tabular_churn() -> Pair:
 def mlp_watched() -> Pair:
     """Trains an MLP for sixteen steps and keeps an eye on its weights and gradients."""
     torch.manual_seed(0)
-    batches = list(zip(torch.randn(16, 128, 100), torch.randint(0, 10, (16, 128))))
+    batches = list(zip(torch.randn(16, 128, 100), torch.randint(0, 10, (16, 128)), strict=True))
 
     def make(every: int) -> Callable[[], object]:
         torch.manual_seed(1)

@@ -1,6 +1,7 @@
-"""The reason why each loop of `_slow_steps.py` and `_other_steps.py` is slow, by the name of the rule that says so.
+"""The reason why each loop of `_slow_steps.py` and `_other_steps.py` is slow.
 
-Where the quicker loop does the work in another unit (a larger batch), both do the same work.
+Each by the name of the rule that says so. Where the quicker loop does the work in another unit (a
+larger batch), both do the same work.
 """
 
 CAUSES: dict[str, tuple[str, ...]] = {

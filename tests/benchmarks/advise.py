@@ -2,8 +2,8 @@
 
 Planted: 28 loops as people write them, each slow for one reason, beside the same loop without it
 (`_slow_steps.py`; the reasons stand apart, in `_slow_causes.py`). Each is advised about; the gain
-is measured by hand, in turn. Other: ten more, by somebody who had not seen the rules. Healthy: 20 models in well-kept loops, about which nothing should be
-said that does not hold when it is tried.
+is measured by hand, in turn. Other: ten more, by somebody who had not seen the rules. Healthy: 20
+models in well-kept loops, about which nothing should be said that does not hold when it is tried.
 
     python tests/benchmarks/advise.py [--only NAME] [--budget S] [--kind KIND] [--table]
                                       [--file advise.jsonl]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speedkit_jupyter.advice.rules.autograd.anomaly_mode import AnomalyMode
+from speedkit_jupyter.advice.rules.autograd.dense_embeddings import DenseEmbeddings
 from speedkit_jupyter.advice.rules.autograd.frozen_gradients import FrozenGradients
 from speedkit_jupyter.advice.rules.autograd.frozen_in_optimizer import FrozenInOptimizer
 from speedkit_jupyter.advice.rules.autograd.gradients_one_by_one import GradientsOneByOne
@@ -38,6 +39,7 @@ from speedkit_jupyter.advice.rules.settings.double_precision import DoublePrecis
 from speedkit_jupyter.advice.rules.settings.learned import Learned
 from speedkit_jupyter.advice.rules.settings.profiler_on import ProfilerOn
 from speedkit_jupyter.advice.rules.settings.recompiling import Recompiling
+from speedkit_jupyter.advice.rules.settings.sparse_products import SparseProducts
 
 RULES: tuple[Rule, ...] = (
     Cleaning(),
@@ -68,9 +70,11 @@ RULES: tuple[Rule, ...] = (
     SetToNone(),
     FrozenGradients(),
     FrozenInOptimizer(),
+    DenseEmbeddings(),
     InputGradients(),
     DoublePrecision(),
     AttentionByHand(),
+    SparseProducts(),
     Recompiling(),
     Learned(),
     Catalog(),

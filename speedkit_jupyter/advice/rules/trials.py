@@ -31,6 +31,23 @@ def without_gradients(subject: Subject) -> Iterator[None]:
 
 
 @contextmanager
+def sparse_tables(subject: Subject) -> Iterator[None]:
+    """Embeddings give gradients of the rows that were asked for."""
+    import torch
+
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    tables = [one for model in subject.models for one in model.modules() if isinstance(one, kinds)]
+    dense = [one for one in tables if not one.sparse]
+    try:
+        for one in dense:
+            one.sparse = True
+        yield
+    finally:
+        for one in dense:
+            one.sparse = False
+
+
+@contextmanager
 def zeroed_to_none(_: Subject) -> Iterator[None]:
     """`zero_grad` lets gradients go, whatever it was asked for."""
     import torch

@@ -28,7 +28,7 @@ class ParameterLoops(Rule):
         """Where such a loop takes part of the step."""
         for part, node in seen.code.nodes(ast.For, ast.ListComp, ast.GeneratorExp):
             iterated = _iterated(node)
-            if not _goes_over_parameters(iterated):
+            if not _goes_over_parameters(iterated) or _is_for_numpy(node):
                 continue
             spots = part.spots(node)
             inner = [node] if not isinstance(node, ast.For) else [*node.body, node.iter]
@@ -56,6 +56,12 @@ def _iterated(node: ast.AST) -> ast.AST:
 def _goes_over_parameters(iterated: ast.AST) -> bool:
     calls = (node for node in ast.walk(iterated) if isinstance(node, ast.Call))
     return any(dotted(call.func).rpartition(".")[2] in ITERATED for call in calls)
+
+
+def _is_for_numpy(node: ast.AST) -> bool:
+    """Whether each one is given away: no call of torch's does what is done with it there."""
+    calls = [dotted(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return any(call.startswith(("np.", "numpy.")) or call.endswith(".numpy") for call in calls)
 
 
 def _remedy(node: ast.AST) -> str:
