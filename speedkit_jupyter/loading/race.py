@@ -14,6 +14,7 @@ from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, p
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # What is decided by an interval needs so many rounds.
 LEAST, MOST = 8, 40
+NOT_QUICKEST = "not the quickest in the middle"
 
 
 @dataclass
@@ -51,6 +52,20 @@ class Race:
         able = [one for one in self.racing if one.threads is None]
         quickest_s = self._quickest_s(able)
         return next(one for one in able if one.batch_s(self.epoch) <= 1.005 * quickest_s)
+
+    def narrow(self) -> None:
+        """Only the quickest goes on beside the user's own, and what is quicker by fewer threads."""
+        quickest, goes_on = self.rival(), True
+        for one in sorted(self.racing[1:], key=lambda one: one.batch_s(self.epoch)):
+            if not goes_on:
+                one.why_out = NOT_QUICKEST
+                one.close()
+            goes_on = goes_on and one is not quickest
+
+    def rival(self) -> Candidate | None:
+        """The quickest of the others that needs no other number of threads."""
+        others = [one for one in self.racing[1:] if one.threads is None]
+        return min(others, key=lambda one: one.batch_s(self.epoch), default=None)
 
     def _quickest_s(self, among: Sequence[Candidate]) -> float:
         return min(one.batch_s(self.epoch) for one in among)

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from speedkit_jupyter.loading.tuned_loader import TunedLoader
 
 DEFAULT_S = 20.0
-# What is left of the budget for what is near the best of the first race.
-NEAR = 0.3
+# What is left of the budget for what is near the best of the first race, and then for the proof:
+# the quickest beside the user's own, with no others.
+NEAR, PROOF = 0.65, 0.35
 
 
 class LoaderTuner:
@@ -103,7 +104,7 @@ class LoaderTuner:
     def _race(
         self, race: Race, timed: Timed, seen: Samples, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """First what differs most, then what is near the best of that."""
+        """First what differs most, then what is near the best of that, then the quickest alone."""
         __tracebackhide__ = True
         own = race.candidates[0]
         race.epoch = timed.epoch(own) or race.epoch
@@ -112,9 +113,12 @@ class LoaderTuner:
         self._result = self._outcome(race, own, ways, seen)
         yield from _rounds(race, timed, state, budget, NEAR * self.budget_s)
         _admit(race, list(_near(race, ways)), timed, seen)
+        yield from _rounds(race, timed, state, budget, PROOF * self.budget_s)
+        yield Progress(budget.share, "the same samples in the same order?")
+        self._drop_what_differs(race, ways, seen, state)
+        race.narrow()
         yield from _rounds(race, timed, state, budget, 0.0)
-        yield Progress(1.0, "the same samples in the same order?")
-        chosen = self._chosen(race, ways, seen, state)
+        chosen = _proven(race)
         self._result = self._outcome(race, chosen, ways, seen)
 
     def _ways(self, seen: Samples) -> Ways:
@@ -134,21 +138,15 @@ class LoaderTuner:
             return len(self._loader)
         return None
 
-    def _chosen(self, race: Race, ways: Ways, seen: Samples, state: State) -> Candidate:
-        """The quickest that is proven faster, and gives the same samples in the same order."""
-        own = race.candidates[0]
-        while (best := race.best()) is not own:
-            ratio = race.ratio(best)
-            if ratio is None or ratio.low <= 1:
-                return own
-            if ways.any_order:
-                return best
-            best.why_out = order.difference(
-                self._loader, best.settings, seen.is_random, state.restore
+    def _drop_what_differs(self, race: Race, ways: Ways, seen: Samples, state: State) -> None:
+        """Until the quickest of the others gives the same samples in the same order."""
+        while not ways.any_order and (rival := race.rival()) is not None:
+            rival.why_out = order.difference(
+                self._loader, rival.settings, seen.is_random, state.restore
             )
-            if not best.why_out:
-                return best
-        return own
+            if not rival.why_out:
+                return
+            rival.close()
 
     def _outcome(self, race: Race, chosen: Candidate, ways: Ways, seen: Samples) -> LoaderTuning:
         loader: TunedLoader = rebuilt(self._loader, chosen.settings)  # type: ignore[assignment]
@@ -166,6 +164,13 @@ class LoaderTuner:
             command=self._command,
         )
         return loader.tuning
+
+
+def _proven(race: Race) -> Candidate:
+    """The quickest, where that is proven faster than the user's own."""
+    own, best = race.candidates[0], race.best()
+    ratio = None if best is own else race.ratio(best)
+    return own if ratio is None or ratio.low <= 1 else best
 
 
 def _admit(race: Race, more: Iterable[Candidate], timed: Timed, seen: Samples) -> None:

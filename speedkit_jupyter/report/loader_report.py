@@ -36,9 +36,9 @@ def _headline(tuning: LoaderTuning) -> str:
     step = f"with `{tuning.against}`" if tuning.against else OF_LOADING
     found, own = tuning.ratio, tuning.own
     if found is None:
-        waits = f"{share(own.waiting)} of {step} is waiting" if tuning.against else step
-        said = f"Leave `{tuning.name}` as it is: nothing was proven faster"
-        return f"{said} ({waits})" if own.times_s else said
+        waits = f" ({share(own.waiting)} of its time is waiting)" if tuning.against else ""
+        said = f"Leave `{tuning.name}` as it is: nothing was proven faster {step}"
+        return f"{said}{waits}" if own.times_s else said
     words = tuning.chosen.settings.words
     return (
         f"`{tuning.name}`, {words}: {ratio(found.median)} as fast {step}, "

@@ -51,7 +51,7 @@ def adam(model: nn.Module, **more: Any) -> torch.optim.Adam:
 
 
 class Pictures(Dataset[Any]):
-    """Pictures that are worked on one by one."""
+    """Pictures that are worked on one by one, each time a little otherwise."""
 
     def __init__(self, number: int = 256) -> None:
         self.pictures = np.random.default_rng(0).integers(0, 255, (number, 40, 40, 3), np.uint8)
@@ -69,6 +69,8 @@ class Pictures(Dataset[Any]):
                 + np.roll(picture, 1, 1)
                 + np.roll(picture, -1, 1)
             ) / 5
+        if random.random() < 0.5:
+            picture = picture[:, ::-1]
         picture = (picture - picture.mean((0, 1))) / (picture.std((0, 1)) + 1e-6)
         return torch.from_numpy(picture.transpose(2, 0, 1).copy()), index % 10
 

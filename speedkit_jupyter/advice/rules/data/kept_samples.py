@@ -58,7 +58,7 @@ class KeptSamples(Rule):
                 f"make the samples of {called} once, and keep them",
                 f"data: {share(data)} of the step; each sample is made anew whenever it is drawn, "
                 "and is the same each time",
-                Gain(low, max(low, high)),
+                Gain(low, max(low, high)).warmer,
                 "samples = [dataset[i] for i in range(len(dataset))] in place of the data set; "
                 "%speedkit loader does it, and measures",
                 "the first epoch takes as long as now; memory: "

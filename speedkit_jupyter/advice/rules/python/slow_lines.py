@@ -40,12 +40,13 @@ class SlowLines(Rule):
                     continue
                 costliest = spots[0]
                 text = user_lines.source(costliest.file, costliest.number)
+                whole = max(taken, seen.share(part))
                 what = "Python" if part == "rest" else "loading"
                 yield Opportunity(
                     self.name,
                     f"write {seen.profile.place(costliest)} without Python's loop, or leave it out",
                     f"{what}: {share(taken)} of the step at `{text}`",
-                    Gain(amdahl(taken, TIMES).low, amdahl(max(taken, seen.share(part)), 1e9).low),
+                    Gain(amdahl(taken, TIMES).low, amdahl(whole, 1e9).low).warmer,
                     "operations on whole tensors, every tenth step only, or once at the end",
                     "depends on what you write",
                     spots=tuple(spots),

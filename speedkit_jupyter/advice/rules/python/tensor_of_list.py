@@ -31,7 +31,7 @@ class TensorOfList(Rule):
                 self.name,
                 "keep the numbers in an array or a tensor, not in a list",
                 f"{seen.place(part, node)}: `{ast.unparse(node)}`, {share(taken)} of the step",
-                amdahl(taken, 1.8),
+                amdahl(taken, 1.8).warmer,
                 "torch.from_numpy(array), or make the tensor once, before the loop",
                 "a tensor of an array shares its memory",
                 spots=part.spots(part.statement(node)),

@@ -12,7 +12,8 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.support.words import share
 
 LEAST = 0.1
-# Twice the bytes (which may leave a cache) and half the numbers in a vector; on most GPUs a 32nd of the rate.
+# Twice the bytes (which may leave a cache) and half the numbers in a vector; on most GPUs a 32nd of
+# the rate.
 ON_CPU, ON_GPU = (1.25, 3.0), (1.5, 20.0)
 
 
