@@ -14,6 +14,8 @@ from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, p
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # What is decided by an interval needs so many rounds.
 LEAST, MOST = 8, 40
+# What takes so many times as long as the best is still near it.
+NEARLY = 1.25
 NOT_QUICKEST = "not the quickest in the middle"
 
 
@@ -76,9 +78,13 @@ class Race:
         return sorted(found, key=lambda one: one.batch_s(self.epoch))
 
     def promising(self) -> list[Candidate]:
-        """The best, and the best with workers where it still races: more of them may be gained."""
-        quickest = [one for one in self.with_workers() if one.races][:1]
-        return list(dict.fromkeys([self.best(), *quickest]))
+        """The best, and the best with workers where it is not far from that: batches that are
+        ahead even out what differs from one to the next.
+        """
+        best = self.best()
+        near_s = NEARLY * best.batch_s(self.epoch)
+        workers = (one for one in self.with_workers() if one.batch_s(self.epoch) <= near_s)
+        return list(dict.fromkeys([best, *list(workers)[:1]]))
 
     def ratio(self, one: Candidate, baseline: Candidate | None = None) -> Ratio | None:
         """How many times as fast it is as the user's own, or as another."""
