@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, p
 # last entry that applies.
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # What is decided by an interval needs so many rounds.
-LEAST, MOST = 8, 40
+LEAST, MOST = 8, 100
 # What takes so many times as long as the best is still near it.
 NEARLY = 1.25
 NOT_QUICKEST = "not the quickest in the middle"
