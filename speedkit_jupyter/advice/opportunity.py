@@ -52,7 +52,8 @@ class Opportunity:
     """What was seen (`evidence`), what to write instead (`remedy`), what it may cost (`risk`).
 
     `gain` is that of the whole step. What can be tried at once has a word of the catalog
-    (`variant`), or a `trial`; `line` is what else tries it. `spots` are the lines and `part` the
+    (`variant`), or a `trial`, which takes the gradients of what `unread` gives away; `line` is what
+    else tries it. `spots` are the lines and `part` the
     part of the step that it is about, of which nothing more general need be said.
     """
 
@@ -64,6 +65,7 @@ class Opportunity:
     risk: str = "none: the results are the same"
     variant: str = ""
     trial: Trial | None = field(default=None, repr=False)
+    unread: Callable[[Subject], list[torch.nn.Parameter]] | None = field(default=None, repr=False)
     line: str = ""
     spots: tuple[Spot, ...] = ()
     part: Part | None = None

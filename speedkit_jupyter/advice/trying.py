@@ -32,6 +32,8 @@ class Advised:
                 "%%speedbench --save NAME before and after says what it brought"
             )
         step = self.step()
+        if one.unread is not None:
+            step.unread = frozenset(map(id, one.unread(_subject(step))))
         return Benchmark(step, [Variant(BASELINE), _variant(one, step)], budget_s, command=command)
 
     def _find(self, wanted: int | str) -> Opportunity:
@@ -47,5 +49,8 @@ class Advised:
 def _variant(one: Opportunity, step: Step) -> Variant:
     if one.trial is None:
         return variant(one.variant)
-    subject = Subject(step.models, step.optimizers, loaders_of(step))
-    return Variant(one.rule, around=partial(one.trial, subject))
+    return Variant(one.rule, around=partial(one.trial, _subject(step)))
+
+
+def _subject(step: Step) -> Subject:
+    return Subject(step.models, step.optimizers, loaders_of(step))

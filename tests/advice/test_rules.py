@@ -830,3 +830,32 @@ def test_parameters_that_are_given_to_numpy_are_no_matter_of_one_call(situations
             np.histogram(parameter.detach().numpy())
 
     assert situations.found("parameter_loops", step, lines={"np.histogram": 0.5}) == []
+
+
+def test_anomaly_detection_is_off_in_the_trial_where_the_step_turns_it_on_itself(situations):
+    step = trained(net(), torch.ones(2, 4))
+
+    def looking() -> None:
+        with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
+            warnings.simplefilter("ignore")
+            step()
+
+    seen = situations.seen(looking, shares=COMPUTING)
+    (one,) = next(rule for rule in RULES if rule.name == "anomaly_mode").find(seen)
+    with one.trial(seen.subject), torch.autograd.set_detect_anomaly(True):
+        assert not torch.is_anomaly_enabled()
+    assert not torch.is_anomaly_enabled()
+
+
+def test_deterministic_kernels_are_off_in_the_trial_where_the_step_asks_for_them(situations):
+    step = trained(net(), torch.ones(2, 4))
+    torch.use_deterministic_algorithms(True)
+    try:
+        seen = situations.seen(step, shares=COMPUTING)
+        (one,) = next(rule for rule in RULES if rule.name == "deterministic").find(seen)
+        with one.trial(seen.subject):
+            torch.use_deterministic_algorithms(True)
+            assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -11,16 +11,22 @@ from speedkit_jupyter.advice.opportunity import Subject, Trial
 from speedkit_jupyter.measure.rounds.confinement import patched
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import DataLoader
 
     from speedkit_jupyter.advice.situation import Situation
 
 
+def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
+    """Parameters that require gradients, and that no optimizer holds."""
+    held = subject.held
+    return [one for one in subject.parameters if one.requires_grad and id(one) not in held]
+
+
 @contextmanager
 def without_gradients(subject: Subject) -> Iterator[None]:
     """Parameters that no optimizer steps need none."""
-    held = subject.held
-    changed = [one for one in subject.parameters if one.requires_grad and id(one) not in held]
+    changed = not_stepped(subject)
     try:
         for one in changed:
             one.requires_grad_(False)

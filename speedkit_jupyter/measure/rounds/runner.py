@@ -198,7 +198,7 @@ class Runner:
             other_threads.refused(step.models) if routed else nullcontext(),
             observing(
                 step.models, parameters_of(held), self.scale, self.scales_itself, lead,
-                None if check else limit,
+                None if check else limit, step.unread,
             ) as observer,
         ):  # fmt: skip
             course, begun_s = observer.course, clock.now()

@@ -57,7 +57,8 @@ class Step:
     first ran, however it got hold of one, reaches it that way, the rest of a plan by routing.
     `names` is the namespace in which it assigns the names `assigned`.
     `around_blocks` makes what surrounds each block of steps. Copies of the state are kept in main
-    memory where `off_device` is set. `reached` gives every object that the code reaches now.
+    memory where `off_device` is set. Gradients of parameters whose ids are `unread` are nobody's
+    concern, and are not compared. `reached` gives every object that the code reaches now.
     """
 
     run: Callable[[SpeedContext], object]
@@ -72,6 +73,7 @@ class Step:
     rewind: Callable[[], None] = _nothing
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     off_device: bool = False
+    unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = _warn
     _begun: State | None = field(default=None, repr=False)
     said: list[str] = field(default_factory=list, repr=False)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from speedkit_jupyter.advice.gain import Gain, amdahl
 from speedkit_jupyter.advice.opportunity import Opportunity, Subject
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.words import share
 
 # Seconds for each operator that gradients are computed of: its traceback and the look for NaN.
@@ -45,7 +46,11 @@ class AnomalyMode(Rule):
 
 @contextmanager
 def _off(_: Subject) -> Iterator[None]:
+    """Also where the step itself turns it on."""
     import torch
 
-    with torch.autograd.set_detect_anomaly(False):
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda mode, check_nan=True: original(False, check_nan)
+
+    with torch.autograd.set_detect_anomaly(False), patched(torch, "set_anomaly_enabled", make):
         yield

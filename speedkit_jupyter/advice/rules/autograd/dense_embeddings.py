@@ -40,6 +40,8 @@ class DenseEmbeddings(Rule):
         taken = stepped + written
         if taken < LEAST:
             return
+        # without times of operators nobody knows how much of the backward pass it is
+        most = taken if seen.profile.costs is not None else stepped + seen.share("backward")
         plain = all(_is_plain(one) for one in seen.optimizers)
         yield Opportunity(
             self.name,
@@ -47,7 +49,7 @@ class DenseEmbeddings(Rule):
             f"{sum(one.num_embeddings for one in tables):,} rows, of which a step asks "
             f"{_asked(seen):,.0f} at most; their dense gradients and steps: {share(taken)} of the "
             "step",
-            Gain(amdahl(taken * HALF, 1e9).low, amdahl(min(taken * 1.1, 0.95), 1e9).low),
+            Gain(amdahl(taken * HALF, 1e9).low, amdahl(min(most * 1.1, 0.95), 1e9).low),
             "nn.Embedding(…, sparse=True)"
             + ("" if plain else ", and torch.optim.SparseAdam for the tables alone"),
             "none with plain SGD"

@@ -50,6 +50,7 @@ class FrozenGradients(Rule):
             "backbone.requires_grad_(False), or the backbone under torch.no_grad()",
             "none, as long as nobody reads these gradients",
             trial=trials.without_gradients,
+            unread=trials.not_stepped,
         )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from speedkit_jupyter.advice.gain import amdahl
 from speedkit_jupyter.advice.opportunity import Opportunity, Subject
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.words import share
 
 # Memory that is filled before it is written, sums in one order; cuDNN without its fastest kernels.
@@ -53,7 +54,12 @@ def _off(_: Subject) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
     cudnn.deterministic = False
     try:
-        yield
+        with patched(torch, "use_deterministic_algorithms", _ignored):  # the step's own calls
+            yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         cudnn.deterministic = before[2]
+
+
+def _ignored(_: Callable[..., Any]) -> Callable[..., None]:
+    return lambda *args, **kwargs: None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,15 +11,18 @@ if TYPE_CHECKING:
     from speedkit_jupyter.measure.checks.observing.observation import Observation
 
 
-def of(models: Sequence[torch.nn.Module]) -> dict[str, bool]:
-    """Of each module and parameter, by a name that says what is set."""
+def of(models: Sequence[torch.nn.Module], unread: Collection[int] = ()) -> dict[str, bool]:
+    """Of each module and parameter, by a name that says what is set; but for parameters whose
+    gradients are `unread`, by their ids.
+    """
     modes: dict[str, bool] = {}
     for number, model in enumerate(models, 1):
         which = f"{type(model).__name__} {number}" if len(models) > 1 else type(model).__name__
         for name, part in model.named_modules():
             modes[".".join(filter(None, (which, name))) + ".training"] = part.training
         for name, parameter in model.named_parameters():
-            modes[f"{which}.{name}.requires_grad"] = parameter.requires_grad
+            if id(parameter) not in unread:
+                modes[f"{which}.{name}.requires_grad"] = parameter.requires_grad
     return modes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +51,19 @@ def observing(
     loss_is_scaled: bool = False,
     lead: Course | None = None,
     limit: int | None = None,
+    unread: Collection[int] = (),
 ) -> Iterator[Observer]:
     """Watch steps. `scale` is the loss scale in force, 1 without a GradScaler.
 
-    `others` are parameters beside those of the models. After `limit` stretches the block ends.
-    Gradients that lie there are set to zero, which the caller puts back: what the step adds to
-    them, or makes in their place, is then its own.
+    `others` are parameters beside those of the models; gradients of those whose ids are `unread` do
+    not count. After `limit` stretches the block ends. Gradients that lie there are set to zero,
+    which the caller puts back: what the step adds to them, or makes in their place, is then its
+    own.
     """
     tensors = [*(p for model in models for p in model.parameters()), *others]
     parameters = list({id(p): p for p in tensors}.values())
     zero_gradients(parameters)
-    observer = Observer(models, parameters, scale, loss_is_scaled, lead, limit)
+    observer = Observer(models, parameters, scale, loss_is_scaled, lead, limit, unread)
     with watching(models, observer), suppress(_Enough):
         yield observer
     observer.finish()
@@ -78,9 +80,10 @@ class Observer:
         loss_is_scaled: bool,
         lead: Course | None,
         limit: int | None,
+        unread: Collection[int],
     ) -> None:
         self.course, self._lead, self._limit = Course(), lead, limit
-        self._models, self._known = models, list(parameters)
+        self._models, self._known, self._unread = models, list(parameters), unread
         self._scale, self._loss_is_scaled = scale, loss_is_scaled
         self._buffers = held(models)
         self._number = -1  # of the stretch
@@ -108,7 +111,7 @@ class Observer:
         divisor = self._scale() if self._loss_is_scaled else 1.0
         numbers = leaves.of([tensors], self._most).numbers
         self._seen.outputs.numbers += [tensor / divisor for tensor in numbers]
-        self._before = [copied(gradient_of(p)) for p in self._parameters]
+        self._before = [copied(self._gradient(p)) for p in self._parameters]
 
     @unwatched
     def after_backward(self) -> None:
@@ -118,7 +121,7 @@ class Observer:
             return
         for index, parameter in enumerate(self._parameters):
             self._made[index] = added(
-                self._made[index], gradient_of(parameter), self._before[index]
+                self._made[index], self._gradient(parameter), self._before[index]
             )
         self._before = []
         if self._in_closure:  # its first evaluation comes before anything has moved
@@ -171,7 +174,7 @@ class Observer:
         self._seen.outputs.add(list(named) if named else result)
         self._seen.buffers_before, self._seen.buffers = self._buffers, held(self._models)
         self._buffers = self._seen.buffers
-        self._seen.modes = modes.of(self._models)
+        self._seen.modes = modes.of(self._models, self._unread)
         self._close()
         self._begin([])
         self._seen.role = LEFT
@@ -235,7 +238,7 @@ class Observer:
         self._parameters += new
         if self._records:
             self._start += [held_values(parameter).clone() for parameter in new]
-        self._made += [copied(gradient_of(parameter)) for parameter in new]
+        self._made += [copied(self._gradient(parameter)) for parameter in new]
 
     def _close(self) -> None:
         if not self._records:
@@ -269,6 +272,9 @@ class Observer:
             if number % self._every and number != self._number:
                 del kept[number], starts[number]
 
+    def _gradient(self, parameter: Any) -> Any:
+        return None if id(parameter) in self._unread else gradient_of(parameter)
+
     def _way(self) -> list[Any]:
         pairs = zip(self._parameters, self._start, strict=True)
         return [sampled(difference(p, old), self._most) for p, old in pairs]
@@ -287,7 +293,7 @@ class Observer:
         """
         if not self._records or self._seen.complete:
             return
-        lying = [dense(gradient_of(p)) if id(p) in own else None for p in self._parameters]
+        lying = [dense(self._gradient(p)) if id(p) in own else None for p in self._parameters]
         self._seen.gradients = self._sums()
         if any(gradient is not None and bool(gradient.any()) for gradient in lying):
             for index, gradient in enumerate(lying):
