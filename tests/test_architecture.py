@@ -33,7 +33,7 @@ ROOMS = (
     ("facts",),
     ("base",),
     ("autocast", "compiling", "fusing", "predicting", "recomputing", "twins"),
-    ("graphs",),
+    ("graphs", "splitting"),
 )
 # And for the rooms of two more.
 INNER_ROOMS = {

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from types import CellType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from speedkit_jupyter.batching.parts import length_of
 from speedkit_jupyter.batching.resized import resized
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.undo.kinds.code.names import Names
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.samples import length_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

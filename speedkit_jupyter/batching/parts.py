@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.samples import cut, length_of
 
 Key = int | str
 
@@ -47,13 +48,13 @@ class Call:
         return self._of(slice(0, every * number, every))
 
     def _of(self, samples: slice) -> Call:
-        def cut(key: Key, value: Any) -> Any:
-            return value if key in self.whole else _cut(value, self.length, samples)
+        def part(key: Key, value: Any) -> Any:
+            return value if key in self.whole else cut(value, self.length, samples)
 
         return replace(
             self,
-            arguments=tuple(cut(at, value) for at, value in enumerate(self.arguments)),
-            named={name: cut(name, value) for name, value in self.named.items()},
+            arguments=tuple(part(at, value) for at, value in enumerate(self.arguments)),
+            named={name: part(name, value) for name, value in self.named.items()},
             length=len(range(self.length)[samples]),
         )
 
@@ -61,39 +62,3 @@ class Call:
         """One after another; the last may be smaller."""
         for first in range(0, self.length, size):
             yield self.part(first, first + size)
-
-
-def length_of(value: Any) -> int | None:
-    """The first dimension of the first tensor in it that has one."""
-    import numpy as np
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    kinds = (torch.Tensor, np.ndarray)
-    leaves = (leaf for leaf in tree_leaves(_plain(value)) if isinstance(leaf, kinds))
-    return next((len(leaf) for leaf in leaves if leaf.ndim), None)
-
-
-def _plain(value: Any) -> Any:
-    """A mapping of a library's own (transformers' BatchEncoding, say) as a dictionary."""
-    return dict(value) if isinstance(value, Mapping) and type(value) is not dict else value
-
-
-def _cut(value: Any, length: int, samples: slice) -> Any:
-    """What holds a value for each sample is cut; containers are looked into."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value[samples] if value.ndim and len(value) == length else value
-    if isinstance(value, Mapping):
-        return {key: _cut(one, length, samples) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        holds_tensors = length_of(value) is not None
-        if len(value) == length and not holds_tensors:  # texts, say
-            return value[samples]
-        cut = [_cut(one, length, samples) for one in value]
-        if isinstance(value, tuple):
-            return type(value)(*cut) if hasattr(value, "_fields") else tuple(cut)
-        return cut
-    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from speedkit_jupyter.batching.parts import length_of
+from speedkit_jupyter.support.samples import length_of
 
 
 def resized(value: Any, number: int) -> Any:

@@ -1,0 +1,42 @@
+"""Batches in whatever a call is given: how many samples, and some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def length_of(value: Any) -> int | None:
+    """The first dimension of the first tensor in it that has one."""
+    import numpy as np
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    kinds = (torch.Tensor, np.ndarray)
+    leaves = (leaf for leaf in tree_leaves(_plain(value)) if isinstance(leaf, kinds))
+    return next((len(leaf) for leaf in leaves if leaf.ndim), None)
+
+
+def cut(value: Any, length: int, samples: slice) -> Any:
+    """What holds a value for each of `length` samples is cut; containers are looked into."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value[samples] if value.ndim and len(value) == length else value
+    if isinstance(value, Mapping):
+        return {key: cut(one, length, samples) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        holds_tensors = length_of(value) is not None
+        if len(value) == length and not holds_tensors:  # texts, say
+            return value[samples]
+        parts = [cut(one, length, samples) for one in value]
+        if isinstance(value, tuple):
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return parts
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """A mapping of a library's own (transformers' BatchEncoding, say) as a dictionary."""
+    return dict(value) if isinstance(value, Mapping) and type(value) is not dict else value
