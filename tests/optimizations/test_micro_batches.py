@@ -458,7 +458,9 @@ def test_a_comparison_shows_less_memory_the_same_numbers_and_how_calls_were_made
         model(x).pow(2).mean().backward()
         optimizer.step()
 
-    found = benchmark(step, "baseline,micro_batches:4", model=model, optimizer=optimizer, budget_s=20)
+    found = benchmark(
+        step, "baseline,micro_batches:4", model=model, optimizer=optimizer, budget_s=20
+    )
     record = next(one for one in found.records if one.name == "micro_batches:4")
     assert record.accuracy.verdict in ("exact", "rounding")
     assert record.memory.peak_bytes < 0.6 * found.baseline.memory.peak_bytes
