@@ -32,7 +32,7 @@ ROOMS = (
     ("rewriting",),
     ("facts",),
     ("base",),
-    ("autocast", "compiling", "fusing", "predicting", "recomputing", "twins"),
+    ("autocast", "compiling", "fusing", "heads", "predicting", "recomputing", "twins"),
     ("graphs", "splitting"),
 )
 # And for the rooms of two more.

@@ -20,6 +20,7 @@ from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
+from speedkit_jupyter.optimizations.linear_cross_entropy import LinearCrossEntropy
 from speedkit_jupyter.optimizations.micro_batches import MicroBatches
 from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
@@ -48,6 +49,7 @@ CATALOG: tuple[Optimization, ...] = (
     FusedKernels(),
     ActivationCheckpointing(),
     MicroBatches(),
+    LinearCrossEntropy(),
     Int8(),
     Int4(),
     Float8(),

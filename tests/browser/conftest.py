@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     finally:
         # Not asked to stop: it would wait for each of its kernels.
         for one in (*psutil.Process(process.pid).children(recursive=True), process):
-            one.kill()
+            with suppress(psutil.NoSuchProcess):  # it ends by itself meanwhile
+                one.kill()
         process.wait()
 
 

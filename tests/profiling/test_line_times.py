@@ -28,7 +28,7 @@ def shares(found: Profile, function: Any) -> dict[str, float]:
 
 
 def slow_metric(values: torch.Tensor) -> float:
-    return sum(float(i) for i in range(int(values.numel()) * 200))
+    return sum(float(i) for i in range(int(values.numel()) * 600))
 
 
 def slow_step() -> None:
@@ -52,7 +52,7 @@ def test_what_a_line_calls_is_inside_of_it_and_its_own_at_the_line_that_is_calle
     lines, first = inspect.getsourcelines(slow_step)
     calling = next(first + at for at, text in enumerate(lines) if "slow_metric(" in text)
     inner = sum(shares(found, slow_metric).values())
-    assert inner > 0.2
+    assert inner > 0.1
     assert found.lines.of(__file__, calling, calling) >= inner * 0.9
     assert dict(found.lines.costliest()).get(Spot(__file__, calling), 0.0) < inner / 2
 

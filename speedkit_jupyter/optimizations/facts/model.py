@@ -12,6 +12,7 @@ from speedkit_jupyter.optimizations.facts import backends, denormal_numbers
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.conv_norms import number_of_norms
 from speedkit_jupyter.optimizations.facts.fusible import Fusible, fusible
+from speedkit_jupyter.optimizations.facts.head import Head, head
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
     is_channels_last,
@@ -49,7 +50,8 @@ class Facts:
     `block_classes` the names of their classes; `training` says that some module is in training
     mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
     pass by) and `compiles` are filled in while planning. `rewritable` are the modules that
-    `rewrites` can make others of, `fusible` those that `fused_kernels` has a kernel for.
+    `rewrites` can make others of, `fusible` those that `fused_kernels` has a kernel for, `head` is
+    the layer that chooses among many classes.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
@@ -77,6 +79,7 @@ class Facts:
     compiled: Compiled = "no"
     rewritable: tuple[Rewritable, ...] = ()
     fusible: tuple[Fusible, ...] = ()
+    head: Head | None = None
     block_names: tuple[str, ...] = ()
     blocks_of_torch: bool = False
     backends: tuple[str, ...] = backends.OWN
@@ -150,6 +153,7 @@ class Facts:
             compiled=_compiled(layered),
             rewritable=tuple(place for place, _ in rewritable(model)),
             fusible=tuple(place for place, _ in fusible(model)),
+            head=head(model),
             block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
             backends=backends.loaded(),

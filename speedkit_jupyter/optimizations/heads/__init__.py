@@ -1,0 +1,1 @@
+"""Parts of `linear_cross_entropy`: logits that are computed where they are asked for."""

@@ -1,0 +1,128 @@
+"""Logits that are computed where somebody asks for them, and that their own loss never asks for.
+
+Such a tensor knows what it would be made of. `cross_entropy` takes that, and views between the two
+stay such tensors. To everybody else it is the layer's plain result, with its graph, computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.optimizations.heads.losses import cross_entropy
+from speedkit_jupyter.optimizations.heads.source import Source, views
+
+if TYPE_CHECKING:
+    import torch
+
+# What a tensor is, not its values.
+PROPERTIES = ("shape", "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_sparse",
+              "is_quantized", "is_meta", "is_mps", "is_xpu", "_version")  # fmt: skip
+METHODS = ("size", "dim", "numel", "nelement", "ndimension", "__len__", "is_floating_point",
+           "is_complex", "get_device")  # fmt: skip
+# After these somebody waits for the gradient of the logits themselves.
+WATCHES = ("retain_grad", "register_hook", "requires_grad_")
+
+
+def logits_of(source: Source) -> torch.Tensor:
+    """Not computed yet."""
+    found: Any = _deferred().apply(source, *source.parts)
+    found.source, found.computed, found.is_watched = source, None, False
+    return found  # type: ignore[no-any-return]
+
+
+@cache
+def kind() -> Any:
+    """The class of such tensors."""
+    import torch
+    from torch.nn import functional
+
+    looks = {getattr(torch.Tensor, name).__get__ for name in PROPERTIES}
+    looks |= {getattr(torch.Tensor, name) for name in METHODS}
+    looks |= {torch.is_floating_point, torch.is_complex, torch.numel}
+    watches = {getattr(torch.Tensor, name) for name in WATCHES}
+    known: Mapping[Any, Any] = {**views(), functional.cross_entropy: cross_entropy}
+
+    class Logits(torch.Tensor):
+        source: Source
+        computed: Any
+        is_watched: bool
+
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            first = args[0] if args else kwargs.get("input")
+            if func in looks:
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
+            if func in known and isinstance(first, Logits) and not first.is_watched:
+                found = _by_source(known[func], first.source, args, kwargs)
+                if found is not None:
+                    return logits_of(found) if isinstance(found, Source) else found
+            if func in watches and isinstance(first, Logits):
+                first.is_watched = True
+            return func(*_plainly(args), **_plainly(kwargs))
+
+        @classmethod
+        def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            # For code below Python, where autograd has done its part: values alone.
+            with torch.no_grad():
+                return func(*_plainly(args, True), **_plainly(kwargs or {}, True))
+
+    return Logits
+
+
+def _by_source(function: Any, source: Source, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """None where it is called in a way that it does not know."""
+    import inspect
+
+    others = {name: value for name, value in kwargs.items() if name != "input"}
+    given = (source, *args[1:]) if args else (source,)
+    try:
+        inspect.signature(function).bind(*given, **others)
+    except TypeError:
+        return None
+    if any(isinstance(one, kind()) for one in (*given[1:], *others.values())):
+        return None
+    return function(*given, **others)
+
+
+def _plainly(value: Any, detached: bool = False) -> Any:
+    """With the layer's result in place of each of these."""
+    from torch.utils._pytree import tree_map
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, kind()):
+            return leaf
+        if leaf.computed is None:
+            leaf.computed = leaf.source.plain()
+        return leaf.computed.detach() if detached else leaf.computed
+
+    return tree_map(of, value)
+
+
+@cache
+def _deferred() -> Any:
+    """A linear layer whose values are not there yet: the graph for those who ask below Python."""
+    import torch
+
+    class Deferred(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, source: Source, *parts: Any) -> Any:
+            ctx.source = source
+            make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+            return make(kind(), source.shape, dtype=source.dtype, device=source.features.device)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            parts = [part for part in ctx.source.parts if part.requires_grad]
+            found = iter(torch.autograd.grad(ctx.source.plain(), parts, _plainly(gradient)))
+            gradients = (next(found) if p.requires_grad else None for p in ctx.source.parts)
+            return (None, *gradients)
+
+    return Deferred

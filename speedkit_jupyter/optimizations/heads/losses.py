@@ -1,0 +1,66 @@
+"""Cross entropy by what logits are made of: torch's own, a part of the rows at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speedkit_jupyter.optimizations.heads.source import Source
+
+FORMER = "size_average and reduce are of former times"
+
+
+def cross_entropy(
+    source: Source,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """As torch.nn.functional.cross_entropy of the logits; None where it can't be.
+
+    In float32 at least: in half precision torch would round the loss itself, and this is none of
+    the places where that is done.
+    """
+    import torch
+    from torch.nn import functional
+
+    why = FORMER if size_average is not None or reduce is not None else ""
+    why = why or _why_not(source, target, label_smoothing)
+    source.tell(why)
+    if why:
+        return None
+    rows, exact = target.numel(), torch.promote_types(source.cast, torch.float32)
+    features, matrix, *bias = (part.to(exact) for part in source.parts)
+    options = torch.nn.LinearCrossEntropyOptions(
+        batch_chunk_size=max(1, -(-rows // source.chunks)), chunking_method=None
+    )
+    with torch.autocast(features.device.type, enabled=False):
+        loss = functional.linear_cross_entropy(
+            features.reshape(rows, features.shape[-1]),
+            matrix,
+            target.flatten(),
+            linear_bias=bias[0] if bias else None,
+            weight=None if weight is None else weight.to(exact),
+            reduction=reduction,
+            ignore_index=ignore_index,
+            options=options,
+        )
+    return loss.view(target.shape) if reduction == "none" else loss
+
+
+def _why_not(source: Source, target: Any, smoothing: float) -> str:
+    import torch
+
+    before = source.features.shape[:-1]
+    if not isinstance(target, torch.Tensor) or target.dtype != torch.int64:
+        return "targets are no class indices"
+    if tuple(target.shape) != tuple(before) or not before.numel():
+        return "targets are not one for each row"
+    if len(before) > 1 and source.at == -1:
+        return "classes are not the second dimension"
+    if smoothing:
+        return "labels are smoothed"
+    return "" if torch.is_grad_enabled() else "no gradients are recorded"
