@@ -33,7 +33,7 @@ ROOMS = (
     ("facts",),
     ("base",),
     ("autocast", "compiling", "fusing", "heads", "predicting", "recomputing", "twins"),
-    ("graphs", "splitting"),
+    ("graphs", "moments", "splitting"),
 )
 # And for the rooms of two more.
 INNER_ROOMS = {

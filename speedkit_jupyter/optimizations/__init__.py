@@ -21,6 +21,7 @@ from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
 from speedkit_jupyter.optimizations.linear_cross_entropy import LinearCrossEntropy
+from speedkit_jupyter.optimizations.low_bit_optimizer import LowBitOptimizer
 from speedkit_jupyter.optimizations.micro_batches import MicroBatches
 from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
@@ -46,6 +47,7 @@ CATALOG: tuple[Optimization, ...] = (
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
+    LowBitOptimizer(),
     FusedKernels(),
     ActivationCheckpointing(),
     MicroBatches(),

@@ -150,8 +150,9 @@ def _proof(tuning: Tuning) -> list[Section]:
 
 
 def _interval(gain: Ratio) -> str:
-    high = "" if math.isinf(gain.high) else ratio(gain.high)
-    return f"{ratio(gain.low)} to {high}".rstrip()
+    if math.isinf(gain.high):
+        return "too few rounds"
+    return f"{ratio(gain.low)} to {ratio(gain.high)}"
 
 
 def _parts(tuning: Tuning) -> bytes:

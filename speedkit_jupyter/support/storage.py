@@ -41,7 +41,12 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """The bytes of its elements; of one whose memory was given back, those that are left."""
+    """The bytes of its elements; of one whose memory was given back, those that are left; of one
+    that consists of others, theirs.
+    """
+    names = getattr(tensor, "__tensor_flatten__", None)
+    if names is not None:
+        return sum(size_in_memory(getattr(tensor, name)) for name in names()[0])
     size = tensor.numel() * tensor.element_size()
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 

@@ -19,7 +19,7 @@ class OptimizerFacts:
     """One optimizer. `fused` and `foreach` hold the distinct values of its groups, as the user set
     them: what a plan on another model of the same optimizer put there does not count. `flattens`
     says that its step needs gradients that are contiguous in memory; `sparse_gradients`, that it
-    holds a parameter whose gradients are sparse.
+    holds a parameter whose gradients are sparse; `own_step`, that its step is torch's own.
     """
 
     name: str = "AdamW"
@@ -32,6 +32,7 @@ class OptimizerFacts:
     dtypes: tuple[str, ...] = ("float32",)
     flattens: bool = False
     sparse_gradients: bool = False
+    own_step: bool = True
 
     @classmethod
     def read(
@@ -53,6 +54,7 @@ class OptimizerFacts:
             devices=words(p.device for p in parameters),
             dtypes=words(p.dtype for p in parameters),
             flattens=flattens(optimizer),
+            own_step=own_step,
             sparse_gradients=any(id(p) in sparse or _has_sparse_gradient(p) for p in parameters),
         )
 

@@ -45,6 +45,7 @@ def kind() -> Any:
     known: Mapping[Any, Any] = {**views(), functional.cross_entropy: cross_entropy}
 
     class Logits(torch.Tensor):
+        __module__ = torch.Tensor.__module__  # a value of the user's, and no part of a plan
         source: Source
         computed: Any
         is_watched: bool

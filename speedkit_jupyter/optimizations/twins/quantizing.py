@@ -25,8 +25,11 @@ LOUD = ("torchao", "torch.utils._pytree")
 
 def obstacle(hardware: Hardware, facts: Facts) -> str:
     """Why the linear layers of this model can't be quantized here; empty where they can."""
-    if why := unfit(facts):
-        return why
+    return unfit(facts) or unfit_here(hardware)
+
+
+def unfit_here(hardware: Hardware) -> str:
+    """Why torchao is of no use in this environment; empty where it is."""
     installed = hardware.libraries.get("torchao")
     if installed is None:
         return "needs torchao: pip install torchao"
