@@ -28,6 +28,11 @@ def remarks(chosen: Candidate, own: Candidate, ways: Ways) -> Iterator[str]:
         )
     if settings.num_workers and settings.persistent_workers and not own.settings.persistent_workers:
         yield "workers stay between epochs, until the loader is gone"
+    if settings.copied_to:
+        yield (
+            f"batches are on their way to {settings.copied_to} when the loop gets them, from "
+            "pinned memory, and nobody waits for the copy (non_blocking=True)"
+        )
     if settings.whole_batches:
         yield "its sampler gives whole batches: loader.batch_sampler is None"
     if not settings.in_order:

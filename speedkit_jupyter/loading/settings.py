@@ -19,7 +19,8 @@ class Settings:
     """What changes how batches are loaded, and not which.
 
     `whole_batches` draws each batch by one index; `kept` keeps samples as they were first drawn, on
-    the CPU or on a device. Without `in_order` batches come as they are ready.
+    the CPU or on a device. Without `in_order` batches come as they are ready. `copied_to` is the
+    device that batches are on their way to when the loop gets them; nobody waits for the copy.
     """
 
     num_workers: int = 0
@@ -30,6 +31,7 @@ class Settings:
     in_order: bool = True
     whole_batches: bool = False
     kept: str = ""
+    copied_to: str = ""
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Settings:
@@ -62,6 +64,7 @@ class Settings:
         said += ["pin_memory"] * self.pin_memory + ["any order"] * (not self.in_order)
         said += ["whole batches"] * self.whole_batches
         said += [f"kept in {self.kept}"] * bool(self.kept)
+        said += [f"copied to {self.copied_to}"] * bool(self.copied_to)
         return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
 
     def arguments(self) -> dict[str, Any]:

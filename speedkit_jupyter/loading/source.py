@@ -27,6 +27,8 @@ def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
     words += [f"{key}={value!r}" for key, value in settings.arguments().items()]
     kind = type(loader).__name__
     call = f"{name} = {kind}({', '.join([data, *words])})"
+    if settings.copied_to:
+        call += f'\n# and in the loop: batch.to("{settings.copied_to}", non_blocking=True)'
     return "\n".join([*lines, call])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.loading.copies import on_its_way
 from speedkit_jupyter.loading.obstacles import is_iterable
 from speedkit_jupyter.loading.tuned_loader import end_those_of, end_workers
 from speedkit_jupyter.machines.devices import synchronize
@@ -35,6 +36,7 @@ class Stream:
 
     def next(self) -> tuple[Any, float]:
         """A batch, and the seconds of them that beginning an epoch took."""
+        device = self.loader.__dict__.get("_copied_to") or ""
         if self._iterator is not None:
             try:
                 batch = next(self._iterator)
@@ -42,10 +44,10 @@ class Stream:
             except StopIteration:
                 self.epoch, self._iterator = self._drawn, None
             else:
-                return batch, 0.0
+                return on_its_way(batch, device), 0.0
         begun_s = clock.now()
         self._iterator = _begun(self.loader)
-        batch = next(self._iterator)
+        batch = on_its_way(next(self._iterator), device)
         self.begins_s.append(clock.now() - begun_s)
         self._drawn = 1
         return batch, self.begins_s[-1]

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.loading.copies import Copies
 from speedkit_jupyter.loading.kept import Kept
 from speedkit_jupyter.loading.settings import PREFETCH, Settings
 from speedkit_jupyter.support.lookup import attributes_of
@@ -45,7 +46,8 @@ class TunedLoader(_Loader):
             else:
                 end_workers(self)
             self.__dict__["_told"] = told
-        return super().__iter__()
+        device = self.__dict__.get("_copied_to")
+        return Copies(super().__iter__(), device) if device else super().__iter__()
 
 
 def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
@@ -67,6 +69,7 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
         "pin_memory": settings.pin_memory,
         "_iterator": None,
         "_told": None,
+        "_copied_to": settings.copied_to,
         "_DataLoader__multiprocessing_context": None,
     }
     if "in_order" in inside:

@@ -60,8 +60,12 @@ class Ways:
                     yield one
             if self.any_order and best.num_workers > 1 and hasattr(self.loader, "in_order"):
                 yield replace(best, in_order=False)
-        if self.device.type == "cuda" and not best.pin_memory and best.kept in ("", "memory"):
+        if self.device.type != "cuda" or best.kept not in ("", "memory"):
+            return
+        if not best.pin_memory:
             yield replace(best, pin_memory=True)
+        if self.samples.device == "cpu" and not best.copied_to:
+            yield replace(best, pin_memory=True, copied_to=str(self.device))
 
     def threads_beside(self, settings: Settings) -> int | None:
         """How many threads the step should have, so that workers find a core each; None where that

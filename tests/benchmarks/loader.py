@@ -4,7 +4,8 @@ On three data sets that are made on disk: pictures as PNG files, text files that
 tokens, and numpy files one after another (iterable). Each is loaded with a step of its own. The
 grid is every number of workers that may be used, each with every `prefetch_factor` of 2, 4 and 8
 (of the iterable none and one worker, which give the same order): whole epochs, interleaved in
-shuffled rounds, the middle of each.
+shuffled rounds, the middle of each. The best of them and the choice then run against each other in
+fresh rounds: of several that are alike one always looks best in the rounds that chose it.
 
     python tests/benchmarks/loader.py [--only DATA] [--rounds N] [--file loader.jsonl] [--table]
 
@@ -185,11 +186,12 @@ def measured(loader: DataLoader[Any], step: Callable[..., object], rounds: int) 
     found = epochs(loader, step, settings, rounds)
     times = {one.words: median(found[one]) for one in settings}
     best = min(times, key=lambda words: times[words])
+    fresh = epochs(loader, step, list(dict.fromkeys([chosen, _named(settings, best)])), 2 * rounds)
     kept = tune_loader(loader, step, budget_s=BUDGET_S).tuning
     return {
         "chosen": chosen.words,
         "best": best,
-        "of_best": median(b / c for b, c in zip(_of(found, best), found[chosen], strict=True)),
+        "of_best": median(b / c for b, c in zip(_of(fresh, best), fresh[chosen], strict=True)),
         "gain": times[Settings.of(loader).words] / times[chosen.words],
         "epoch_s": times,
         "tuning_s": took_s,
@@ -236,6 +238,10 @@ def epochs(
 
 def _of(found: dict[Settings, list[float]], words: str) -> list[float]:
     return next(times for one, times in found.items() if one.words == words)
+
+
+def _named(settings: list[Settings], words: str) -> Settings:
+    return next(one for one in settings if one.words == words)
 
 
 def table(rows: list[Row]) -> str:
