@@ -79,24 +79,9 @@ class Profile(Shown):
         return self.share(part) * self.step_s
 
     def share(self, part: Part) -> float:
-        """Of all profiled calls, 0 to 1; what they take longer than plain ones is no part."""
+        """Of all profiled calls, 0 to 1."""
         total_s = sum(split.total_s for split in self.taken)
-        part_s = sum(split.seconds[part] for split in self.taken)
-        extra_s = self._extra_s
-        if part == "rest":
-            part_s -= extra_s
-        return part_s / (total_s - extra_s) if total_s > extra_s else 0.0
-
-    @property
-    def _extra_s(self) -> float:
-        """Of all profiled calls, what looking took beside what it knows of itself: it is spent
-        between the parts, so that it was counted as the rest.
-        """
-        if not (self.plain_s and self.splits):
-            return 0.0
-        calls_s = median(split.total_s for split in self.splits) - median(self.plain_s)
-        rest_s = sum(split.seconds["rest"] for split in self.splits)
-        return min(max(calls_s, 0.0) * len(self.splits), rest_s)
+        return sum(split.seconds[part] for split in self.taken) / total_s if total_s else 0.0
 
     def waits(self) -> list[Wait]:
         """Lines that wait, what takes longest first, then what waits most often."""
