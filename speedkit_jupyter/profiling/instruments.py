@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.outside_modules import Outside
-from speedkit_jupyter.profiling.split import Line, Part, Split
+from speedkit_jupyter.profiling.split import Bias, Line, Part, Split
 
 if TYPE_CHECKING:
     import torch
@@ -146,18 +146,31 @@ def _line(call: str) -> Line | None:
     return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, call)
 
 
-def bias_s() -> float:
-    """Seconds that a method which waits takes until the split is told of it, measured here."""
+def bias() -> Bias:
+    """What telling takes, measured here: of a method that waits, and of a part without anything."""
     import torch
 
-    value, plain, told = torch.zeros(()), Split(), Split()
+    value, plain, told, parted = torch.zeros(()), Split(), Split(), Split()
     with plain.run():
         for _ in range(CALLS):
             value.item()
     with installed(Outside(told), is_first=True), told.run():
         for _ in range(CALLS):
             value.item()
-    return max(told.seconds["rest"] - plain.seconds["rest"], 0.0) / CALLS
+    outside, between = Outside(parted), Split()
+    nothing = _counted("optimizer", outside, lambda: None)
+    with installed(outside), parted.run():
+        for _ in range(CALLS):
+            nothing()
+    with Outside(between).seen(), between.run():
+        for _ in range(CALLS):
+            value.dim()
+    return Bias(
+        max(told.seconds["rest"] - plain.seconds["rest"], 0.0) / CALLS,
+        parted.seconds["rest"] / CALLS,
+        parted.seconds["optimizer"] / CALLS,
+        between.seconds["rest"] / CALLS,
+    )
 
 
 def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:

@@ -55,7 +55,7 @@ class Outside:
                 function = methods.get(function, function)
                 if split.part != "rest":
                     return function(*args, **(kwargs or {}))
-                mark, looks = split.mark(), list[Look]()
+                mark, looks = split.mark_between(), list[Look]()
                 split.undecided = looks
                 try:
                     result = function(*args, **(kwargs or {}))

@@ -24,7 +24,7 @@ from speedkit_jupyter.profiling.loops import Loops
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.outside_modules import Outside
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import Split
+from speedkit_jupyter.profiling.split import Bias, Split
 from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Profiler:
         self.afterwards: Callable[[Visited], object] | None = None
         profile.device = device.type
         self._context: Any = None
-        self._bias_s = 0.0
+        self._bias = Bias()
         self._sources: list[FunctionType] = []
 
     def result(self) -> Profile:
@@ -104,7 +104,7 @@ class Profiler:
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
         with self.step.isolated() as visit:
-            self._context, self._bias_s = in_force_or_none(self.step.models), instruments.bias_s()
+            self._context, self._bias = in_force_or_none(self.step.models), instruments.bias()
             budget.reserved_s = visit.taking_s
             self._sources = generators.sources(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
@@ -161,8 +161,8 @@ class Profiler:
             begun_s = clock.now()
             self._settle(state)
             plain_s = counters.counted(self._plain)
-            self._settle(state)
-            profile.splits.append(self._profiled())
+            state.restore()
+            profile.splits.append(self._profiled(is_warm=not self._is_short))
             profile.plain_s.append(plain_s)
             slowest_s = max(slowest_s, (clock.now() - begun_s) / 2)
             number = len(profile.splits)
@@ -182,8 +182,8 @@ class Profiler:
         looks = Looks()
         call_s = self._profile.step_s * self._profile.steps
         while not looks.total_s or (looks.total_s < enough_s and budget.allows(2 * call_s)):
-            self._settle(state)
-            self._profiled(looks=looks)
+            state.restore()
+            self._profiled(looks=looks, is_warm=not self._is_short)
         self._profile.lines = looks.result()
 
     def _find_costs(self, state: State, budget: Budget) -> None:
@@ -213,29 +213,43 @@ class Profiler:
         """Back to the state; where that is no matter, a call follows, so that caches are warm."""
         __tracebackhide__ = True
         state.restore()
-        if self._profile.first is None or self._profile.first.total_s < SHORT * self.budget_s:
+        if self._is_short:
             self._plain()
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether one more call before each that counts is no matter."""
+        first = self._profile.first
+        return first is None or first.total_s < SHORT * self.budget_s
 
     def _plain(self) -> float:
         __tracebackhide__ = True
         return self._aside(lambda: clock.timed(self._call, self._device))
 
-    def _profiled(self, is_first: bool = False, looks: Looks | None = None) -> Split:
+    def _profiled(
+        self, is_first: bool = False, looks: Looks | None = None, is_warm: bool = True
+    ) -> Split:
+        """One call; without being warm it is called once before: Python forgets what it knows of
+        the types that are patched, which costs a short step a tenth.
+        """
         __tracebackhide__ = True
-        split = Split(bias_s=self._bias_s)
+        split = Split(bias=self._bias)
         outside = Outside(split)
         with (
             self.step.around_blocks(),
             self._loops.told_to(outside),
             generators.told_to(outside, self._sources),
             instruments.installed(outside, is_first),
-            split.run(),
-            looks.while_looking(split) if looks is not None else nullcontext(),
         ):
-            self._call()
-            if self._device.type != "cpu":
-                with split.within("synchronizations"):
-                    synchronize(self._device)
+            if not is_warm:
+                with split.run():
+                    self._call()
+                split.clear()
+            with split.run(), looks.while_looking(split) if looks is not None else nullcontext():
+                self._call()
+                if self._device.type != "cpu":
+                    with split.within("synchronizations"):
+                        synchronize(self._device)
         return split
 
     def _call(self) -> None:

@@ -59,24 +59,38 @@ class Line(NamedTuple):
     call: str
 
 
+class Bias(NamedTuple):
+    """Seconds that telling takes, each time: of what waits, `before` the split knows of it; of a
+    part, `around` it and `inside` of it; `between`, of a function of torch's that is called between
+    the parts.
+    """
+
+    before: float = 0.0
+    around: float = 0.0
+    inside: float = 0.0
+    between: float = 0.0
+
+
 @dataclass
 class Split:
     """Seconds of each part, and how often it began; `waits` are the synchronizations by line,
     `stepped` the steps of each optimizer, by its id.
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
-    `bias_s` is what it takes until telling begins, and is taken off where it was told anything.
+    `bias` is what telling takes where it is no part of "ours" yet, and is taken off in the end.
     `undecided` are the looks of a moment of which only its end will tell which part it is.
     """
 
     now: Callable[[], float] = field(default=clock.now, repr=False)
-    bias_s: float = 0.0
+    bias: Bias = field(default_factory=Bias)
     seconds: dict[Part, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "ours"), 0.0))
     begun: Counter[Part] = field(default_factory=Counter)
     waits: Counter[Line] = field(default_factory=Counter)
     waited_s: dict[Line, float] = field(default_factory=dict)
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
     undecided: list[Look] | None = field(default=None, repr=False)
+    _entered: Counter[tuple[Part, Part]] = field(default_factory=Counter, init=False, repr=False)
+    _between: int = field(default=0, init=False, repr=False)
     _told: Counter[Part] = field(default_factory=Counter, init=False, repr=False)
     _inside: list[Part] = field(default_factory=list, init=False, repr=False)
     _since_s: float = field(default=0.0, init=False, repr=False)
@@ -112,6 +126,14 @@ class Split:
             self._inside = []
             self._take_off()
 
+    def clear(self) -> None:
+        """As before it ever ran."""
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        for counted in (self.begun, self.waits, self.stepped, self._entered, self._told):
+            counted.clear()
+        self.waited_s.clear()
+        self._between = 0
+
     def hides(self, part: Part) -> bool:
         """Whether it is no part of its own within the present one."""
         return part in _HIDDEN[self._inside[-1]]
@@ -129,6 +151,7 @@ class Split:
             self._inside.append(self.part)
             return
         self._lap()
+        self._entered[self.part, part] += 1
         self._inside.append(part)
         self.begun[part] += 1
 
@@ -154,6 +177,11 @@ class Split:
         self._lap()
         return self.seconds[self.part]
 
+    def mark_between(self) -> float:
+        """The same, where a function of torch's begins between the parts."""
+        self._between += 1
+        return self.mark()
+
     def moved(self, mark: float, part: Part) -> None:
         """What the present part took since the mark turns out to be another's."""
         here = self.part
@@ -172,9 +200,17 @@ class Split:
 
     def _take_off(self) -> None:
         for part, times in self._told.items():
-            extra_s = min(times * self.bias_s, self.seconds[part])
-            self.seconds[part] -= extra_s
-            self.seconds["ours"] += extra_s
+            self._is_ours(part, times * self.bias.before)
+        self._is_ours("rest", self._between * self.bias.between)
+        for (around, inside), times in self._entered.items():
+            if "ours" not in (around, inside):
+                self._is_ours(around, times * self.bias.around)
+                self._is_ours(inside, times * self.bias.inside)
+
+    def _is_ours(self, part: Part, seconds: float) -> None:
+        extra_s = min(seconds, self.seconds[part])
+        self.seconds[part] -= extra_s
+        self.seconds["ours"] += extra_s
 
     def _lap(self) -> None:
         now_s = self.now()

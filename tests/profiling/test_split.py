@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedkit_jupyter.profiling.split import PARTS, Split
+from speedkit_jupyter.profiling.split import PARTS, Bias, Line, Split
 
 
 class Clock:
@@ -88,3 +90,34 @@ def test_time_that_turns_out_to_be_another_part_s_is_moved(clock):
         split.moved(mark, "forward")
     assert split.seconds["forward"] == 5
     assert split.seconds["rest"] == 1
+
+
+def test_what_telling_takes_is_taken_off_the_parts_that_it_fell_into():
+    ticks = itertools.count()
+    split = Split(now=lambda: float(next(ticks)), bias=Bias(around=0.25, inside=0.5, between=0.125))
+    with split.run():
+        with split.within("forward"):
+            pass
+        split.mark_between()
+    # One tick between any two looks at the clock.
+    assert split.seconds["forward"] == 0.5
+    assert split.seconds["rest"] == 3.0 - 0.25 - 0.125
+    assert split.seconds["ours"] == 0.875
+    assert split.total_s + split.seconds["ours"] == 4.0
+
+
+def test_a_cleared_split_knows_nothing_of_the_call_before():
+    split = Split(bias=Bias(around=1.0, inside=1.0, between=1.0))
+    for _ in range(2):
+        with split.run(), split.within("backward"):
+            split.waited(Line("a.py", 1, ".item()"), 0.1)
+            split.stepped[1] += 1
+        split.clear()
+    assert split.total_s == 0
+    assert not split.begun
+    assert not split.waits
+    assert not split.waited_s
+    assert not split.steps
+    with split.run():
+        pass
+    assert split.seconds["ours"] == 0
