@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks import compilations
-from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.outside_modules import Outside
@@ -80,9 +80,11 @@ def installed(outside: Outside, is_first: bool = False) -> Iterator[None]:
         for owner, name, part in whole:
             make = partial(_counted, part, outside)
             stack.enter_context(patched(owner, name, make))
+        seen: set[int] = set()
         for kind in {*_optimizers()}:
-            make = partial(_step_of_optimizer, outside)
+            make = partial(_step_of_optimizer, outside, seen)
             stack.enter_context(patched(kind, "step", make))
+        stack.enter_context(_unseen_steps(split, seen))
         yield
 
 
@@ -185,16 +187,54 @@ def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
             yield kind
 
 
-def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
-    counted, stepped = _counted("optimizer", outside, original), outside.split.stepped
+def _step_of_optimizer(
+    outside: Outside, seen: set[int], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`seen` are the optimizers whose step is under way.
+
+    torch puts its hooks around the step of a class once the first optimizer of it is made, which
+    may be within the block: around this, that would stay there. So it finds that it is done.
+    """
+    import torch
+
+    is_hooked = getattr(original, "hooked", False)
+    step = original if is_hooked else torch.optim.Optimizer.profile_hook_step(original)
+    counted, stepped = _counted("optimizer", outside, step), outside.split.stepped
 
     def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        before = stepped[id(optimizer)]
-        result = counted(optimizer, *args, **kwargs)
+        before, is_first = stepped[id(optimizer)], id(optimizer) not in seen
+        seen.add(id(optimizer))
+        try:
+            result = counted(optimizer, *args, **kwargs)
+        finally:
+            if is_first:
+                seen.discard(id(optimizer))
         stepped[id(optimizer)] = before + 1  # also where its class calls the one that it is of
         return result
 
+    call.hooked = True  # type: ignore[attr-defined]
     return call
+
+
+@contextmanager
+def _unseen_steps(split: Split, seen: set[int]) -> Iterator[None]:
+    """Those that do not go by their class: a scheduler puts a step of its own on the optimizer, and
+    that calls what it found when the scheduler was made.
+    """
+    depths: dict[int, int] = {}
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if split.depth and id(optimizer) not in seen:
+            depths[id(optimizer)] = split.depth
+            split.enter("optimizer")
+
+    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) in depths:
+            split.leave(depths.pop(id(optimizer)))
+            split.stepped[id(optimizer)] += 1
+
+    with optimizer_hooks(before, after):
+        yield
 
 
 @contextmanager

@@ -342,3 +342,53 @@ def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
     assert found.share("compiling") == 0
     assert found.share("forward") > 0
     assert "the first call compiled for" in repr(found.report().to_text())
+
+
+def test_an_optimizer_class_whose_first_one_is_made_inside_is_as_torch_would_have_it():
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.sub_(parameter.grad)
+
+    class Derived(Own):
+        pass
+
+    for kind in (Own, Derived):
+        plain = kind.step
+
+        def fit(kind=kind):
+            net = nn.Linear(4, 2)
+            optimizer = kind(net.parameters())
+            for _ in range(3):
+                optimizer.zero_grad()
+                net(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+
+        found = profile(fit, budget_s=2)
+        assert found.steps == 3
+        assert all(split.begun["optimizer"] >= 6 for split in found.splits)
+        now = kind.step
+        assert plain in (now, getattr(now, "__wrapped__", None))
+        fit()
+
+
+def test_steps_of_an_optimizer_that_a_scheduler_has_wrapped_are_seen():
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+    def epoch():
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        scheduler.step()
+
+    found = profile(epoch, budget_s=2)
+    assert found.steps == 4
+    assert all(split.begun["optimizer"] >= 8 for split in found.splits)

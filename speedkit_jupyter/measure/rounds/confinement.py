@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.graphs.replayed import is_recorded
@@ -29,7 +30,8 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     """`make(original)` in place of the function `owner.name`, for calls from this thread.
 
     What the owner has inherited it inherits again afterwards. What stands in says so by an
-    attribute `stands_in_for`. Raises StepError where torch has moved it.
+    attribute `stands_in_for`, and has the attributes that it was made with. Raises StepError where
+    torch has moved it.
     """
     import torch
 
@@ -46,6 +48,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
         chosen = ours if threading.get_ident() == here else original
         return chosen(*args, **kwargs)
 
+    vars(call).update(vars(ours) if isinstance(ours, FunctionType) else {})
     call.stands_in_for = original  # type: ignore[attr-defined]
     is_own = name in vars(owner)
     setattr(owner, name, call)
