@@ -78,15 +78,15 @@ def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None
         raise StepError(f"the step must be a function, not {type(step).__name__}")
     roots = [*drawing(loader), *choosing(loader)]
     if step is None:
-        return Step(lambda _: _loop(loader), [], others=roots)
+        return Step(lambda _: loop(loader), [], others=roots)
     measured, takes = step_of(step), arguments_of(step)
     measured.others = [*measured.others, *roots]
     if takes:
-        measured.run = lambda _: _loop(loader, step, takes > 1)
+        measured.run = lambda _: loop(loader, step, takes > 1)
     return measured
 
 
-def _loop(
+def loop(
     loader: DataLoader[Any], step: Callable[..., object] | None = None, spread: bool = False
 ) -> None:
     """An epoch; a batch of several is `spread` over the arguments of the step."""

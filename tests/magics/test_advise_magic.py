@@ -71,3 +71,24 @@ def test_without_a_step_it_says_what_to_run(shell):
 
 def test_nothing_can_be_tried_before_there_is_advice(shell):
     assert "nothing was advised yet" in str(shell.fails("%speedkit advise --try 1"))
+
+
+def test_a_step_that_takes_batches_gets_them_from_the_loader_that_is_named(shell):
+    shell.run(
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "net = nn.Linear(8, 2)\n"
+        "trained = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "pairs = TensorDataset(torch.rand(64, 8), torch.randint(2, (64,)))\n"
+        "loader = DataLoader(pairs, batch_size=8)\n"
+        "def train(x, y):\n"
+        "    trained.zero_grad()\n"
+        "    loss_fn(net(x), y).backward()\n"
+        "    trained.step()\n"
+        "def by_one(batch):\n"
+        "    train(*batch)\n"
+    )
+    for name in ("train", "by_one"):
+        shell.run(f"%speedkit advise --step {name} --loader loader --budget 1 -v advice")
+        assert shell.names["advice"].profile.steps == 8
+    with pytest.raises(UsageError, match="train takes 2 arguments: name its DataLoader by --loa"):
+        shell.run("%speedkit advise --step train --budget 1")

@@ -172,6 +172,10 @@ WHOLE = {
     "what it keeps": (returning(stored), rows, "writes to latest"),
     "what it lists": (Listing, rows, "writes to found"),
     "what it counts in a buffer": (Counting, rows, "writes to seen"),
+    "noise of its own": (
+        returning(lambda _, y: y + 0.1 * torch.randn_like(y)), rows, "draws random numbers"),
+    "a coin of python's": (
+        returning(lambda _, y: y * random.random()), rows, "draws random numbers"),
     "one sample": (Net, lambda: rows(1), "one sample"),
     "an error for few": (
         returning(lambda _, y: y if len(y) > 5 else y.no_such_thing), rows, "AttributeError"),

@@ -77,7 +77,7 @@ def _profiler(names: Names, session: Session, arguments: Namespace) -> tuple[Pro
 
     model = None if arguments.model is None else find_model(names, arguments.model)[1]
     if arguments.step is not None:
-        function = find_function(names, arguments.step, "%speedkit advise")
+        function = _function(names, arguments.step, arguments.loader)
         command = f"%speedkit advise --step {arguments.step}"
         called = {id(value): name for name, value in models(names).items()}
         files = cell_names(_shell())
@@ -94,6 +94,15 @@ def _profiler(names: Names, session: Session, arguments: Namespace) -> tuple[Pro
     return measured.profiler(arguments.budget), measured.title
 
 
+def _function(names: Names, name: str, loader: str | None) -> Any:
+    """The one that is named; an epoch of the loader, where it takes batches."""
+    from speedkit_jupyter.advice.api import over_batches
+
+    function = find_function(names, name, "%speedkit advise")
+    given = None if loader is None else named_loader(names, loader, "%speedkit advise")
+    return over_batches(function, given, name, "name its DataLoader by --loader")
+
+
 def _shell() -> Any:
     from IPython.core.getipython import get_ipython
 
@@ -105,11 +114,11 @@ def _remember(names: Names, session: Session, arguments: Namespace, advisor: Any
     from speedkit_jupyter.advice.trying import Advised
     from speedkit_jupyter.measure.subject.from_function import step_of
 
-    name, measured = arguments.step, session.measured
+    name, loader, measured = arguments.step, arguments.loader, session.measured
 
     def step() -> Any:
         if name is not None:
-            return step_of(find_function(names, name, "%speedkit advise"))
+            return step_of(_function(names, name, loader))
         assert measured is not None
         return measured.step()
 

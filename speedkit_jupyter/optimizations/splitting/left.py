@@ -43,8 +43,9 @@ class Left:
         self._parts = [_Part(part) for part in model.modules()]
 
     def has_drawn(self) -> bool:
-        """Whether torch's random numbers were drawn since."""
-        return self._generators() != self._drawn_from
+        """Whether random numbers were drawn since, of torch's, Python's or NumPy's."""
+        others = _comparable(random_states()) != _comparable(self._others)
+        return others or self._generators() != self._drawn_from
 
     def written_to(self) -> str:
         """The name of something on a module that is another now; empty where all is the same."""
@@ -119,6 +120,12 @@ class _Part:
     def _changed(self, now: Any, before: Any) -> Iterator[str]:
         names = now.keys() | before.keys()
         return (n for n in names if now.get(n, MISSING) is not before.get(n, MISSING))
+
+
+def _comparable(states: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Python's state and NumPy's, whose numbers are an array."""
+    python, numpy = states
+    return python, None if numpy is None else (numpy[1].tobytes(), *numpy[2:])
 
 
 def _same(value: Any, before: Any) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # So many samples make a part of the trial, where there are enough.
 FEW = 2
 DEPEND = "samples depend on each other (a batch norm that trains?)"
+RANDOM = "it draws random numbers, other ones for parts than for the whole"
 WRITES = "it writes to {}, which the calls of parts would do several times"
 
 
@@ -55,7 +56,9 @@ class _Trial:
         modules = [*self._model.modules()]
         dropouts = [module for module in modules if isinstance(module, _DropoutNd)]
         why, draws = self._tried(calls, dropouts)
-        return self._tried(calls, modules)[0] if draws and why == DEPEND else why
+        if draws and why == DEPEND:
+            why, draws = self._tried(calls, modules)
+        return RANDOM if draws and why == DEPEND else why
 
     def _tried(
         self, calls: Callable[[], list[Callable[[], Any]]], still: Sequence[torch.nn.Module]
