@@ -288,6 +288,7 @@ def test_where_no_trace_can_be_written_that_is_one_line(found, tmp_path):
         Profile().export_chrome_trace(tmp_path / "trace.json")
 
 
+@pytest.mark.real_time
 def test_a_step_that_has_a_profiler_of_its_own_is_split_all_the_same():
     net = nn.Linear(4, 4)
 
