@@ -92,7 +92,15 @@ def without(values: Iterable[Any], pieces: set[object]) -> list[Any]:
     return [value for value in values if _piece(value)[0] not in pieces]
 
 
+def _is_fake(value: Any) -> bool:
+    """A tensor of torch.compile's without memory, which warns where it is asked for some."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and isinstance(value, fakes.FakeTensor)
+
+
 def _piece(value: Any) -> tuple[object, int]:
+    if _is_fake(value):
+        return id(value), 0
     try:
         storage = value.untyped_storage()
         return (str(value.device), storage.data_ptr() or id(value)), int(storage.nbytes())

@@ -55,7 +55,7 @@ def newest(
         learned = [
             entry for order in orders for entry in database.learned(setting(order, hardware))
         ]
-    able = [entry for entry in learned if not _costs_time(entry.plan)]
+    able = [entry for entry in learned if not _is_about_memory_alone(entry.plan)]
     every = sorted(able, key=lambda entry: entry.number)
     entries = [entry for entry in every if not entry.is_earlier]
     if every and not entries:
@@ -66,9 +66,12 @@ def newest(
     return next(reversed(fitting or fallback), None)
 
 
-def _costs_time(plan: Mapping[str, Any]) -> bool:
-    """Whether it saves memory for time, as only those want it who ask for just that."""
-    return plan.get("objective") == "memory" and (plan["speedup"] or 1.0) < 1
+def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
+    """Whether it saves memory for time, as only those want it who ask for just that; or says that
+    nothing saves memory, which says nothing about time.
+    """
+    is_for_memory = str(plan.get("objective")).startswith("memory")
+    return is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
 
 
 @cache

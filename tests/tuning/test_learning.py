@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Hardware, apply_speedups, tune, tuned
+from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
+from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.support import database
-from speedkit_jupyter.tuning import tasks
+from speedkit_jupyter.tuning import learning, tasks
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -182,3 +183,20 @@ def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(
     tuning = tune(step, budget_s=4)
     assert tuning.helped
     assert any("not kept" in note for note in tuning.notes)
+
+
+@pytest.mark.parametrize("objective", ["memory", "memory within 1.5"])
+@pytest.mark.parametrize(
+    ("values", "speedup", "is_taken"),
+    [({}, None, False), ({"threads": 1}, 0.88, False), ({"threads": 1}, 1.2, True)],
+)
+def test_what_was_learned_about_memory_is_the_default_only_where_it_is_faster_too(
+    objective, values, speedup, is_taken
+):
+    model = nn.Linear(8, 2)
+    task = tasks.Task("Linear", ("4x8 float32",), objective=objective)
+    ratio = None if speedup is None else Ratio(speedup, speedup - 0.05, speedup + 0.05, 50)
+    where, decided = tasks.setting([model], Hardware.current()), plan(facts=Facts.read(model))
+    learning.keep(where, task, decided, values, "threads:1" if values else "baseline", ratio)
+    found = learning.newest([model], [], Hardware.current())
+    assert (found is not None) == is_taken
