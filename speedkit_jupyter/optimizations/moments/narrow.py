@@ -67,6 +67,26 @@ def _narrow(value: torch.Tensor, signed: bool, bits: str) -> Any:
     return found.copy_(value)
 
 
+def _plainly(func: Any, args: Any, kwargs: Any) -> Any:
+    """A function of plain tensors; what it writes to is narrow again."""
+    from torch.utils._pytree import tree_map
+
+    own: dict[int, tuple[Any, Any]] = {}
+
+    def of(leaf: Any) -> Any:
+        if not is_narrow(leaf):
+            return leaf
+        return own.setdefault(id(leaf), (leaf, plain(leaf)))[1]
+
+    result = func(*tree_map(of, args), **tree_map(of, kwargs))
+    if func._schema.is_mutable:
+        for leaf, written in own.values():
+            leaf.copy_(written)
+            if result is written:
+                result = leaf
+    return result
+
+
 @cache
 def _kind(bits: str) -> Any:
     """torchao's class, whose copies and files are plain tensors."""
@@ -76,6 +96,16 @@ def _kind(bits: str) -> Any:
     class Narrow(base):  # type: ignore[misc]
         __module__ = base.__module__  # state of the user's, and nothing that a plan takes back
         is_narrow_moment = True
+
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            """What torchao has nothing for is done with plain tensors."""
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs or {})
+            except NotImplementedError:
+                return _plainly(func, args, kwargs or {})
 
         def __deepcopy__(self, memo: Any) -> Any:
             return plain(self)

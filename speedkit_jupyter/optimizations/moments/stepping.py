@@ -7,6 +7,7 @@ in its stead: one with the parameters that are left, and the same state.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # So much of the parameters, at most, is stepped at a time; or one of them.
 SHARE = 8
+# State at module level, on purpose: two plans may have one optimizer, whose step is one.
+_NARROW: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @contextmanager
@@ -31,13 +34,18 @@ def narrow_moments(
     Acts in the thread of this number alone, in all where it is None.
     """
 
+    if optimizer in _NARROW:  # by a plan on another model of it
+        yield
+        return
+
     def before(twin: Any, args: Any, kwargs: Any) -> Any:
         if only_in not in (None, threading.get_ident()) or twin is not optimizer:
             return None
-        if len(args) > 1 or kwargs:  # a closure makes the gradients, in the step
+        step: Any = type(optimizer).step
+        is_torchs = getattr(step, "__wrapped__", None) is not None
+        if len(args) > 1 or kwargs or not is_torchs:  # a closure makes the gradients, in the step
             _widen(optimizer)
             return None
-        step: Any = type(optimizer).step
         for groups in _portions(optimizer, bits):
             parameters = [parameter for group in groups for parameter in group["params"]]
             for parameter in parameters:
@@ -48,7 +56,7 @@ def narrow_moments(
         return (_with(optimizer, _small(optimizer, bits)),), {}
 
     def after(twin: Any, args: Any, kwargs: Any) -> None:
-        if len(args) > 1 or kwargs:
+        if twin is optimizer:  # in one piece
             for parameter, state in optimizer.state.items():
                 if is_large(parameter, bits):
                     narrowed(state, parameter, bits)
@@ -60,6 +68,8 @@ def narrow_moments(
         return state_dict | {"state": state}
 
     with ExitStack() as stack:
+        _NARROW.add(optimizer)
+        stack.callback(_NARROW.discard, optimizer)
         stack.callback(_widen, optimizer)
         stack.callback(optimizer.register_step_pre_hook(before).remove)
         stack.callback(optimizer.register_step_post_hook(after).remove)
