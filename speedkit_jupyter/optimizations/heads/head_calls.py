@@ -79,6 +79,7 @@ class HeadCalls(Call):
             and features.is_floating_point()
             and (features.requires_grad or any(p.requires_grad for p in layer.parameters()))
             and type(layer).forward is self._own
+            and "weight" in layer._parameters
             and not is_watched(layer)
             and not module._has_any_global_hook()
             and not torch.compiler.is_compiling()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.heads.losses import cross_entropy
 from speedkit_jupyter.optimizations.heads.source import Source, views
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import torch
@@ -21,14 +22,19 @@ PROPERTIES = ("shape", "dtype", "device", "ndim", "requires_grad", "layout", "is
               "is_quantized", "is_meta", "is_mps", "is_xpu", "_version")  # fmt: skip
 METHODS = ("size", "dim", "numel", "nelement", "ndimension", "__len__", "is_floating_point",
            "is_complex", "get_device")  # fmt: skip
-# After these somebody waits for the gradient of the logits themselves.
-WATCHES = ("retain_grad", "register_hook", "requires_grad_")
+# So many numbers of each tensor tell whether it has changed.
+FEW = 256
+CHANGED = (
+    "logits were asked for after the weights that make them had changed: read them before "
+    "optimizer.step(), or leave linear_cross_entropy out"
+)
 
 
 def logits_of(source: Source) -> torch.Tensor:
     """Not computed yet."""
     found: Any = _deferred().apply(source, *source.parts)
-    found.source, found.computed, found.is_watched = source, None, False
+    found.source, found.computed = source, None
+    found.origin, found.made_by, found.marks = found, None, _marks(source)
     return found  # type: ignore[no-any-return]
 
 
@@ -41,14 +47,15 @@ def kind() -> Any:
     looks = {getattr(torch.Tensor, name).__get__ for name in PROPERTIES}
     looks |= {getattr(torch.Tensor, name) for name in METHODS}
     looks |= {torch.is_floating_point, torch.is_complex, torch.numel}
-    watches = {getattr(torch.Tensor, name) for name in WATCHES}
     known: Mapping[Any, Any] = {**views(), functional.cross_entropy: cross_entropy}
 
     class Logits(torch.Tensor):
         __module__ = torch.Tensor.__module__  # a value of the user's, and no part of a plan
         source: Source
-        computed: Any
-        is_watched: bool
+        computed: Any  # the plain tensor, once somebody has asked
+        origin: Any  # what the layer gave; this is it, or a view of it
+        made_by: Any  # from what, and how
+        marks: Any
 
         @classmethod
         def __torch_function__(
@@ -59,19 +66,26 @@ def kind() -> Any:
             if func in looks:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-            if func in known and isinstance(first, Logits) and not first.is_watched:
+            # Once somebody has the plain ones, they may write to them, or wait for their gradient.
+            is_known = func in known and isinstance(first, Logits)
+            if is_known and first.origin.computed is None:
                 found = _by_source(known[func], first.source, args, kwargs)
+                if isinstance(found, Source):
+                    view: Any = logits_of(found)
+                    view.origin, view.made_by = first.origin, (first, func, args, kwargs)
+                    return view
                 if found is not None:
-                    return logits_of(found) if isinstance(found, Source) else found
-            if func in watches and isinstance(first, Logits):
-                first.is_watched = True
+                    return found
             return func(*_plainly(args), **_plainly(kwargs))
 
         @classmethod
         def __torch_dispatch__(  # type: ignore[override]
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            # For code below Python, where autograd has done its part: values alone.
+            # For code below Python, where autograd has done its part: values alone. They keep a
+            # graph all the same, for a loss that takes them later.
+            with torch.overrides.enable_reentrant_dispatch(), torch.enable_grad():
+                _plainly((args, kwargs))
             with torch.no_grad():
                 return func(*_plainly(args, True), **_plainly(kwargs or {}, True))
 
@@ -101,10 +115,44 @@ def _plainly(value: Any, detached: bool = False) -> Any:
         if not isinstance(leaf, kind()):
             return leaf
         if leaf.computed is None:
-            leaf.computed = leaf.source.plain()
+            leaf.computed = _computed(leaf)
         return leaf.computed.detach() if detached else leaf.computed
 
     return tree_map(of, value)
+
+
+def _computed(leaf: Any) -> Any:
+    """Of the layer; of a view, from what it is one of, so that they share their memory."""
+    if leaf.made_by is None:
+        if _is_changed(leaf.source, leaf.marks):
+            raise SpeedKitError(CHANGED)
+        return leaf.source.plain()
+    import torch
+
+    before, func, args, kwargs = leaf.made_by
+    plain = _plainly(before)
+    others = {name: value for name, value in kwargs.items() if name != "input"}
+    with torch.enable_grad():  # whoever asks first may record none; the next one may
+        return func(plain, *args[1:], **others)
+
+
+def _marks(source: Source) -> list[tuple[int, Any]]:
+    """By which a change of what it is made of is seen: not all that writes counts as a version."""
+    return [(part._version, _some(part).clone()) for part in source.parts]
+
+
+def _some(part: Any) -> Any:
+    return part.detach().flatten()[:: max(1, part.numel() // FEW)]
+
+
+def _is_changed(source: Source, marks: Any) -> bool:
+    import torch
+
+    pairs = zip(source.parts, marks, strict=True)
+    return any(
+        part._version != version or not torch.equal(_some(part), some)
+        for part, (version, some) in pairs
+    )
 
 
 @cache

@@ -44,11 +44,28 @@ def cross_entropy(
             target.flatten(),
             linear_bias=bias[0] if bias else None,
             weight=None if weight is None else weight.to(exact),
-            reduction=reduction,
+            reduction="sum" if reduction == "mean" else reduction,
             ignore_index=ignore_index,
             options=options,
         )
+        if reduction == "mean":
+            loss = _mean(loss, target, weight, ignore_index)
+    if not torch.is_autocast_enabled(features.device.type):
+        loss = loss.to(source.dtype)
     return loss.view(target.shape) if reduction == "none" else loss
+
+
+def _mean(total: Any, target: Any, weight: Any, ignore_index: int) -> Any:
+    """Over the targets that count. Of none it is no number, and has no gradients."""
+    import torch
+
+    counted = target != ignore_index
+    if weight is None:
+        number = counted.sum()
+    else:
+        number = (weight[torch.where(counted, target, 0)] * counted).sum()
+    nothing = torch.where(number == 0, float("nan"), 0.0)
+    return total / torch.where(number == 0, 1, number) + nothing
 
 
 def _why_not(source: Source, target: Any, smoothing: float) -> str:
