@@ -11,7 +11,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import SAME, Ratio, bonferroni_share, paired_ratio
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
-from speedkit_jupyter.tuning.early_stopping import WORTH_COMPILING, WORTH_IT
+from speedkit_jupyter.tuning.early_stopping import WORTH_IT
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,8 @@ class Part:
 
 
 def least(name: str) -> float:
-    """What an optimization has to bring: what lowers precision more than what does not."""
-    if optimizations.named(name).costly:
-        return WORTH_COMPILING
-    return WORTH_IT if name in LOWERING else 1 + SAME
+    """What an optimization has to bring: more where it lowers precision or takes seconds before."""
+    return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
 
 
 def pays(candidate: Candidate, values: Mapping[str, float], others: Sequence[Candidate]) -> bool:

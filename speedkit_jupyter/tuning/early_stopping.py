@@ -10,9 +10,9 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.pace import FAR
 from speedkit_jupyter.measure.rounds.runner import Runner
 
-# A gain below this is not worth a change, and not the time to prove it; compiling has to bring
-# more, since it takes seconds at every start.
-WORTH_IT, WORTH_COMPILING = 1.02, 1.03
+# A gain below this is not worth a change, and not the time to prove it. Compiling has to bring it
+# over the best plan without it, since it takes seconds at every start.
+WORTH_IT = 1.02
 # A plan that saves less memory than this share is not worth a change.
 LEAST_SAVED = 0.01
 # What chooses goes on until its intervals are as narrow as this share of the median.
@@ -67,7 +67,7 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     rounds = len(records[0].times_s)
     logs = np.log(np.array([record.times_s for record in records]))
     # What compiles has to lead by what it has to bring; else nothing is left to tell.
-    costs = [WORTH_COMPILING if record.is_compiled else 1.0 for record in records]
+    costs = [WORTH_IT if record.is_compiled else 1.0 for record in records]
     logs += np.log(costs)[:, None]
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)
@@ -101,17 +101,12 @@ def costs_too_much(baseline: Record, record: Record, times: float = TOO_SLOW) ->
     return "dropped" in record.notes or too_slow
 
 
-def worth_it(record: Record) -> float:
-    """The speed-up that this variant has to bring."""
-    return WORTH_COMPILING if record.is_compiled else WORTH_IT
-
-
 def cannot_win(comparison: Comparison, record: Record) -> bool:
     """Whether its interval, at a planned look, leaves nothing to hope for."""
     ratio, hopeless = comparison.ratio(record), ("slower", "wrong", "not checked")
     if ratio is None:
         return False
-    return comparison.verdict(record) in hopeless or ratio.high < worth_it(record)
+    return comparison.verdict(record) in hopeless or ratio.high < WORTH_IT
 
 
 def gains_nothing(comparison: Comparison, record: Record) -> bool:

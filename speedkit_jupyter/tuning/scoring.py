@@ -10,10 +10,10 @@ from speedkit_jupyter.measure.results.statistics import spread
 from speedkit_jupyter.tuning.early_stopping import (
     LEAST_SAVED,
     RACE_ROUNDS,
+    WORTH_IT,
     costs_too_much,
     is_far_behind,
     saved,
-    worth_it,
 )
 
 # What looks slower by less than this in a race may be faster.
@@ -106,7 +106,7 @@ def lost_narrowly(comparison: Comparison, record: Record) -> bool:
 def is_clearly_no_gain(comparison: Comparison, record: Record) -> bool:
     """Whether its whole interval lies below what is worth a change."""
     ratio = comparison.ratio(record)
-    return ratio is not None and ratio.high < worth_it(record)
+    return ratio is not None and ratio.high < WORTH_IT
 
 
 def _memory_score(comparison: Comparison, record: Record) -> float:
@@ -171,9 +171,8 @@ def why_not(
         number += f" against {comparison.baseline.name}"
     if verdict == "faster":
         return f"helps ({number}), {best} {_beside(comparison, record, best)}"
-    least = worth_it(record)
-    if verdict == "too noisy" and ratio.high < least:
-        return f"gains less than {least - 1:.0%}: {number}"
+    if verdict == "too noisy" and ratio.high < WORTH_IT:
+        return f"gains less than {WORTH_IT - 1:.0%}: {number}"
     return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"
 
 

@@ -20,7 +20,7 @@ from speedkit_jupyter.tuning.ablation import pays
 from speedkit_jupyter.tuning.allowance import MOST_CANDIDATES, Allowance
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.culprits import Culprits
-from speedkit_jupyter.tuning.early_stopping import BEHIND, RACE_ROUNDS, WORTH_COMPILING
+from speedkit_jupyter.tuning.early_stopping import BEHIND, RACE_ROUNDS, WORTH_IT
 from speedkit_jupyter.tuning.outcome import Rejected, Stage, Tuning
 from speedkit_jupyter.tuning.policies import Lightest, Look, Race
 from speedkit_jupyter.tuning.right_parts import RightParts
@@ -226,7 +226,7 @@ class Stages:
         able = [
             candidate
             for candidate in tried
-            if not candidate.costly or most > WORTH_COMPILING * max(plain, 1.0)
+            if not candidate.costly or most > WORTH_IT * max(plain, 1.0)
         ]
         able = [candidate for candidate in able if pays(candidate, values, tried)]
         most = max([1.0, *(values[candidate.name] for candidate in able)])

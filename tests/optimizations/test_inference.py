@@ -425,6 +425,33 @@ def test_compiled_and_frozen_weights_are_not_used_once_they_have_changed():
         assert "frozen" in context.notes["inference"]
 
 
+class Telling(nn.Module):
+    """Says whether it was called in inference mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(3, 3), []
+
+    def forward(self, x):
+        self.seen.append(torch.is_inference_mode_enabled())
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("records", [True, False], ids=["recording", "under no_grad"])
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "eager"])
+def test_only_compiled_code_that_records_nothing_does_without_inference_mode(is_compiled, records):
+    model, x = Telling().eval(), torch.rand(2, 3)
+    compiling = {"enabled": is_compiled, "backend": "eager"}
+    config = SpeedConfig(inference=True, compile=compiling).alone()
+    with torch.set_grad_enabled(records):
+        expected = model(x)
+        with apply_speedups(model, config)[1]:
+            found = model(x)
+    assert model.seen[1] is (records or not is_compiled)
+    assert torch.equal(found, expected) and not found.is_inference()
+    assert found.requires_grad is records
+
+
 def test_freezing_without_compile_is_said_to_do_nothing():
     decision = plan(asked(freezing=True), facts=Facts(training=False))["inference"]
     assert decision.active

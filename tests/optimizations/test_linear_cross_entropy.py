@@ -19,6 +19,7 @@ from speedkit_jupyter.optimizations.heads.head_calls import HeadCalls
 from speedkit_jupyter.optimizations.heads.logits import kind
 from speedkit_jupyter.optimizations.properties.calls import layer_of
 from speedkit_jupyter.plans.applying import prepare
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 ENTRY = named("linear_cross_entropy")
 WORDS = 1200
@@ -235,6 +236,70 @@ def test_it_needs_less_memory():
             step()
             peaks.append(memory.needed(step, torch.device("cpu"), []).peak_bytes)
     assert peaks[1] < 0.5 * peaks[0]
+
+
+@pytest.mark.parametrize("weighed", [False, True], ids=["plain", "weighed"])
+def test_a_mean_over_no_target_is_no_number_as_torch_has_it(weighed):
+    model, (ids, targets) = seeded(), batch()
+    weight = torch.ones(WORDS) if weighed else None
+    with apply_speedups(model, asked())[1]:
+        loss = flat(model, ids, torch.full_like(targets, -100), weight=weight)
+        loss.backward()
+    assert loss.isnan()
+    assert not model.lm_head.weight.grad.any()
+
+
+def test_in_half_precision_without_autocast_the_loss_is_of_that_dtype():
+    model, (ids, targets) = seeded().bfloat16(), batch()
+    expected = flat(model, ids, targets)
+    with apply_speedups(model, asked())[1]:
+        loss = flat(model, ids, targets)
+    assert loss.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(loss, expected)
+
+
+def test_logits_that_are_asked_for_after_the_optimizer_has_moved_the_weights_say_so():
+    model, (ids, targets) = seeded(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with apply_speedups(model, asked())[1]:
+        logits = model(ids)
+        F.cross_entropy(logits.view(-1, WORDS), targets.view(-1)).backward()
+        optimizer.step()
+        with pytest.raises(SpeedKitError, match="before optimizer"):
+            logits.argmax(-1)
+
+
+def test_what_is_written_to_a_view_is_seen_in_the_logits():
+    model, (ids, _) = seeded(), batch()
+    expected = model(ids).detach().clone()
+    expected[:, -1] = 0
+    with apply_speedups(model, asked())[1]:
+        logits = model(ids)
+        with torch.no_grad():
+            logits[:, -1].zero_()
+    torch.testing.assert_close(logits.detach().clone(), expected)
+
+
+def test_a_parametrized_layer_is_called_as_ever():
+    model, (ids, targets) = seeded(), batch()
+    nn.utils.parametrizations.weight_norm(model.lm_head)
+    expected = flat(model, ids, targets)
+    with apply_speedups(model, asked())[1]:
+        assert flat(model, ids, targets) == expected
+
+
+def test_values_that_are_read_below_python_first_keep_the_graph_of_a_loss_that_follows():
+    model, (ids, targets) = seeded(), batch()
+    with apply_speedups(model, asked())[1]:
+        view = model(ids).view(-1, WORDS)
+        torch.utils.dlpack.to_dlpack(view.detach())
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            view.exp()
+        F.cross_entropy(view, targets.view(-1)).backward()
+    found = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    flat(model, ids, targets).backward()
+    torch.testing.assert_close(found, model.lm_head.weight.grad)
 
 
 def test_without_gradients_hooks_and_under_torch_func_calls_are_as_ever():

@@ -51,7 +51,7 @@ class Predicting(Call):
         import torch
 
         model = self.module
-        if not self._predicts(model, (*args, *kwargs.values())):
+        if not self._predicts(model, (*args, *kwargs.values())) or self._gains_nothing(model):
             return self.below(*args, **kwargs)
         gives_gradients = torch.is_grad_enabled() and any(
             parameter.requires_grad for parameter in model.parameters()
@@ -82,6 +82,12 @@ class Predicting(Call):
         if asks:
             self._notes["inference"] = ASKED
         return not asks
+
+    def _gains_nothing(self, model: torch.nn.Module) -> bool:
+        """Compiled code that records nothing anyway, whose batch norms are not folded either."""
+        import torch
+
+        return is_compiled(model) and not self._freezing and not torch.is_grad_enabled()
 
     def _result(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         import torch
