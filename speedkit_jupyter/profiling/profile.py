@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.costs import Costs
@@ -33,15 +34,17 @@ class Profile(Shown):
 
     `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
     between; `first` is that of the first call, which may have compiled. `counted` is what
-    the machine counts in a second of the plain ones (`energy_j`: joules), where it does. `lines`
-    are the user's own, `costs` those of modules and operators, each from calls of their own; no
-    costs where `why_no_costs` says it. `names` are how files are called in the notebook.
+    the machine counts in a second of the plain ones (`energy_j`: joules), where it does, and then
+    `samples` what a call takes, if its models say it. `lines` are the user's own, `costs` those of
+    modules and operators, each from calls of their own; no costs where `why_no_costs` says it.
+    `names` are how files are called in the notebook.
     """
 
     first: Split | None = None
     splits: list[Split] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
     counted: Mapping[str, float] = field(default_factory=dict)
+    samples: int | None = None
     lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
@@ -82,6 +85,15 @@ class Profile(Shown):
         """Of all profiled calls, 0 to 1."""
         total_s = sum(split.total_s for split in self.taken)
         return sum(split.seconds[part] for split in self.taken) / total_s if total_s else 0.0
+
+    def quantities(self) -> dict[str, float]:
+        """What the machine counts, by name: of a step, and of a sample where those are known."""
+        found: dict[str, float] = {}
+        for quantity in QUANTITIES:
+            if (rate := self.counted.get(quantity.name)) is not None:
+                samples = self.samples / self.steps if self.samples else None
+                found |= quantity.values(rate * self.step_s, samples)
+        return found
 
     def waits(self) -> list[Wait]:
         """Lines that wait, what takes longest first, then what waits most often."""
@@ -133,7 +145,7 @@ class Profile(Shown):
             "steps": self.steps,
             "calls": len(self.taken),
             "cost": self.cost,
-            **{name: value * self.step_s for name, value in self.counted.items()},
+            **self.quantities(),
             "first_call_s": None if self.first is None else self.first.total_s,
             "first_compiling_s": None if self.first is None else self.first.seconds["compiling"],
             "synchronizations": [

@@ -13,6 +13,7 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import in_force_or_none
@@ -169,6 +170,9 @@ class Profiler:
             done = max(budget.share, number / ENOUGH)
             yield Progress(min(done, 1.0), f"call {number}")
         profile.counted = counters.each_second()
+        if profile.counted:
+            state.restore()
+            profile.samples = self._aside(lambda: of_a_step(self._call, self.step.models))
 
     def _later(self, first: Split, budget: Budget) -> tuple[float, float]:
         """Seconds for costs and for lines, which come last."""

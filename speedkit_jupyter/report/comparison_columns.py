@@ -66,7 +66,8 @@ def comparison_table(comparison: Comparison, is_brief: bool = False) -> Table:
 def counted(comparison: Comparison) -> list[Quantity]:
     """What this machine counts beside the times."""
     names = {name for record in comparison.records for name in record.quantities}
-    return [quantity for quantity in counted_columns.QUANTITIES if quantity.name in names]
+    every = (each for one in counted_columns.QUANTITIES for each in (one, one.of_a_sample))
+    return [quantity for quantity in every if quantity.name in names]
 
 
 def _columns(comparison: Comparison) -> list[Column]:

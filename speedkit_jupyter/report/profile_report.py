@@ -103,9 +103,12 @@ def _notes(profile: Profile) -> Iterator[str]:
     if waits and profile.device == "cpu":
         yield "On a CPU these lines wait for nothing; on a GPU each one waits until it is idle."
     for quantity in QUANTITIES:
-        if (rate := profile.counted.get(quantity.name)) is not None:
-            value = f"{rate * profile.step_s:.3g} {quantity.unit}".strip()
-            yield f"{quantity.title.capitalize()}: {value} a step, by the device's own counter."
+        values, each = profile.quantities(), quantity.of_a_sample
+        if (value := values.get(quantity.name)) is not None:
+            words = f"{value:.3g} {quantity.unit}".strip() + " a step"
+            if each.name in values:
+                words += f", {values[each.name]:.3g} {quantity.unit}".rstrip() + " a sample"
+            yield f"{quantity.title.capitalize()}: {words}, by the device's own counter."
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
         yield f"{calls}: the first one took too long for a second."

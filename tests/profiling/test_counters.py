@@ -45,13 +45,14 @@ def test_a_profile_says_its_joules_where_they_are_counted(joules, made_time):
     net = nn.Linear(2, 2)
 
     def step() -> None:
-        net(torch.ones(1, 2))
+        net(torch.ones(5, 2))
         made_time.sleep(0.2)
         joules.append(0.5)
 
     found = profile(step, budget_s=8, model=net)
     assert found.to_dict()["energy_j"] == pytest.approx(0.5, rel=0.1)
-    assert "Energy: 0.5 J a step" in str(found)
+    assert found.to_dict()["energy_per_sample_j"] == pytest.approx(0.1, rel=0.1)
+    assert "Energy: 0.5 J a step, 0.1 J a sample" in str(found)
 
 
 def test_where_nothing_is_counted_nothing_is_said(monkeypatch, made_time):

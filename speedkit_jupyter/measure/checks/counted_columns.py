@@ -6,7 +6,7 @@ A field of records and files, and a column of the table, follow from it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.machines import devices
@@ -33,6 +33,19 @@ class Quantity:
     unit: str
     about: str
     meter: Callable[[torch.device], Read | None]
+
+    @property
+    def of_a_sample(self) -> Quantity:
+        """The same for one sample of the step's batch, as in `energy_per_sample_j`."""
+        what, _, unit = self.name.rpartition("_")
+        name = f"{what}_per_sample_{unit}" if what else f"{unit}_per_sample"
+        about = f"{self.title.capitalize()} a sample: over the rows that the model is called with."
+        return replace(self, name=name, title=f"{self.title} a sample", about=about)
+
+    def values(self, of_a_step: float, samples: float | None) -> dict[str, float]:
+        """By name: of a step, and of a sample where it has a known number of them."""
+        found = {self.name: of_a_step}
+        return found | {self.of_a_sample.name: of_a_step / samples} if samples else found
 
 
 QUANTITIES = (

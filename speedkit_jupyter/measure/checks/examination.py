@@ -16,6 +16,7 @@ from speedkit_jupyter.measure.checks.observing.trials import Steps, is_compiled
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.samples import of_a_step as samples_of
 from speedkit_jupyter.measure.undo.isolation import State
 
 STEPS_LATER = "all its steps"
@@ -170,13 +171,15 @@ class Examination:
                     runner.fail(error)
 
     def quantities(self) -> Iterator[Progress]:
-        """What else this machine counts, of each variant."""
-        for quantity in counted_columns.QUANTITIES:
-            for runner in self._runners:
+        """What else this machine counts, of each variant; of a sample too, where there are some."""
+        samples: int | None = None
+        for runner in self._runners:
+            for quantity in counted_columns.QUANTITIES:
                 read = None if runner.record.failure else quantity.meter(runner.device)
                 if read is None or runner.warm is None:
                     continue
                 yield Progress(0.0, f"{quantity.title} of {runner.record.name}")
+                samples = samples or self._samples()
                 with runner.applied():
                     runner.warm.restore()
                     try:
@@ -184,7 +187,18 @@ class Examination:
                     except Exception as error:
                         runner.fail(error)
                     else:
-                        runner.record.quantities[quantity.name] = value
+                        runner.record.quantities |= quantity.values(value, samples)
+
+    def _samples(self) -> int | None:
+        """Of one step, where it can be told."""
+        first = self._runners[0]
+        assert first.warm is not None
+        try:
+            with first.applied():
+                first.warm.restore()
+                return samples_of(first.once, first.step.models)
+        except Exception:  # it will say so itself
+            return None
 
     def limits(self, flops: int | None) -> Iterator[Progress]:
         """What this machine could do at best, in each variant's precision."""

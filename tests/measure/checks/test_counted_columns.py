@@ -79,6 +79,8 @@ def test_a_quantity_is_a_column_a_field_and_a_line_of_the_file(made_time, steps_
     comparison.save(tmp_path / "table.csv")
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))
     assert float(rows[0]["energy_j"]) == pytest.approx(0.5)
+    assert float(rows[0]["energy_per_sample_j"]) == pytest.approx(0.25)
+    assert "energy a sample" in text
 
 
 def test_without_a_counter_there_is_no_column(made_time):
