@@ -39,6 +39,7 @@ class Accumulated:
     def __init__(self, lost: Lost, scaler: torch.amp.GradScaler | None) -> None:
         self._lost, self._scaler = lost, scaler
         self._weights: list[float] = []
+        self._each: set[float] = set()
         self._losses: list[Any] = []
         self._before: dict[int, tuple[Any, Any]] = {}
         self._is_sum = False
@@ -48,6 +49,7 @@ class Accumulated:
         loss, weight = self._lost(part)
         self._is_sum = weight is None
         weight = 1.0 if weight is None else weight
+        self._each.add(weight / part.length)
         if not weight:  # nothing in it counts, and its mean is none
             return
         self._weights.append(weight)
@@ -55,6 +57,11 @@ class Accumulated:
         if loss.requires_grad:
             self._set_aside(loss)
             self._backward(loss * (weight / self._weights[0]))
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a part weighs more than its samples: some targets do not count, say."""
+        return not self._is_sum and len(self._each) > 1
 
     def result(self) -> Any:
         """The loss of the whole; gradients are those of it then."""

@@ -17,6 +17,7 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.tracebacks import lets_go
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def sweep_of(
     def feed() -> Feed:
         if batch is None:
             assert loader is not None
-            found = next(iter(loader))
+            found = _first(loader)
             spread = takes > 1 and isinstance(found, list | tuple)
             held[0] = list(found) if spread else [found]
         return Given(held[0], lambda other: held.__setitem__(0, list(other)))
@@ -99,7 +100,7 @@ def sweep_of_step(
 
     def feed() -> Feed:
         if loader is not None:
-            return Loaded(loader, next(iter(loader)))
+            return Loaded(loader, _first(loader))
         apart = [t for model in step.models for t in (*model.parameters(), *model.buffers())]
         return Named(step.walk(), apart)
 
@@ -126,3 +127,9 @@ def _listed(batch: Any) -> Sequence[Any]:
     if batch is None:
         return []
     return list(batch) if isinstance(batch, tuple) else [batch]
+
+
+def _first(loader: DataLoader[Any]) -> Any:
+    for batch in loader:
+        return batch
+    raise StepError(EMPTY)

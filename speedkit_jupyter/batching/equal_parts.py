@@ -40,19 +40,24 @@ def has_graph(result: Any) -> bool:
     return any(tensor.grad_fn is not None for tensor in tensors)
 
 
-def check(lost: Lost, call: Call, size: int) -> None:
-    """Raises StepError where they don't; warns where the loss is random, so that nobody can say."""
-    number = min(call.length, max(2, min(SAMPLES, size)))
+def check(lost: Lost, call: Call, size: int, samples: int = SAMPLES) -> bool:
+    """Raises StepError where they don't; warns where the loss is random, so that nobody can say.
+
+    Whether it is about parts that weigh more than their samples: with targets that do not count.
+    """
+    number = min(call.length, max(2, min(samples, size)))
     few = call.spread(number)
     with _aside(lost.function):
         (whole, _), (again, _) = lost(few, still=True), lost(few, still=True)
         parts = [lost(one, still=True) for one in (few.part(0, 1), few.part(1, number))]
     made, expected = _together(parts), float(whole)
+    (_, one), (_, rest) = parts
+    is_uneven = one is not None and rest is not None and rest != one * (number - 1)
     if math.isnan(expected):  # all of the few are ignored: nothing to compare
-        return
+        return False
     if expected != float(again):
         warnings.warn(RANDOM, stacklevel=4)
-        return
+        return True
     close = CLOSE_IN_HALF if _in_half(call) else CLOSE
     if not abs(made - expected) <= close * max(abs(expected), abs(made), 1e-6):
         raise StepError(
@@ -60,6 +65,7 @@ def check(lost: Lost, call: Call, size: int) -> None:
             f"{number} samples at once): it is no mean over samples. A sum needs reduction='sum'; "
             "a mean over something else (a mask) needs weight=…, which says over how much"
         )
+    return is_uneven
 
 
 def _together(parts: list[tuple[Any, float | None]]) -> float:

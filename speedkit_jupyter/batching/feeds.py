@@ -43,6 +43,8 @@ class Given:
         now = length_of(list(batch))
         if now is None:
             raise StepError("there is no tensor in the batch whose first dimension is its size")
+        if not now:
+            raise StepError("the batch is empty: give one with samples in it")
         self.now, self.source = now, "the batch that it takes"
         self._batch, self._put = batch, put
 

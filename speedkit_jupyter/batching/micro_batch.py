@@ -75,7 +75,7 @@ class MicroBatch:
         self.size = size
         self._lost, self._function, self._whole = lost, lost.function, whole
         self._scaler, self._to, self._batch_norm = scaler, to, batch_norm
-        self._is_checked = False
+        self._is_checked = self._is_checked_uneven = False
 
     def __repr__(self) -> str:
         name = getattr(self._function, "__name__", type(self._function).__name__)
@@ -86,6 +86,8 @@ class MicroBatch:
         of all samples.
         """
         call = Call.of(given, named, self._whole)
+        if not call.length:
+            return self._moved(self._function(*given, **named))
         self._refuse_batch_norm(call)
         if not self._gives_loss(call):
             return self._joined(call)
@@ -93,6 +95,9 @@ class MicroBatch:
         try:
             for part in call.parts(self.size):
                 total.add(part)
+            if total.is_uneven and not self._is_checked_uneven:
+                given = self._lost, call, self.size, self.size
+                self._is_checked_uneven = equal_parts.check(*given)
         except BaseException:
             total.undo()
             raise
@@ -109,9 +114,10 @@ class MicroBatch:
         """Whether it gives a loss; the first time whether parts make up the whole."""
         if not self._is_checked:
             self._is_loss = equal_parts.is_loss(self._function, call)
-            if self._is_loss and call.length > 1:
-                equal_parts.check(self._lost, call, self.size)
-            self._is_checked = call.length > 1
+            is_proof = call.length > 1 and not call.is_alike
+            if self._is_loss and is_proof:
+                self._is_checked_uneven = equal_parts.check(self._lost, call, self.size)
+            self._is_checked = is_proof
         return self._is_loss
 
     def _joined(self, call: Call) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.samples import cut, length_of
+from speedkit_jupyter.support.samples import are_alike, cut, length_of
 
 Key = int | str
 
@@ -37,6 +37,11 @@ class Call:
         if length is None:
             raise StepError("there is no tensor in the arguments whose first dimension is a batch")
         return cls(arguments, dict(named), length, whole)
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all samples are the same, which proves nothing."""
+        return are_alike([self.arguments, dict(self.named)], self.length, slice(None))
 
     def part(self, first: int, last: int) -> Call:
         """The samples from `first` to before `last`."""

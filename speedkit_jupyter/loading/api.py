@@ -16,6 +16,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.tracebacks import lets_go
 
 if TYPE_CHECKING:
@@ -91,13 +92,17 @@ def loop(
 ) -> None:
     """An epoch; a batch of several is `spread` over the arguments of the step."""
     __tracebackhide__ = True
+    is_empty = True
     for batch in loader:
+        is_empty = False
         if step is None:
             continue
         if spread and isinstance(batch, tuple | list):
             step(*batch)
         else:
             step(batch)
+    if is_empty:
+        raise StepError(EMPTY)
 
 
 def arguments_of(step: Callable[..., object]) -> int:

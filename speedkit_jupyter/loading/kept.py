@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.loading.attributes import MOST, plain
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -24,6 +27,20 @@ class Kept:
     def __init__(self, dataset: Dataset[Any], device: str = "memory") -> None:
         self.dataset, self.device = dataset, device
         self._samples: dict[Any, Any] = {}
+        self._told: list[tuple[str, object]] | None = None
+        self._drawing: frozenset[str] | None = None
+
+    def begin(self) -> None:
+        """An epoch: where a plain attribute of the data set was set since the last one (its epoch,
+        a switch), samples are drawn anew. Not what drawing changes itself, such as a counter.
+        """
+        told, self._told = self._told, [*islice(plain(self.dataset), MOST)]
+        own = self._drawing or frozenset()
+        if told is None:
+            return
+        before, now = ([one for one in some if one[0] not in own] for some in (told, self._told))
+        if before != now:
+            self._samples.clear()
 
     def __getitem__(self, index: Any) -> Any:
         """The sample; drawn where it was not yet."""
@@ -45,7 +62,11 @@ class Kept:
 
     def _drawn(self, key: Any) -> Any:
         if key not in self._samples:
+            before = [*islice(plain(self.dataset), MOST)] if self._drawing is None else []
             sample = self.dataset[key]
+            if self._drawing is None:
+                now = [*islice(plain(self.dataset), MOST)]
+                self._drawing = frozenset(name for name, _ in set(before) ^ set(now))
             self._samples[key] = sample if self.device == "memory" else self._moved(sample)
         return self._samples[key]
 

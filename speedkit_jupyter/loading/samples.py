@@ -26,7 +26,8 @@ class Samples:
     """`keys` are the indices that were drawn; `draw_s` the seconds and `size_bytes` the size of a
     sample, `copy_s` the seconds of a copy of it. `is_random` where one differs from draw to draw,
     or draws random numbers; `own_generator` is the name of a generator of the data set's that it
-    draws them from.
+    draws them from. `by_batches` where what is in a batch makes a sample another one
+    (`__getitems__`).
     """
 
     keys: tuple[Any, ...] = ()
@@ -35,6 +36,7 @@ class Samples:
     size_bytes: int = 0
     is_random: bool = False
     own_generator: str = ""
+    by_batches: bool = False
     device: str = "cpu"
 
 
@@ -62,8 +64,26 @@ def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
         first.append(sample)
     size = sum(map(_size, first)) // max(len(first), 1)
     used = (name for name, generator in own.items() if _state_of(generator) != before_all[name])
+    generator = next(used, "")
     draw_s, copy_s = (median(taken_s or [0.0]) for taken_s in (drawn_s, copied_s))
-    return Samples(tuple(keys), draw_s, copy_s, size, is_random, next(used, ""), _device(first))
+    return Samples(
+        tuple(keys),
+        draw_s,
+        copy_s,
+        size,
+        is_random or bool(generator),
+        generator,
+        _are_by_batches(loader.dataset, keys, first),
+        _device(first),
+    )
+
+
+def _are_by_batches(dataset: Any, keys: Sequence[Any], samples: Sequence[Any]) -> bool:
+    """Whether samples that are drawn together, as torch does where it can, are others."""
+    together = getattr(dataset, "__getitems__", None)
+    if together is None or not keys:
+        return False
+    return not same(list(together(list(keys))), list(samples))
 
 
 def _indices(loader: DataLoader[Any]) -> Any:
@@ -88,7 +108,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
             return False
-        return torch.equal(one, other) or torch.equal(one.isnan(), other.isnan())
+        return torch.equal(one, other) or _is_nan_alike(one, other)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one.dtype == other.dtype and one.tobytes() == other.tobytes()
     if hasattr(one, "tobytes") and hasattr(other, "tobytes"):  # a picture of PIL's
@@ -97,6 +117,15 @@ def _same(one: Any, other: Any) -> bool:
     if compares is not object.__eq__:
         return bool(one == other)
     return type(one) is type(other)  # an object of the user's that says nothing of what it holds
+
+
+def _is_nan_alike(one: Any, other: Any) -> bool:
+    """Whether they are the same but for numbers that are none, which are so at the same places."""
+    import torch
+
+    if not (one.is_floating_point() or one.is_complex()) or one.layout is not torch.strided:
+        return False
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _is_generator(value: Any) -> bool:

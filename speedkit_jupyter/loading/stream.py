@@ -13,6 +13,8 @@ from speedkit_jupyter.loading.obstacles import is_iterable
 from speedkit_jupyter.loading.tuned_loader import end_those_of, end_workers
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.samples import EMPTY
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +49,10 @@ class Stream:
                 return on_its_way(batch, device), 0.0
         begun_s = clock.now()
         self._iterator = _begun(self.loader)
-        batch = on_its_way(next(self._iterator), device)
+        try:
+            batch = on_its_way(next(self._iterator), device)
+        except StopIteration:
+            raise StepError(EMPTY) from None
         self.begins_s.append(clock.now() - begun_s)
         self._drawn = 1
         return batch, self.begins_s[-1]

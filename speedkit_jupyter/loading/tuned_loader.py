@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.loading.attributes import MOST, plain
 from speedkit_jupyter.loading.copies import Copies
 from speedkit_jupyter.loading.kept import Kept
 from speedkit_jupyter.loading.settings import PREFETCH, Settings
-from speedkit_jupyter.support.lookup import attributes_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -21,16 +20,13 @@ if TYPE_CHECKING:
 else:  # it is mixed into torch's, or a user's, once there is a loader
     _Loader = object
 
-# Objects within a data set within a data set (Subset, transforms): so far settings are looked for.
-DEPTH, MOST = 4, 1000
-
 
 class TunedLoader(_Loader):
     """A loader as its user made it, with other settings; `tuning` says what was measured.
 
     Workers that stay take one random number less at the start of each epoch: it is drawn, so that
     the order is that of workers that don't. They have the data set as it was when they began: where
-    one of its plain attributes was set since, they begin anew.
+    one of its plain attributes was set since, they begin anew, and so do samples that are kept.
     """
 
     tuning: LoaderTuning | None = None
@@ -40,12 +36,14 @@ class TunedLoader(_Loader):
         import torch
 
         if self.persistent_workers and self.num_workers:
-            told = [*islice(_plain(self.dataset), MOST), *islice(_plain(self.collate_fn), MOST)]
+            told = [*islice(plain(self.dataset), MOST), *islice(plain(self.collate_fn), MOST)]
             if self._iterator is not None and told == self.__dict__["_told"]:
                 torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             else:
                 end_workers(self)
             self.__dict__["_told"] = told
+        if isinstance(self.dataset, Kept):
+            self.dataset.begin()
         device = self.__dict__.get("_copied_to")
         return Copies(super().__iter__(), device) if device else super().__iter__()
 
@@ -106,15 +104,3 @@ def end_those_of(iterator: Any) -> None:
     shut = getattr(iterator, "_shutdown_workers", None)
     if shut is not None:
         shut()
-
-
-def _plain(value: Any, depth: int = DEPTH) -> Iterator[object]:
-    """What numbers, words and choices an object and those in it hold."""
-    for name, held in sorted(attributes_of(value).items()) if depth else ():
-        if held is None or type(held) in (bool, int, float, str):
-            yield name, held
-        elif type(held) in (list, tuple):
-            for part in held[:DEPTH]:
-                yield from _plain(part, depth - 1)
-        else:
-            yield from _plain(held, depth - 1)

@@ -167,6 +167,8 @@ class Ways:
             return "not allowed (keep)"
         if self.samples.is_random:
             return "its samples differ from draw to draw (augmentation)"
+        if self.samples.by_batches:
+            return "what its samples are depends on their batch (__getitems__)"
         if type(dataset) is TensorDataset:
             return "it lies in memory already"
         return self._takes if self.kept_bytes > KEPT_SHARE * _free() else ""

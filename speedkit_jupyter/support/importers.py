@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FrameType
 
 # What Python asks of an importer. Below the last two the module's own code runs.
-FINDING = ("find_spec", "find_module", "named_loader", "find_distributions", "create_module")
+FINDING = ("find_spec", "find_module", "find_loader", "find_distributions", "create_module")
 RUNNING = ("exec_module", "load_module")
 # Python's own machinery, and where it asks.
 OWN = ("importlib", "_frozen_importlib")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves nothing"
+
 
 def length_of(value: Any) -> int | None:
     """The first dimension of the first tensor in it that has one."""
@@ -35,6 +37,19 @@ def cut(value: Any, length: int, samples: slice) -> Any:
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         return parts
     return value
+
+
+def are_alike(value: Any, length: int, samples: slice) -> bool:
+    """Whether these of the `length` samples hold the same, in every tensor that has them."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    leaves = [
+        leaf[samples]
+        for leaf in tree_leaves(_plain(value))
+        if isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == length
+    ]
+    return all(torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in leaves)
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.optimizations.heads.losses import cross_entropy
 from speedkit_jupyter.optimizations.heads.source import Source, views
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.marks import are_changed, marks
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +23,9 @@ PROPERTIES = ("shape", "dtype", "device", "ndim", "requires_grad", "layout", "is
               "is_quantized", "is_meta", "is_mps", "is_xpu", "_version")  # fmt: skip
 METHODS = ("size", "dim", "numel", "nelement", "ndimension", "__len__", "is_floating_point",
            "is_complex", "get_device")  # fmt: skip
-# So many numbers of each tensor tell whether it has changed.
-FEW = 256
 CHANGED = (
-    "logits were asked for after the weights that make them had changed: read them before "
-    "optimizer.step(), or leave linear_cross_entropy out"
+    "logits, or their loss, were asked for after the weights or features that make them had "
+    "changed: take them before optimizer.step(), or leave linear_cross_entropy out"
 )
 
 
@@ -34,7 +33,7 @@ def logits_of(source: Source) -> torch.Tensor:
     """Not computed yet."""
     found: Any = _deferred().apply(source, *source.parts)
     found.source, found.computed = source, None
-    found.origin, found.made_by, found.marks = found, None, _marks(source)
+    found.origin, found.made_by, found.marks = found, None, marks(source.parts)
     return found  # type: ignore[no-any-return]
 
 
@@ -69,10 +68,12 @@ def kind() -> Any:
             # Once somebody has the plain ones, they may write to them, or wait for their gradient.
             is_known = func in known and isinstance(first, Logits)
             if is_known and first.origin.computed is None:
+                _check(first.origin)
                 found = _by_source(known[func], first.source, args, kwargs)
                 if isinstance(found, Source):
                     view: Any = logits_of(found)
-                    view.origin, view.made_by = first.origin, (first, func, args, kwargs)
+                    view.origin = first.origin
+                    view.made_by = first, func, _own(args[1:]), _own(kwargs)
                     return view
                 if found is not None:
                     return found
@@ -124,8 +125,7 @@ def _plainly(value: Any, detached: bool = False) -> Any:
 def _computed(leaf: Any) -> Any:
     """Of the layer; of a view, from what it is one of, so that they share their memory."""
     if leaf.made_by is None:
-        if _is_changed(leaf.source, leaf.marks):
-            raise SpeedKitError(CHANGED)
+        _check(leaf)
         return leaf.source.plain()
     import torch
 
@@ -133,26 +133,23 @@ def _computed(leaf: Any) -> Any:
     plain = _plainly(before)
     others = {name: value for name, value in kwargs.items() if name != "input"}
     with torch.enable_grad():  # whoever asks first may record none; the next one may
-        return func(plain, *args[1:], **others)
+        return func(plain, *args, **others)
 
 
-def _marks(source: Source) -> list[tuple[int, Any]]:
-    """By which a change of what it is made of is seen: not all that writes counts as a version."""
-    return [(part._version, _some(part).clone()) for part in source.parts]
-
-
-def _some(part: Any) -> Any:
-    return part.detach().flatten()[:: max(1, part.numel() // FEW)]
-
-
-def _is_changed(source: Source, marks: Any) -> bool:
+def _own(value: Any) -> Any:
+    """What a view was asked for with, as it was then: a mask may be written to."""
     import torch
+    from torch.utils._pytree import tree_map
 
-    pairs = zip(source.parts, marks, strict=True)
-    return any(
-        part._version != version or not torch.equal(_some(part), some)
-        for part, (version, some) in pairs
-    )
+    def of(leaf: Any) -> Any:
+        return leaf.clone() if type(leaf) is torch.Tensor else leaf
+
+    return tree_map(of, value)
+
+
+def _check(leaf: Any) -> None:
+    if are_changed(leaf.source.parts, leaf.marks):
+        raise SpeedKitError(CHANGED)
 
 
 @cache
@@ -169,9 +166,6 @@ def _deferred() -> Any:
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            parts = [part for part in ctx.source.parts if part.requires_grad]
-            found = iter(torch.autograd.grad(ctx.source.plain(), parts, _plainly(gradient)))
-            gradients = (next(found) if p.requires_grad else None for p in ctx.source.parts)
-            return (None, *gradients)
+            return (None, *ctx.source.gradients(_plainly(gradient), ctx.needs_input_grad[1:]))
 
     return Deferred

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from speedkit_jupyter.optimizations.heads.source import Source
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
+# torch's own function would leave out what they are of the layer, without a word.
+TWICE = "linear_cross_entropy has no second derivative (create_graph=True): leave it out"
 FORMER = "size_average and reduce are of former times"
 
 
@@ -48,6 +51,8 @@ def cross_entropy(
             ignore_index=ignore_index,
             options=options,
         )
+        if loss.grad_fn is not None:
+            loss.grad_fn.register_prehook(_once)
         if reduction == "mean":
             loss = _mean(loss, target, weight, ignore_index)
     if not torch.is_autocast_enabled(features.device.type):
@@ -66,6 +71,13 @@ def _mean(total: Any, target: Any, weight: Any, ignore_index: int) -> Any:
         number = (weight[torch.where(counted, target, 0)] * counted).sum()
     nothing = torch.where(number == 0, float("nan"), 0.0)
     return total / torch.where(number == 0, 1, number) + nothing
+
+
+def _once(gradients: Any) -> None:
+    import torch
+
+    if torch.is_grad_enabled():
+        raise SpeedKitError(TWICE)
 
 
 def _why_not(source: Source, target: Any, smoothing: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,25 @@ class Source:
         with torch.enable_grad(), torch.autocast(self.features.device.type, enabled=False):
             found = functional.linear(*(part.to(self.cast) for part in self.parts)).to(self.dtype)
             return found if self.at == -1 else found.movedim(-1, self.at)
+
+    def gradients(self, gradient: Any, wanted: Sequence[bool]) -> list[Any]:
+        """Of the parts that are `wanted`, by that of the result; None for the others.
+
+        By hand, since what autograd computes calls the hooks of the parts, which are called again
+        when these are theirs.
+        """
+        grad = (gradient if self.at == -1 else gradient.movedim(self.at, -1)).to(self.cast)
+        features, weight = (part.to(self.cast) for part in self.parts[:2])
+        rows = grad.flatten(0, -2)
+        makers = (
+            lambda: grad @ weight,
+            lambda: rows.T @ features.flatten(0, -2),
+            lambda: rows.sum(0),
+        )
+        return [
+            make().to(part.dtype) if is_wanted else None
+            for part, make, is_wanted in zip(self.parts, makers, wanted, strict=False)
+        ]
 
 
 @cache

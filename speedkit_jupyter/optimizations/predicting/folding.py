@@ -25,7 +25,7 @@ class _Now(threading.local):
 
     def __init__(self) -> None:
         self.weights: dict[_Pair, Weights] = {}
-        self.waiting: dict[_Pair, torch.Tensor] = {}
+        self.waiting: dict[_Pair, list[torch.Tensor]] = {}
 
 
 class Folding:
@@ -64,9 +64,10 @@ class Folding:
         """Whether, in the block, a convolution ran without its batch norm: what comes out is wrong
         then. Such a pair is not folded any more.
         """
-        for pair in self._now.waiting:
+        left = [pair for pair, results in self._now.waiting.items() if results]
+        for pair in left:
             pair.is_broken = True
-        return bool(self._now.waiting)
+        return bool(left)
 
 
 class _Pair:
@@ -77,6 +78,7 @@ class _Pair:
         self.is_broken = False
         self._folded: Weights | None = None
         self._known: list[_Known] | None = None
+        self._eps = 0.0
 
     def weights(self) -> Weights | None:
         """Those of both together, made anew where one has changed; None where each has to do its
@@ -89,12 +91,13 @@ class _Pair:
         if self.is_broken or norm.training or own or other or norm._forward_pre_hooks:
             return None
         tensors = [*conv._parameters.values(), *norm._parameters.values(), *norm._buffers.values()]
-        if self._known is None or not _are_known(tensors, self._known):
+        eps = cast("float", norm.eps)
+        if self._known is None or eps != self._eps or not _are_known(tensors, self._known):
             if any(tensor is not None and tensor.is_inference() for tensor in tensors):
                 self.is_broken = True  # they would not tell when they are written to
                 return None
             self._known = [_known(tensor) for tensor in tensors]
-            self._folded = _folded(conv, norm)
+            self._eps, self._folded = eps, _folded(conv, norm)
         return self._folded
 
 
@@ -109,7 +112,8 @@ class _Conv(Call):
         if weights is None or len(args) != 1 or kwargs or self.inner is not None:
             return self.below(*args, **kwargs)
         module: Any = self.module
-        result = self._now.waiting[self._pair] = module._conv_forward(args[0], *weights)
+        result = module._conv_forward(args[0], *weights)
+        self._now.waiting.setdefault(self._pair, []).append(result)
         return result
 
 
@@ -120,9 +124,10 @@ class _Norm(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What it is given, where that comes from its convolution."""
-        waiting = self._now.waiting
-        if args and waiting.get(self._pair) is args[0]:
-            return waiting.pop(self._pair)
+        waiting = self._now.waiting.get(self._pair, [])
+        for number, result in enumerate(waiting):
+            if args and result is args[0]:
+                return waiting.pop(number)
         return self.below(*args, **kwargs)
 
 

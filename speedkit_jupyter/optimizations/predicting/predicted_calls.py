@@ -51,7 +51,7 @@ class Predicting(Call):
         import torch
 
         model = self.module
-        if not self._predicts(model, (*args, *kwargs.values())) or self._gains_nothing(model):
+        if not self._predicts(model, args, kwargs) or self._gains_nothing(model):
             return self.below(*args, **kwargs)
         gives_gradients = torch.is_grad_enabled() and any(
             parameter.requires_grad for parameter in model.parameters()
@@ -66,8 +66,9 @@ class Predicting(Call):
         """What the modules kept is like any other tensor again."""
         release_state(self.module)
 
-    def _predicts(self, model: torch.nn.Module, given: tuple[Any, ...]) -> bool:
+    def _predicts(self, model: torch.nn.Module, args: Any, kwargs: Any) -> bool:
         import torch
+        from torch.utils._pytree import tree_leaves
 
         if not self.is_here() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return False
@@ -77,7 +78,8 @@ class Predicting(Call):
             self._notes["inference"] = TRAINING
             return False
         asks = torch.is_grad_enabled() and any(
-            isinstance(value, torch.Tensor) and value.requires_grad for value in given
+            isinstance(value, torch.Tensor) and value.requires_grad
+            for value in tree_leaves((args, kwargs))
         )
         if asks:
             self._notes["inference"] = ASKED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_e
 
 if TYPE_CHECKING:
     import torch
+
+PLAIN = (bool, int, float, str, type(None))
 
 
 def random_states() -> tuple[Any, Any]:
@@ -36,6 +38,33 @@ def set_kernels(values: dict[str, Any]) -> None:
     for name, switch in sdp_kernels.switches().items():
         if switch.read() != values[name]:
             switch.write(values[name])
+
+
+def plain_attributes(module: torch.nn.Module) -> list[dict[str, Any]]:
+    """Of each part what a call may go by: its mode, a switch, a factor."""
+    return [
+        {name: value for name, value in vars(part).items() if type(value) in PLAIN}
+        for part in module.modules()
+    ]
+
+
+def set_plain_attributes(module: torch.nn.Module, before: list[dict[str, Any]]) -> None:
+    """On the same parts; whoever asks for it puts back what there is now."""
+    for part, attributes in zip(module.modules(), before, strict=False):
+        part.__dict__.update(attributes)
+
+
+@contextmanager
+def gradients_asked_for(asked: Sequence[tuple[torch.Tensor, bool]]) -> Iterator[None]:
+    """Of the same parameters as before: one may have been frozen since."""
+    changed = [(one, one.requires_grad) for one, before in asked if one.requires_grad != before]
+    for one, now in changed:
+        one.requires_grad_(not now)
+    try:
+        yield
+    finally:
+        for one, now in changed:
+            one.requires_grad_(now)
 
 
 @contextmanager

@@ -17,18 +17,30 @@ from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks
 from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_entries
 from speedkit_jupyter.optimizations.recomputing.outside_state import (
     attributes_kept,
+    gradients_asked_for,
     kernels,
+    plain_attributes,
     random_states,
     set_kernels,
+    set_plain_attributes,
     set_random_states,
 )
 from speedkit_jupyter.optimizations.recomputing.passed import Passed
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.marks import are_changed, marks
 
 if TYPE_CHECKING:
     import torch
 
     # A buffer: the path of its module within the block, and its name there.
     Buffers = dict[tuple[str, str], torch.Tensor]
+
+
+CHANGED = (
+    "weights were changed between the forward and the backward pass, which would compute with the "
+    "new ones: run backward() before optimizer.step(), or leave activation_checkpointing (or "
+    "micro_batches) out"
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,10 @@ class _Runs:
         ]
         self._versions = [_version(tensor) for tensor in passed.tensors]
         self._random, self._kernels = random_states(), kernels()
+        self._attributes = plain_attributes(block)
+        self._weights = [*block.parameters()]
+        self._marks = marks(self._weights)
+        self._asked = [(weight, weight.requires_grad) for weight in self._weights]
         self.written = written or Written(frozenset(), frozenset())
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -137,8 +153,12 @@ class _Runs:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
+        if are_changed(self._weights, self._marks):
+            raise SpeedKitError(CHANGED)
         with ExitStack() as stack:
             stack.enter_context(attributes_kept(self._block))
+            set_plain_attributes(self._block, self._attributes)
+            stack.enter_context(gradients_asked_for(self._asked))
             for (path, name), before in self._buffers.items():
                 holder = self._block.get_submodule(path)._buffers
                 stack.callback(put_back_entries, holder, {name: holder.get(name, MISSING)})

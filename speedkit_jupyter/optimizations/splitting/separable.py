@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.splitting.left import put_back
 from speedkit_jupyter.optimizations.splitting.whole_results import NotOfSamples, same, together
-from speedkit_jupyter.support.samples import cut
+from speedkit_jupyter.support.samples import are_alike, cut
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 FEW = 2
 DEPEND = "samples depend on each other (a batch norm that trains?)"
 RANDOM = "it draws random numbers, other ones for parts than for the whole"
-WRITES = "it writes to {}, which the calls of parts would do several times"
+WRITES_TO = "it writes to "
+WRITES = WRITES_TO + "{}, which the calls of parts would do several times"
 
 
 def why_not(
@@ -43,6 +44,13 @@ def why_not(
         return str(error)
     except Exception as error:  # the user's own code, with samples that it did not expect
         return f"with {number} of the samples it raises {type(error).__name__}"
+
+
+def proves_nothing(args: Any, kwargs: Any, length: int) -> bool:
+    """Whether the few samples of a trial hold the same."""
+    number = max(1, min(FEW, length // 2))
+    every = length // (2 * number)
+    return are_alike((args, kwargs), length, slice(0, 2 * number * every, every))
 
 
 class _Trial:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks
+from speedkit_jupyter.optimizations.recomputing.outside_state import plain_attributes
 from speedkit_jupyter.optimizations.recomputing.recomputed import Recomputed
-from speedkit_jupyter.optimizations.splitting.separable import why_not
-from speedkit_jupyter.optimizations.splitting.whole_results import together
+from speedkit_jupyter.optimizations.splitting.separable import WRITES_TO, proves_nothing, why_not
+from speedkit_jupyter.optimizations.splitting.whole_results import NotOfSamples, together
 from speedkit_jupyter.support.samples import cut, length_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 PLAIN = (int, float, bool, str, type(None))
 # Kinds of calls that are remembered.
 MOST = 64
-ONE = "a batch of one sample"
+ONE, NONE = "a batch of one sample", "a batch without samples"
+ALIKE = "its samples are all the same, which proves nothing"
+OTHERS = "what parts gave can't be joined"
 HOOKED = "a module has a hook, which parts would call several times"
 TRACED = "it is traced, or runs under torch.func"
 
@@ -70,9 +73,14 @@ class SplitCalls(Recomputed):
         for size, some_args, some_kwargs in self._cut(args, kwargs, length):
             sizes.append(size)
             results.append(super().__call__(*some_args, **some_kwargs))
+        try:
+            result = together(results, sizes)
+        except (NotOfSamples, RuntimeError):  # of other sizes, say: each part is padded for itself
+            self._count_whole(OTHERS)
+            return self.below(*args, **kwargs)
         self.counts.split += 1
         self._notes["micro_batches"] = self.counts.note
-        return together(results, sizes)
+        return result
 
     def _cut(self, args: Any, kwargs: Any, length: int) -> Iterator[tuple[int, Any, Any]]:
         size = -(-length // self._parts)
@@ -82,20 +90,27 @@ class SplitCalls(Recomputed):
 
     def _why_whole(self, args: Any, kwargs: Any, length: int) -> str:
         if length < 2:
-            return ONE
+            return ONE if length else NONE
         if _is_traced():
             return TRACED
         if has_forward_hooks(self.module):
             return HOOKED
-        kind = self._kind(args, kwargs, length)
-        if kind not in self._why:
-            if len(self._why) >= MOST:
-                self._why.clear()
-            self._why[kind] = why_not(self.below, self.module, args, kwargs, length)
-        return self._why[kind]
+        shape = self._kind(args, kwargs, length)
+        kind = shape, *(tuple(part.items()) for part in plain_attributes(self.module))
+        why = self._why.get(shape) or self._why.get(kind)
+        if why is not None:
+            return why
+        if proves_nothing(args, kwargs, length):
+            return ALIKE
+        if len(self._why) >= MOST:
+            self._why.clear()
+        why = why_not(self.below, self.module, args, kwargs, length)
+        # What a call writes to may be among the attributes: another kind each time.
+        self._why[shape if why.startswith(WRITES_TO) else kind] = why
+        return why
 
     def _kind(self, args: Any, kwargs: Any, length: int) -> Hashable:
-        """All that the answer may depend on, but for values of tensors."""
+        """All of the arguments that the answer may depend on, but for values of tensors."""
         import torch
         from torch.utils._pytree import tree_flatten
 
@@ -105,8 +120,7 @@ class SplitCalls(Recomputed):
             return leaf if isinstance(leaf, PLAIN) else type(leaf).__qualname__
 
         leaves, spec = tree_flatten((args, kwargs))
-        modes = tuple(part.training for part in self.module.modules())
-        return modes, str(spec), tuple(of(leaf) for leaf in leaves)
+        return str(spec), tuple(of(leaf) for leaf in leaves)
 
     def _count_whole(self, why: str) -> None:
         self.counts.whole[why] += 1
