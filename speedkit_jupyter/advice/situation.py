@@ -88,11 +88,11 @@ class Situation:
         """Whether the step computes on the CPU."""
         return self.device.type == "cpu"
 
-    def line_share(self, part: Part, node: ast.AST) -> float:
-        """Of the step: a statement of the user's, with what it calls of libraries; without what
+    def line_share(self, part: Part, *nodes: ast.AST) -> float:
+        """Of the step: statements of the user's, with what they call of libraries; without what
         other lines of the user's do meanwhile, nor models and optimizers.
         """
-        spots = set(part.spots(part.statement(node)))
+        spots = {spot for node in nodes for spot in part.spots(part.statement(node))}
         own = self.profile.lines.own.items()
         return sum(share for (spot, where), share in own if spot in spots and where in BESIDE)
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ModelCall:
     """A call of an outermost module, in the optimizer step `step`.
 
-    `versions` are those of the input tensors when it began: one that was written to since is
-    another input.
+    `versions` are those of the input tensors when it began, and of the parameters: one that was
+    written to since is another one.
     """
 
     module: torch.nn.Module
@@ -153,7 +153,8 @@ def _module(found: Watched, inside: list[Any], original: Callable[..., Any]) -> 
         if inside:
             return original(module, *args, **kwargs)
         found.flags |= _flags()
-        versions = tuple(_version(one) for one in tensors((args, kwargs)))
+        read = (*tensors((args, kwargs)), *module.parameters())
+        versions = tuple(map(_version, read))
         seen = ModelCall(module, args, kwargs, found.steps, module.training, versions)
         found.calls.append(seen)
         inside.append(module)

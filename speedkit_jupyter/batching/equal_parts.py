@@ -18,7 +18,8 @@ from speedkit_jupyter.support.exceptions import StepError
 if TYPE_CHECKING:
     import torch
 
-SAMPLES = 4
+# So many parts are tried together; at the first call a few samples before that.
+PARTS = 4
 # As exactly as a mean in float32, or in half precision, is the same over parts.
 CLOSE, CLOSE_IN_HALF = 1e-3, 3e-2
 RANDOM = "micro_batch: the loss draws random numbers, and was not checked"
@@ -40,25 +41,37 @@ def has_graph(result: Any) -> bool:
     return any(tensor.grad_fn is not None for tensor in tensors)
 
 
-def check(lost: Lost, call: Call, size: int, samples: int = SAMPLES) -> bool:
+def check(lost: Lost, call: Call, size: int) -> bool:
     """Raises StepError where they don't; warns where the loss is random, so that nobody can say.
 
-    Whether it is about parts that weigh more than their samples: with targets that do not count.
+    Some parts are tried, without gradients: a loss may go by how many samples there are. Whether
+    it is about parts that weigh more than their samples: with targets that do not count.
     """
-    number = min(call.length, max(2, min(samples, size)))
-    few = call.spread(number)
+    import torch
+
+    few = call.spread(min(call.length, PARTS * size))
+    try:
+        return _check(lost, few, min(size, max(few.length // 2, 1)))
+    except torch.OutOfMemoryError:
+        few = call.spread(min(call.length, PARTS))
+        return _check(lost, few, max(few.length // 2, 1))
+
+
+def _check(lost: Lost, few: Call, size: int) -> bool:
+    number = few.length
     with _aside(lost.function):
         (whole, _), (again, _) = lost(few, still=True), lost(few, still=True)
-        parts = [lost(one, still=True) for one in (few.part(0, 1), few.part(1, number))]
+        cut = [*few.parts(size)]
+        parts = [lost(one, still=True) for one in cut]
     made, expected = _together(parts), float(whole)
-    (_, one), (_, rest) = parts
-    is_uneven = one is not None and rest is not None and rest != one * (number - 1)
+    each = {w / one.length for (_, w), one in zip(parts, cut, strict=True) if w is not None}
+    is_uneven = len(each) > 1
     if math.isnan(expected):  # all of the few are ignored: nothing to compare
         return False
     if expected != float(again):
-        warnings.warn(RANDOM, stacklevel=4)
+        warnings.warn(RANDOM, stacklevel=6)
         return True
-    close = CLOSE_IN_HALF if _in_half(call) else CLOSE
+    close = CLOSE_IN_HALF if _in_half(few) else CLOSE
     if not abs(made - expected) <= close * max(abs(expected), abs(made), 1e-6):
         raise StepError(
             f"the losses of parts don't make that of the batch ({made:.4g}, and {expected:.4g} of "

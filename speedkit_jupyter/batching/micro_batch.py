@@ -96,8 +96,7 @@ class MicroBatch:
             for part in call.parts(self.size):
                 total.add(part)
             if total.is_uneven and not self._is_checked_uneven:
-                given = self._lost, call, self.size, self.size
-                self._is_checked_uneven = equal_parts.check(*given)
+                self._is_checked_uneven = equal_parts.check(self._lost, call, self.size)
         except BaseException:
             total.undo()
             raise

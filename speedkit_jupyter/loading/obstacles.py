@@ -7,7 +7,7 @@ import io
 import socket
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_start_method
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, ModuleType
@@ -34,6 +34,8 @@ def why_no_workers(loader: DataLoader[Any], samples: Samples, context: str | Non
             f"{samples.own_generator} is the data set's own random generator, and each worker "
             "would draw the same numbers from its copy: torch's and numpy's differ by worker"
         )
+    if samples.why_not_sent:
+        return samples.why_not_sent
     walk = Walk(drawing(loader))
     for value in walk.found.values():
         if is_open_handle(value):
@@ -92,6 +94,20 @@ class _Reader(ForkingPickler):
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             self.here.append(value.__qualname__)
         return None
+
+
+def why_not_sent(loader: DataLoader[Any], keys: Sequence[Any]) -> str:
+    """Why a worker can't send a batch, made of a few samples; empty where it can. A worker that
+    can't says nothing, and is waited for.
+    """
+    samples = [loader.dataset[key] for key in keys]
+    in_batches = loader.batch_sampler is not None
+    batch: Any = loader.collate_fn(samples if in_batches else samples[0])  # type: ignore[arg-type]
+    try:
+        _Reader().dump(batch)
+    except Exception as error:
+        return f"a worker can't send its batches: {_first_line(error)}"
+    return ""
 
 
 def why_not_picklable(loader: DataLoader[Any], method: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ class Samples:
     sample, `copy_s` the seconds of a copy of it. `is_random` where one differs from draw to draw,
     or draws random numbers; `own_generator` is the name of a generator of the data set's that it
     draws them from. `by_batches` where what is in a batch makes a sample another one
-    (`__getitems__`).
+    (`__getitems__`); `why_not_sent` says why a worker can't send its batches.
     """
 
     keys: tuple[Any, ...] = ()
@@ -38,6 +38,7 @@ class Samples:
     own_generator: str = ""
     by_batches: bool = False
     device: str = "cpu"
+    why_not_sent: str = ""
 
 
 def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
@@ -113,10 +114,19 @@ def _same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and one.tobytes() == other.tobytes()
     if hasattr(one, "tobytes") and hasattr(other, "tobytes"):  # a picture of PIL's
         return bool(one.tobytes() == other.tobytes())
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        return same(dict(one), dict(other))
+    if is_dataclass(one) and hasattr(one, "__dict__"):
+        return same(vars(one), vars(other))
     compares: Any = type(one).__eq__
-    if compares is not object.__eq__:
+    if compares is object.__eq__:
+        return True  # an object of the user's that says nothing of what it holds
+    try:
         return bool(one == other)
-    return type(one) is type(other)  # an object of the user's that says nothing of what it holds
+    except Exception:  # of tensors in it, say, which are not one truth
+        return not hasattr(one, "__dict__") or same(vars(one), vars(other))
 
 
 def _is_nan_alike(one: Any, other: Any) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import order, samples
 from speedkit_jupyter.loading.candidate import LONG_EPOCH, Candidate
 from speedkit_jupyter.loading.loader_tuning import LoaderTuning
-from speedkit_jupyter.loading.obstacles import drawing, is_iterable
+from speedkit_jupyter.loading.obstacles import drawing, is_iterable, why_not_sent
 from speedkit_jupyter.loading.race import Race
 from speedkit_jupyter.loading.remarks import beside, remarks
 from speedkit_jupyter.loading.samples import Samples
@@ -130,6 +131,9 @@ class LoaderTuner:
         if is_iterable(self._loader):
             return Samples()
         seen = samples.look_at(self._loader, Walk(drawing(self._loader)))
+        if seen.keys:
+            few = seen.keys[: self._loader.batch_size or 1]
+            seen = replace(seen, why_not_sent=why_not_sent(self._loader, few))
         settle()
         return seen
 

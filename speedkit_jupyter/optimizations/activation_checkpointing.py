@@ -43,7 +43,10 @@ class ActivationCheckpointing(Optimization):
     excludes = frozenset({"compile"})  # which passes by it, and chooses itself what it keeps
     summary = "activations of repeated blocks are computed again instead of kept"
     helps = "training that needs more memory than there is: larger batches, longer sequences"
-    risk = "the blocks' forward pass runs twice, and so does what else their code does in it"
+    risk = (
+        "the blocks' forward pass runs twice, and so does what else their code does in it; weights "
+        "must not change before backward()"
+    )
     undone = "the blocks are called as before, and nothing lies on them"
     page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 

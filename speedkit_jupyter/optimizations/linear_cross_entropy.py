@@ -50,7 +50,10 @@ class LinearCrossEntropy(Optimization):
     excludes = frozenset({"compile", "micro_batches", "cuda_graphs"})
     summary = "cross entropy of a large vocabulary in parts, without all of its logits at once"
     helps = "training language models: logits of a large vocabulary are often most of the memory"
-    risk = "slower on CPUs; no second backward pass, and no gradients of the logits themselves"
+    risk = (
+        "slower on CPUs; no second derivatives, no gradients of the logits themselves, and no "
+        "logits once optimizer.step() has changed the weights"
+    )
     undone = "the layer is called as before, and nothing lies on it"
     page = (
         "https://docs.pytorch.org/docs/stable/generated/"

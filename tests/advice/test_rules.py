@@ -859,3 +859,19 @@ def test_deterministic_kernels_are_off_in_the_trial_where_the_step_asks_for_them
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_closure_that_is_called_with_other_weights_each_time_is_no_second_pass(situations):
+    net, x = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 1)), torch.rand(256, 64)
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
+
+    def step():
+        def closure():
+            optimizer.zero_grad()
+            loss = net(x).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    assert situations.found("same_forward_twice", step, shares=COMPUTING) == []

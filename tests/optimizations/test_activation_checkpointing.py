@@ -20,6 +20,7 @@ from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan, tun
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.plans.applying import prepare
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 ENTRY = named("activation_checkpointing")
 
@@ -535,3 +536,66 @@ def test_a_search_for_memory_finds_it_and_what_saves_none_is_not_even_checked(ma
     assert record.accuracy.verdict == "exact"
     assert record.memory.peak_bytes < 0.7 * tuning.comparison.baseline.memory.peak_bytes
     assert any("peak is" in rejected.reason for rejected in tuning.rejected)
+
+
+class Factor(nn.Module):
+    """Goes by its mode, by an attribute, and by noise of its own."""
+
+    factor = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(8, 8), nn.Dropout(0.5)
+
+    def forward(self, x):
+        noise = torch.rand_like(x) if self.training else torch.ones_like(x)
+        return x + self.dropout(torch.tanh(self.layer(x) * noise * self.factor))
+
+
+def _meanwhile_eval(model):
+    model.eval()
+
+
+def _meanwhile_set(model):
+    for block in model:
+        block.factor = 0.1
+
+
+def _meanwhile_frozen(model):
+    model[0].requires_grad_(False)
+
+
+@pytest.mark.parametrize("meanwhile", [_meanwhile_eval, _meanwhile_set, _meanwhile_frozen])
+def test_what_is_set_between_forward_and_backward_changes_nothing(meanwhile):
+    found = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(*(Factor() for _ in range(3))), torch.randn(6, 8)
+        for block in model:
+            block.factor = 1.0
+        with apply_speedups(model, SpeedConfig(activation_checkpointing=on).alone())[1]:
+            loss = model(x).pow(2).sum()
+            meanwhile(model)
+            state = [(m.training, getattr(m, "factor", 0)) for m in model.modules()]
+            loss.backward()
+            assert state == [(m.training, getattr(m, "factor", 0)) for m in model.modules()]
+        found.append([p.grad for p in model.parameters()])
+        assert [p.requires_grad for p in model[0].parameters()] == [
+            meanwhile is not _meanwhile_frozen] * 2  # fmt: skip
+    for one, other in zip(*found, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("how", ["data", "step"])
+def test_weights_that_were_changed_before_backward_are_refused_in_one_line(how):
+    model, x = nn.Sequential(*(Factor() for _ in range(3))), torch.randn(6, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=True)
+    with apply_speedups(model, SpeedConfig(activation_checkpointing=True).alone())[1]:
+        loss = model(x).sum()
+        model(x).sum().backward()
+        if how == "step":
+            optimizer.step()
+        else:
+            model[0].layer.weight.data.mul_(0.5)
+        with pytest.raises(SpeedKitError, match=r"before optimizer\.step"):
+            loss.backward()

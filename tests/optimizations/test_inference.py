@@ -488,3 +488,65 @@ def test_it_is_said_how_many_batch_norms_are_folded_and_the_loop_predicts():
 def test_trainer_is_no_place_for_it():
     with pytest.raises(SpeedKitError, match="--as torch"):
         code(plan(asked(), facts=Facts(training=False)), "transformers")
+
+
+class CallsTwice(nn.Module):
+    """Two convolutions before two norms, in a way that torch.fx can't follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit = Unit()
+        with torch.no_grad():
+            for tensor in (self.unit.norm.running_mean, self.unit.norm.weight):
+                tensor.normal_()
+
+    def forward(self, x, z):
+        if x.shape[1] != 3:
+            raise ValueError("channels")
+        one, other = self.unit.conv(x), self.unit.conv(z)
+        return self.unit.norm(one) + self.unit.norm(other)
+
+
+def test_a_pair_that_is_called_twice_before_its_norms_gives_the_same():
+    model, x, z = CallsTwice().eval(), torch.randn(IMAGES), torch.randn(IMAGES)
+    expected = model(x, z)
+    with apply_speedups(model, SpeedConfig(inference=True).alone())[1]:
+        torch.testing.assert_close(model(x, z), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_another_eps_counts():
+    model, x = Unit().eval(), torch.randn(IMAGES)
+    with apply_speedups(model, SpeedConfig(inference=True).alone())[1]:
+        model(x)
+        model.norm.eps = 0.5
+        found = model(x)
+    torch.testing.assert_close(found, model(x))
+
+
+@pytest.mark.parametrize("write", [
+    lambda y: y.sub_(1), lambda y: y.sigmoid_(), lambda y: y[0].zero_(),
+    lambda y: y.view(-1).add_(1),
+], ids=["sub_", "sigmoid_", "zero_ of a part", "add_ of a view"])  # fmt: skip
+def test_results_can_be_written_to(write):
+    model, x = nn.Linear(3, 2).eval(), torch.rand(4, 3)
+    expected = model(x).detach()
+    write(expected)
+    with apply_speedups(model, SpeedConfig(inference=True).alone())[1]:
+        found = model(x)
+        write(found)
+    torch.testing.assert_close(found.detach(), expected)
+
+
+def test_an_input_within_a_dictionary_gets_its_gradient():
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, given):
+            return self.layer(given["x"])
+
+    model, x = Inside().eval().requires_grad_(False), torch.rand(2, 3, requires_grad=True)
+    with apply_speedups(model, SpeedConfig(inference=True).alone())[1]:
+        model({"x": x}).sum().backward()
+    torch.testing.assert_close(x.grad, model.layer.weight.detach().expand(2, 3))

@@ -459,3 +459,50 @@ def test_a_comparison_shows_less_memory_the_same_numbers_and_how_losses_were_com
     assert record.accuracy.verdict in ("exact", "rounding")
     assert record.memory.peak_bytes < 0.7 * found.baseline.memory.peak_bytes
     assert "losses of" in str(found)
+
+
+def test_second_derivatives_are_refused_in_one_line():
+    model, (ids, targets) = seeded(), batch()
+    with apply_speedups(model, asked())[1]:
+        loss = flat(model, ids, targets)
+        with pytest.raises(SpeedKitError, match="second derivative"):
+            torch.autograd.grad(loss, model.lm_head.weight, create_graph=True)
+
+
+@pytest.mark.parametrize("hooked", ["lm_head.weight", "lm_head.bias", "up.weight"])
+def test_hooks_of_tensors_run_once_where_logits_go_below_python(hooked):
+    found = []
+    for on in (False, True):
+        model, (ids, targets), calls = seeded(), batch(), []
+        model.get_parameter(hooked).register_hook(lambda g, c=calls: (c.append(1), 2 * g)[1])
+        with apply_speedups(model, asked(on))[1]:
+            logits = Double.apply(model(ids))
+            F.cross_entropy(logits.view(-1, WORDS), targets.view(-1)).backward()
+        found.append((calls, [p.grad for p in model.parameters()]))
+    assert found[0][0] == found[1][0] == [1]
+    torch.testing.assert_close(found[1][1], found[0][1])
+
+
+@pytest.mark.parametrize("how", ["data", "no_grad", "features"])
+def test_a_loss_of_what_has_changed_since_says_so(how):
+    model, (ids, targets) = seeded(), batch()
+    with apply_speedups(model, asked())[1]:
+        logits = model(ids)
+        if how == "data":
+            model.lm_head.weight.data.mul_(3)
+        elif how == "features":
+            logits.source.features.detach().mul_(3)
+        else:
+            with torch.no_grad():
+                model.lm_head.weight.mul_(3)
+        with pytest.raises(SpeedKitError, match="had changed"):
+            F.cross_entropy(logits.view(-1, WORDS), targets.view(-1))
+
+
+def test_a_view_is_what_its_mask_said_when_it_was_made():
+    model, (ids, _) = seeded(), batch()
+    mask = torch.ones(ids.shape, dtype=torch.bool)
+    with apply_speedups(model, asked())[1]:
+        view = model(ids)[mask]
+        mask[0] = False
+        assert len(view.argmax(-1)) == len(view) == ids.numel()

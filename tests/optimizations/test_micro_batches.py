@@ -469,3 +469,75 @@ def test_a_comparison_shows_less_memory_the_same_numbers_and_how_calls_were_made
     assert record.accuracy.verdict in ("exact", "rounding")
     assert record.memory.peak_bytes < 0.6 * found.baseline.memory.peak_bytes
     assert "in parts" in str(found)
+
+
+class Centred(nn.Module):
+    is_on = False
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False) if norm else nn.Identity()
+
+    def forward(self, x):
+        found = self.norm(self.layer(x))
+        return found - found.mean(0) if self.is_on else found
+
+
+class Capacity(nn.Module):
+    """Drops what is over a capacity, as experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+
+    def forward(self, x):
+        most = max(4, len(x) // 4)
+        found = self.layer(x)
+        return torch.cat([found[:most], found[most:] * 0])
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+
+def _after_zeros(model):
+    model(torch.zeros(8, 4))
+
+
+def _switched(model):
+    model(torch.randn(8, 4))
+    model.is_on = True
+
+
+@pytest.mark.parametrize(("make", "before"), [
+    (lambda: Centred(norm=True), _after_zeros),
+    (Centred, _switched),
+    (Capacity, lambda model: None),
+], ids=["first a batch of zeros", "a switch set later", "an expert's capacity"])  # fmt: skip
+def test_what_a_trial_has_not_shown_is_not_taken_for_shown(make, before):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(8, 4)
+    config = SpeedConfig(micro_batches={"enabled": True, "parts": 4}).alone()
+    with apply_speedups(model, config)[1]:
+        before(model)
+        found = model(x)
+    torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_parts_that_are_padded_each_for_itself_are_called_whole_and_counted():
+    model, x = Packed(), torch.randn(8, 6, 4)
+    context = apply_speedups(model, SpeedConfig(micro_batches=True).alone())[1]
+    with context:
+        model(x, torch.full((8,), 6))
+        found = model(x, torch.tensor([6, 3, 2, 4, 1, 2, 3, 1]))
+        assert "joined" in context.notes["micro_batches"]
+    assert found.shape == (8, 6, 5)

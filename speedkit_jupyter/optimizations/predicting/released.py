@@ -132,7 +132,7 @@ def _guard() -> tuple[Any, torch.Tensor]:
 
         @staticmethod
         def forward(ctx: Any, value: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
-            return value.view_as(value)
+            return _plain(value)  # no view of what is given, so that it can be written to
 
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,28 +22,41 @@ WRITES = WRITES_TO + "{}, which the calls of parts would do several times"
 
 
 def why_not(
-    call: Callable[..., Any], model: torch.nn.Module, args: Any, kwargs: Any, length: int
+    call: Callable[..., Any], model: torch.nn.Module, args: Any, kwargs: Any, length: int, size: int
 ) -> str:
-    """Why parts don't make up a call; empty where they do.
+    """Why parts of `size` samples don't make up a call; empty where they do.
 
-    Two parts of few samples are called, and both at once, without gradients; dropout is off, since
-    it draws other masks for parts. Everything is as before afterwards.
+    Two parts of few samples are called, and both at once, without gradients; then all parts and the
+    whole, since some models go by how many samples there are (an expert's capacity, the hardest
+    few). Dropout is off, since it draws other masks for parts. Everything is as before afterwards.
     """
+    import torch
+
     number = max(1, min(FEW, length // 2))
     every = length // (2 * number)
 
-    def few(first: int, last: int) -> Callable[[], Any]:
-        chosen = slice(first * every, last * every, every)
+    def some(chosen: slice) -> Callable[[], Any]:
         some_args, some_kwargs = _own(cut(args, length, chosen)), _own(cut(kwargs, length, chosen))
         return lambda: call(*some_args, **some_kwargs)
 
-    trial = _Trial(model, number)
+    def few() -> list[Callable[[], Any]]:
+        ends = ((0, number), (number, 2 * number), (0, 2 * number))
+        return [some(slice(first * every, last * every, every)) for first, last in ends]
+
+    def every_part() -> Iterator[Callable[[], Any]]:
+        yield from (some(slice(first, first + size)) for first in range(0, length, size))
+        yield some(slice(0, length))
+
+    sizes = [min(size, length - first) for first in range(0, length, size)]
     try:
-        return trial.outcome(lambda: [few(0, number), few(number, 2 * number), few(0, 2 * number)])
+        why = _Trial(model, [number] * 2).outcome(few)
+        return why or _Trial(model, sizes).outcome(every_part)
+    except torch.OutOfMemoryError:  # of the whole, even without gradients: the few have to do
+        return ""
     except NotOfSamples as error:
         return str(error)
     except Exception as error:  # the user's own code, with samples that it did not expect
-        return f"with {number} of the samples it raises {type(error).__name__}"
+        return f"with some of the samples it raises {type(error).__name__}"
 
 
 def proves_nothing(args: Any, kwargs: Any, length: int) -> bool:
@@ -54,10 +67,10 @@ def proves_nothing(args: Any, kwargs: Any, length: int) -> bool:
 
 
 class _Trial:
-    def __init__(self, model: torch.nn.Module, number: int) -> None:
-        self._model, self._number = model, number
+    def __init__(self, model: torch.nn.Module, sizes: Sequence[int]) -> None:
+        self._model, self._sizes = model, sizes
 
-    def outcome(self, calls: Callable[[], list[Callable[[], Any]]]) -> str:
+    def outcome(self, calls: Callable[[], Iterable[Callable[[], Any]]]) -> str:
         """Why not; as the model is, but for dropout, and in eval mode where it draws even so."""
         from torch.nn.modules.dropout import _DropoutNd
 
@@ -69,18 +82,18 @@ class _Trial:
         return RANDOM if draws and why == DEPEND else why
 
     def _tried(
-        self, calls: Callable[[], list[Callable[[], Any]]], still: Sequence[torch.nn.Module]
+        self, calls: Callable[[], Iterable[Callable[[], Any]]], still: Sequence[torch.nn.Module]
     ) -> tuple[str, bool]:
         """Why not, and whether random numbers were drawn."""
         import torch
 
         with _in_eval(still), put_back(self._model) as left, torch.no_grad():
-            one, other, both = (call() for call in calls())
+            *parts, both = (call() for call in calls())
             draws = left.has_drawn()
             if written := left.written_to():
                 return WRITES.format(written), draws
-            whole = together([one, other], [self._number] * 2)
-            together([both], [2 * self._number])
+            whole = together(parts, self._sizes)
+            together([both], [sum(self._sizes)])
             return "" if same(whole, both) else DEPEND, draws
 
 

@@ -83,10 +83,14 @@ class SplitCalls(Recomputed):
         return result
 
     def _cut(self, args: Any, kwargs: Any, length: int) -> Iterator[tuple[int, Any, Any]]:
-        size = -(-length // self._parts)
+        size = self._size(length)
         for first in range(0, length, size):
             chosen = slice(first, first + size)
             yield min(size, length - first), cut(args, length, chosen), cut(kwargs, length, chosen)
+
+    def _size(self, length: int) -> int:
+        """Of a part; the last may be smaller."""
+        return -(-length // self._parts)
 
     def _why_whole(self, args: Any, kwargs: Any, length: int) -> str:
         if length < 2:
@@ -104,7 +108,7 @@ class SplitCalls(Recomputed):
             return ALIKE
         if len(self._why) >= MOST:
             self._why.clear()
-        why = why_not(self.below, self.module, args, kwargs, length)
+        why = why_not(self.below, self.module, args, kwargs, length, self._size(length))
         # What a call writes to may be among the attributes: another kind each time.
         self._why[shape if why.startswith(WRITES_TO) else kind] = why
         return why

@@ -32,7 +32,7 @@ class GrowingCopies(Rule):
             if _grows(node):
                 found[part].append(node)
         for part, nodes in found.items():
-            taken = min(sum(seen.line_share(part, node) for node in nodes), 0.95)
+            taken = min(seen.line_share(part, *nodes), 0.95)
             if taken < LEAST:
                 continue
             first = nodes[0]

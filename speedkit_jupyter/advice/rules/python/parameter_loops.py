@@ -32,7 +32,7 @@ class ParameterLoops(Rule):
                 continue
             spots = part.spots(node)
             inner = [node] if not isinstance(node, ast.For) else [*node.body, node.iter]
-            taken = sum(seen.line_share(part, one) for one in inner)
+            taken = seen.line_share(part, *inner)
             if taken < LEAST:
                 continue
             yield Opportunity(

@@ -1,0 +1,154 @@
+"""Whether samples are the same, and what a data set may do that forbids to keep them."""
+
+from __future__ import annotations
+
+import random
+from collections import UserDict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from speedkit_jupyter import batch_sizes, tune_loader
+from speedkit_jupyter.loading.kept import Kept
+from speedkit_jupyter.loading.obstacles import drawing, why_not_sent
+from speedkit_jupyter.loading.samples import look_at, same
+from speedkit_jupyter.loading.settings import Settings
+from speedkit_jupyter.loading.tuned_loader import rebuilt
+from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support.exceptions import StepError
+
+NAN = float("nan")
+
+
+@dataclass
+class Batch:
+    x: object
+    name: str = ""
+
+
+class Words(dict):
+    """As tokenizers give them."""
+
+
+PAIRS = {
+    "tensors": (torch.tensor([1.0]), torch.tensor([2.0])),
+    "whole numbers": (torch.tensor([1]), torch.tensor([2])),
+    "truths": (torch.tensor([True]), torch.tensor([False])),
+    "complex numbers": (torch.tensor([1j]), torch.tensor([2j])),
+    "beside no numbers": (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 2.0])),
+    "no numbers elsewhere": (torch.tensor([NAN, 1.0]), torch.tensor([1.0, NAN])),
+    "dtypes": (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64)),
+    "arrays": (np.array([1.0]), np.array([2.0])),
+    "lists": ([1, torch.ones(2)], [1, torch.zeros(2)]),
+    "dataclasses": (Batch(torch.ones(2)), Batch(torch.zeros(2))),
+    "dictionaries of their own": (Words(x=torch.ones(2)), Words(x=torch.zeros(2))),
+    "mappings": (UserDict(x=torch.ones(2)), UserDict(x=torch.zeros(2))),
+    "texts": ("a", "b"),
+    "kinds": (1, "1"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_differs_is_not_the_same_and_a_copy_of_it_is(name):
+    import copy
+
+    one, other = PAIRS[name]
+    assert not same(one, other)
+    assert not same(other, one)
+    assert same(one, copy.deepcopy(one))
+
+
+class Fresh(Dataset):
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index) + self.draw(self)])
+
+
+DRAWS = {
+    "a generator that is made anew": lambda one: np.random.default_rng().random(),
+    "torch's": lambda one: torch.rand(()).item(),
+    "Python's": lambda one: random.random(),
+    "its own": lambda one: one.own.random(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_samples_that_are_drawn_at_random_are_not_kept(name):
+    dataset = Fresh(DRAWS[name])
+    dataset.own = np.random.default_rng(0)
+    loader = DataLoader(dataset, batch_size=4)
+    assert look_at(loader, Walk(drawing(loader))).is_random
+
+
+class Setting(Dataset):
+    epoch, drawn = 0, 0
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        self.drawn += 1
+        return torch.tensor([float(index + 100 * self.epoch)])
+
+
+def test_kept_samples_are_drawn_anew_where_the_data_set_was_set_and_a_counter_is_no_setting():
+    loader = DataLoader(Setting(), batch_size=4)
+    kept = rebuilt(loader, Settings(kept="memory"))
+    for epoch in (0, 0, 1, 1, 2):
+        loader.dataset.epoch = epoch
+        assert [batch[0].item() for batch in kept] == [100.0 * epoch, 100.0 * epoch + 4]
+    assert loader.dataset.drawn == 3 * 8
+
+
+class Centred(Setting):
+    def __getitems__(self, indices):
+        batch = torch.tensor([[float(index)] for index in indices])
+        return list(batch - batch.mean())
+
+
+class AtOnce(Setting):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize(("make", "expected"), [(Centred, True), (AtOnce, False)])
+def test_samples_that_depend_on_their_batch_are_told(make, expected):
+    loader = DataLoader(make(), batch_size=4)
+    assert look_at(loader, Walk(drawing(loader))).by_batches is expected
+
+
+def test_batches_that_no_worker_can_send_are_declined_with_the_reason():
+    class Local(dict):
+        pass
+
+    loader = DataLoader(Setting(), batch_size=4, collate_fn=lambda some: Local(x=some))
+    assert "can't send its batches" in why_not_sent(loader, [0, 1])
+    assert not why_not_sent(DataLoader(Setting(), batch_size=4), [0, 1])
+
+
+EMPTY = {
+    "an empty data set": lambda: DataLoader(TensorDataset(torch.ones(0, 2))),
+    "drop_last": lambda: DataLoader(TensorDataset(torch.ones(3, 2)), batch_size=4, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("call", [
+    lambda loader: tune_loader(loader, budget_s=1),
+    lambda loader: batch_sizes(lambda x: None, loader=loader, budget_s=1),
+], ids=["tune_loader", "batch_sizes"])  # fmt: skip
+def test_a_loader_without_batches_gets_one_line(call, name):
+    with pytest.raises(StepError, match="gives no batch"):
+        call(EMPTY[name]())
+
+
+def test_settings_of_a_kept_data_set_are_looked_for_beneath_it():
+    assert isinstance(rebuilt(DataLoader(Setting()), Settings(kept="memory")).dataset, Kept)
