@@ -67,6 +67,32 @@ def gradients_asked_for(asked: Sequence[tuple[torch.Tensor, bool]]) -> Iterator[
             one.requires_grad_(now)
 
 
+def held_tensors(module: torch.nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The parameters and buffers of each part, and where they lie: `torch.func.functional_call`
+    puts others there for the length of a call.
+    """
+    holders = [h for part in module.modules() for h in (part._parameters, part._buffers)]
+    return [(holder, dict(holder)) for holder in holders if holder]
+
+
+@contextmanager
+def tensors_held(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[None]:
+    """Where others lie by now, these do in the block."""
+    changed = [
+        (holder, name, holder.get(name, MISSING), tensor)
+        for holder, tensors in before
+        for name, tensor in tensors.items()
+        if holder.get(name, MISSING) is not tensor
+    ]
+    for holder, name, _, tensor in changed:
+        holder[name] = tensor
+    try:
+        yield
+    finally:
+        for holder, name, now, _ in changed:
+            put_back_entries(holder, {name: now})
+
+
 @contextmanager
 def attributes_kept(block: torch.nn.Module) -> Iterator[None]:
     """What a run counts or notes on the modules is not counted and noted twice."""

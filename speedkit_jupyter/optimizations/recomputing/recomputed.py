@@ -18,12 +18,14 @@ from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_e
 from speedkit_jupyter.optimizations.recomputing.outside_state import (
     attributes_kept,
     gradients_asked_for,
+    held_tensors,
     kernels,
     plain_attributes,
     random_states,
     set_kernels,
     set_plain_attributes,
     set_random_states,
+    tensors_held,
 )
 from speedkit_jupyter.optimizations.recomputing.passed import Passed
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -113,7 +115,7 @@ class _Runs:
         ]
         self._versions = [_version(tensor) for tensor in passed.tensors]
         self._random, self._kernels = random_states(), kernels()
-        self._attributes = plain_attributes(block)
+        self._attributes, self._held = plain_attributes(block), held_tensors(block)
         self._weights = [*block.parameters()]
         self._marks = marks(self._weights)
         self._asked = [(weight, weight.requires_grad) for weight in self._weights]
@@ -157,6 +159,7 @@ class _Runs:
             raise SpeedKitError(CHANGED)
         with ExitStack() as stack:
             stack.enter_context(attributes_kept(self._block))
+            stack.enter_context(tensors_held(self._held))
             set_plain_attributes(self._block, self._attributes)
             stack.enter_context(gradients_asked_for(self._asked))
             for (path, name), before in self._buffers.items():
