@@ -16,7 +16,7 @@ def step():
     loss.backward()
     trained.step()
 """
-LINE = "%speedkit advise --step step --budget 1 -v advice"
+LINE = "%speedkit advise --step step --budget 3 -v advice"
 
 
 @pytest.mark.smoke
