@@ -15,6 +15,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.line_times import Spot
+from speedkit_jupyter.support.marks import version
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +155,7 @@ def _module(found: Watched, inside: list[Any], original: Callable[..., Any]) -> 
             return original(module, *args, **kwargs)
         found.flags |= _flags()
         read = (*tensors((args, kwargs)), *module.parameters())
-        versions = tuple(map(_version, read))
+        versions = tuple(map(version, read))
         seen = ModelCall(module, args, kwargs, found.steps, module.training, versions)
         found.calls.append(seen)
         inside.append(module)
@@ -166,10 +167,6 @@ def _module(found: Watched, inside: list[Any], original: Callable[..., Any]) -> 
         return result
 
     return call
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _plain(result: Any) -> Any:

@@ -20,13 +20,13 @@ def marks(tensors: Iterable[torch.Tensor]) -> list[Mark]:
     """As they are now. Numbers count beside versions, since not everything that writes raises them
     (`.data`, fused optimizers); on a CPU alone, since an accelerator would be waited for.
     """
-    return [(_version(tensor), _some(tensor)) for tensor in tensors]
+    return [(version(tensor), _some(tensor)) for tensor in tensors]
 
 
 def are_changed(tensors: Sequence[torch.Tensor], before: Sequence[Mark]) -> bool:
     """Whether one of the same tensors has another mark by now."""
-    for tensor, (version, some) in zip(tensors, before, strict=True):
-        if _version(tensor) != version:
+    for tensor, (writes, some) in zip(tensors, before, strict=True):
+        if version(tensor) != writes:
             return True
         now = None if some is None else _some(tensor)
         if now is not None and not _are_equal(now, some):
@@ -44,7 +44,8 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version(tensor: torch.Tensor) -> int:
+    """How often it was written to, as torch counts; 0 where that is not counted."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -29,7 +29,7 @@ from speedkit_jupyter.optimizations.recomputing.outside_state import (
 )
 from speedkit_jupyter.optimizations.recomputing.passed import Passed
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.marks import are_changed, marks
+from speedkit_jupyter.support.marks import are_changed, marks, version
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ class _Runs:
             _copy(tensor) if number in self._copied else tensor
             for number, tensor in enumerate(passed.tensors)
         ]
-        self._versions = [_version(tensor) for tensor in passed.tensors]
+        self._versions = [version(tensor) for tensor in passed.tensors]
         self._random, self._kernels = random_states(), kernels()
         self._attributes, self._held = plain_attributes(block), held_tensors(block)
         self._weights = [*block.parameters()]
@@ -147,7 +147,7 @@ class _Runs:
             if place in now and torch.equal(before, now[place])
         }
         self._buffers = {p: before for p, before in self._buffers.items() if p not in same}
-        versions = map(_version, tensors)
+        versions = map(version, tensors)
         self.written = Written(
             frozenset(self._buffers),
             frozenset(n for n, v in enumerate(versions) if v != self._versions[n]),
@@ -193,7 +193,3 @@ def _copies(block: torch.nn.Module, places: frozenset[tuple[str, str]] | None) -
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Which a run that writes to the tensor leaves as it is."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
