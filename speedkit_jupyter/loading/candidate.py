@@ -20,8 +20,9 @@ LONG_EPOCH = 1000
 @dataclass(eq=False)
 class Candidate:
     """`times_s` are the seconds of a batch and its step, `waits_s` what of them went to waiting,
-    by the number of the round. `why_out` is why it left the race. Where torch has so many
-    `threads` beside it, it is no setting of the loader's, and only told of.
+    by the number of the round. `why_out` is why it left the race; where it `is_stuck` its workers
+    gave nothing. Where torch has so many `threads` beside it, it is no setting of the loader's, and
+    only told of.
     """
 
     settings: Settings
@@ -31,6 +32,7 @@ class Candidate:
     begins_s: list[float] = field(default_factory=list)
     why_out: str = ""
     failure: str = ""
+    is_stuck: bool = False
     stream: Stream | None = field(default=None, repr=False)
 
     def batch_s(self, epoch: int, number: int | None = None) -> float:

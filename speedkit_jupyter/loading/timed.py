@@ -24,12 +24,19 @@ if TYPE_CHECKING:
 # A timed stretch takes about so long where the budget has room for the rounds that decide; of what
 # is slower than the user's own up to so many times as long.
 STRETCH_S, LEAST_BATCHES, ROUNDS, LONGEST = 0.15, 2, 12, 3
-# A worker that gives nothing for so long, or for so many batches' time, is stuck.
-STUCK_S, STUCK = 10.0, 50
+# A worker that gives nothing for so long, or for so many batches' time, is stuck; but none is
+# waited for longer than this share of the budget, if that is long enough to start one.
+STUCK_S, STUCK, STUCK_SHARE, STARTING_S = 10.0, 50, 0.5, 2.0
+# Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
+TIMED_OUT = "DataLoader timed out"
 NO_LOOP = (
     "the step never goes through this loader: give a function with a loop over it, or one that "
     "takes a batch"
 )
+
+
+class Stuck(StepError):
+    """Workers that give nothing."""
 
 
 class Timed:
@@ -63,17 +70,26 @@ class Timed:
         self.batch_s = self.draw(own, LEAST_BATCHES).seconds / LEAST_BATCHES
 
     def enter(self, one: Candidate, seen: Samples) -> None:
-        """Its first batch; one that is stuck ends, samples that are kept are there already."""
+        """Its first batch; samples that are kept are there already. Raises Stuck."""
         __tracebackhide__ = True
         loader = rebuilt(self._loader, one.settings)
         if one.settings.num_workers:
-            stuck_s = max(STUCK_S, STUCK * self.batch_s)
-            loader.timeout = max(loader.timeout, stuck_s) if loader.timeout else stuck_s
+            loader.timeout = max(loader.timeout, self._stuck_s) if loader.timeout else self._stuck_s
         if one.settings.kept:
             some = KeptSome(self._loader.dataset, one.settings.kept, seen.keys)
             loader.__dict__["dataset"] = some
         one.stream = Stream(loader)
-        self.draw(one, 1)
+        try:
+            self.draw(one, 1)
+        except RuntimeError as error:
+            if TIMED_OUT not in str(error):
+                raise
+            raise Stuck(f"gave no batch within {loader.timeout:.3g} s") from None
+
+    @property
+    def _stuck_s(self) -> float:
+        most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
+        return min(max(STUCK_S, STUCK * self.batch_s), most_s)
 
     def epoch(self, own: Candidate) -> int | None:
         """How many batches an epoch has, as far as was seen."""

@@ -17,7 +17,7 @@ from speedkit_jupyter.loading.remarks import beside, remarks
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.source import source
-from speedkit_jupyter.loading.timed import Timed
+from speedkit_jupyter.loading.timed import Stuck, Timed
 from speedkit_jupyter.loading.tuned_loader import rebuilt
 from speedkit_jupyter.loading.ways import Ways
 from speedkit_jupyter.machines.hardware import Hardware
@@ -178,12 +178,21 @@ def _proven(race: Race) -> Candidate:
 
 
 def _admit(race: Race, more: Iterable[Candidate], timed: Timed, seen: Samples) -> None:
-    """Others enter the race, on equal terms with those that are in it."""
+    """Others enter the race, on equal terms with those that are in it. Where workers are stuck,
+    more of them would be too: each would be waited for as long.
+    """
     __tracebackhide__ = True
     for one in more:
+        stuck = next((other for other in race.candidates if other.is_stuck), None)
         race.candidates.append(one)
+        if stuck is not None and one.settings.num_workers:
+            one.why_out = f"not tried: {stuck.words} {stuck.why_out}"
+            continue
         try:
             timed.enter(one, seen)
+        except Stuck as error:
+            one.is_stuck, one.why_out = True, str(error)
+            one.close()
         except Exception as error:
             one.fail(error)
 

@@ -107,13 +107,16 @@ def _waiting(name: str, outside: Outside, original: Callable[..., Any]) -> Calla
     On a CPU nothing waits: there it counts where the user's code asks, and not torch's own.
     """
 
-    split = outside.split
+    split, passed = outside.split, outside.split.passed
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if split.part in ("synchronizations", "data", "compiling", "ours"):
+        part = split.part
+        if part in ("synchronizations", "data", "compiling", "ours"):
+            passed[part] += 1
             return original(tensor, *args, **kwargs)
         is_torchs = user_lines.is_torchs(sys._getframe(2).f_code.co_filename)
         if is_torchs and tensor.device.type == "cpu":
+            passed[part] += 1
             return original(tensor, *args, **kwargs)
         with split.telling(), outside.set_aside():
             line, begun_s = _line(name), split.now()
@@ -154,11 +157,14 @@ def bias() -> Bias:
     import torch
 
     value, now = torch.zeros(()), time.perf_counter
-    plain, told, parted, between = (Split(now=now) for _ in range(4))
+    plain, told, passed, parted, between = (Split(now=now) for _ in range(5))
     with plain.run():
         for _ in range(CALLS):
             value.item()
     with installed(Outside(told), is_first=True), told.run():
+        for _ in range(CALLS):
+            value.item()
+    with installed(Outside(passed), is_first=True), passed.run(), passed.within("data"):
         for _ in range(CALLS):
             value.item()
     outside = Outside(parted)
@@ -174,6 +180,7 @@ def bias() -> Bias:
         parted.seconds["rest"] / CALLS,
         parted.seconds["optimizer"] / CALLS,
         between.seconds["rest"] / CALLS,
+        max(passed.seconds["data"] - plain.seconds["rest"], 0.0) / CALLS,
     )
 
 

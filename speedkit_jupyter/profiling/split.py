@@ -62,13 +62,14 @@ class Line(NamedTuple):
 class Bias(NamedTuple):
     """Seconds that telling takes, each time: of what waits, `before` the split knows of it; of a
     part, `around` it and `inside` of it; `between`, of a function of torch's that is called between
-    the parts.
+    the parts; `passing`, of what waits where that is no part of its own (torch's own code does).
     """
 
     before: float = 0.0
     around: float = 0.0
     inside: float = 0.0
     between: float = 0.0
+    passing: float = 0.0
 
 
 @dataclass
@@ -77,7 +78,8 @@ class Split:
     `stepped` the steps of each optimizer, by its id.
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
-    `bias` is what telling takes where it is no part of "ours" yet, and is taken off in the end.
+    `bias` is what telling takes where it is no part of "ours" yet; `taken_off` says how much that
+    came to in the end, of each part.
     `undecided` are the looks of a moment of which only its end will tell which part it is.
     """
 
@@ -89,6 +91,8 @@ class Split:
     waited_s: dict[Line, float] = field(default_factory=dict)
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
     undecided: list[Look] | None = field(default=None, repr=False)
+    taken_off: dict[Part, float] = field(default_factory=dict, repr=False)
+    passed: Counter[Part] = field(default_factory=Counter, repr=False)
     _entered: Counter[tuple[Part, Part]] = field(default_factory=Counter, init=False, repr=False)
     _between: int = field(default=0, init=False, repr=False)
     _told: Counter[Part] = field(default_factory=Counter, init=False, repr=False)
@@ -129,9 +133,17 @@ class Split:
     def clear(self) -> None:
         """As before it ever ran."""
         self.seconds = dict.fromkeys(self.seconds, 0.0)
-        for counted in (self.begun, self.waits, self.stepped, self._entered, self._told):
+        for counted in (
+            self.begun,
+            self.waits,
+            self.stepped,
+            self._entered,
+            self._told,
+            self.passed,
+        ):
             counted.clear()
         self.waited_s.clear()
+        self.taken_off.clear()
         self._between = 0
 
     def hides(self, part: Part) -> bool:
@@ -201,6 +213,8 @@ class Split:
     def _take_off(self) -> None:
         for part, times in self._told.items():
             self._is_ours(part, times * self.bias.before)
+        for part, times in self.passed.items():
+            self._is_ours(part, times * self.bias.passing)
         self._is_ours("rest", self._between * self.bias.between)
         for (around, inside), times in self._entered.items():
             if "ours" not in (around, inside):
@@ -211,6 +225,7 @@ class Split:
         extra_s = min(seconds, self.seconds[part])
         self.seconds[part] -= extra_s
         self.seconds["ours"] += extra_s
+        self.taken_off[part] = self.taken_off.get(part, 0.0) + extra_s
 
     def _lap(self) -> None:
         now_s = self.now()

@@ -1,8 +1,8 @@
 """The split of `profile()` beside the same loops, timed by hand.
 
 Five loops: bound by the loader, by synchronizations, by Python, by computing, and one whose data a
-generator makes. Each is profiled as it stands; then the same loop is run with a stopwatch of its
-own around every part, in turn with the plain one.
+generator makes. Each is profiled as it stands; before and after that the same loop is run with a
+stopwatch of its own around every part.
 
     python tests/benchmarks/split.py [--budget S] [--device cuda]
 
@@ -153,8 +153,8 @@ def not_timed(part: str) -> Iterator[None]:
     yield
 
 
-def by_hand(loop: Loop, device: str) -> tuple[dict[str, float], float]:
-    """Shares of each part, and seconds of a call."""
+def by_hand(loop: Loop, device: str) -> dict[str, float]:
+    """Shares of each part."""
     loop.run(not_timed)
     watch, begun_s = ByHand(device), time.perf_counter()
     for _ in range(CALLS):
@@ -164,7 +164,7 @@ def by_hand(loop: Loop, device: str) -> tuple[dict[str, float], float]:
                 torch.accelerator.synchronize()
     whole_s = time.perf_counter() - begun_s
     shares = {part: seconds / whole_s for part, seconds in watch.seconds.items()}
-    return shares | {"rest": 1 - sum(shares.values())}, whole_s / CALLS
+    return shares | {"rest": 1 - sum(shares.values())}
 
 
 def main() -> int:
@@ -178,13 +178,15 @@ def main() -> int:
     print(line_of(["loop", *PARTS, "cost"]))
     print(line_of(["---"] * (len(PARTS) + 2)))
     for name, loop in loops(options.device):
-        hand, _ = by_hand(loop, options.device)
+        before = by_hand(loop, options.device)
         found = profile(
             lambda loop=loop: loop.run(not_timed),
             model=loop.model,
             optimizer=loop.optimizer,
             budget_s=options.budget,
         )
+        after = by_hand(loop, options.device)
+        hand = {part: (before[part] + after[part]) / 2 for part in before}
         cells = [f"{found.share(part):.1%} ({hand.get(part, 0):.1%})" for part in PARTS]
         print(line_of([name, *cells, f"{found.cost:.3f}"]), flush=True)
         problems += [

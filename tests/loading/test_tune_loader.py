@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,19 @@ class Slow(Dataset[Any]):
         self.drawn += 1
         time.sleep(self.wait_s)
         return torch.full((4,), float(index)), index % 2
+
+
+class Locked(Slow):
+    """In a worker it waits for ever: for a lock that a thread had when the process was forked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made_in = os.getpid()
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if os.getpid() != self.made_in:
+            time.sleep(1000)
+        return super().__getitem__(index)
 
 
 def trained() -> tuple[nn.Module, Callable[..., object]]:
@@ -200,3 +214,14 @@ def test_samples_that_differ_from_draw_to_draw_are_not_kept() -> None:
     tuning = tune_loader(DataLoader(Augmented(), batch_size=4), budget_s=1.0).tuning
     assert "differ from draw to draw" in tuning.declined["kept in memory"]
     assert tuning.samples.is_random
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_workers_that_give_nothing_are_waited_for_once_and_within_the_budget() -> None:
+    loader = DataLoader(Locked(), batch_size=4)
+    rows = tune_loader(loader, trained()[1], budget_s=4).tuning.rows()
+    notes = {row["settings"]: row["note"] for row in rows}
+    assert notes["1 worker"] == "gave no batch within 2 s"
+    others = [note for words, note in notes.items() if "workers" in words and words[0] > "1"]
+    assert all(note == "not tried: 1 worker gave no batch within 2 s" for note in others)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speedkit_jupyter.profiling.profile import MOST_TIMES, Profile
 from speedkit_jupyter.profiling.split import PARTS, Bias, Line, Split
 
 
@@ -104,6 +105,43 @@ def test_what_telling_takes_is_taken_off_the_parts_that_it_fell_into():
     assert split.seconds["rest"] == 3.0 - 0.25 - 0.125
     assert split.seconds["ours"] == 0.875
     assert split.total_s + split.seconds["ours"] == 4.0
+
+
+def test_a_method_that_only_passes_by_is_taken_off_where_it_was():
+    clock = Clock()
+    split = Split(clock, Bias(passing=0.5))
+    with split.run(), split.within("optimizer"):
+        clock.now_s += 4.0
+        split.passed["optimizer"] += 2
+    assert (split.seconds["optimizer"], split.seconds["ours"]) == (3.0, 1.0)
+
+
+def told(forward_s: float, optimizer_s: float, off: dict) -> Split:
+    """One call's split, after what telling took was taken off."""
+    split = Split()
+    split.seconds |= {"forward": forward_s, "optimizer": optimizer_s}
+    split.taken_off = dict(off)
+    return split
+
+
+@pytest.mark.parametrize(
+    ("plain_s", "forward_share"),
+    [
+        (10.0, 5 / 10),  # telling took twice as much as it does alone: all of it the optimizer's
+        (11.0, 5 / 11),
+        (12.0, 5 / 11),  # a plain call that was slower says nothing
+        (2.0, 5 / (11 - MOST_TIMES)),  # so much is no telling: others kept the processor busy
+    ],
+)
+def test_telling_takes_as_much_as_the_plain_calls_are_shorter(plain_s, forward_share):
+    found = Profile(splits=[told(5.0, 6.0, {"optimizer": 1.0})] * 3, plain_s=[plain_s] * 3)
+    assert found.share("forward") == pytest.approx(forward_share)
+    assert sum(found.share(part) for part in PARTS) == pytest.approx(1.0)
+
+
+def test_no_part_is_less_than_nothing_once_telling_is_taken_off():
+    splits = [told(5.0, 1.0, {"optimizer": 1.0})] * 3
+    assert Profile(splits=splits, plain_s=[1.0] * 3).share("optimizer") == 0.0
 
 
 def test_a_cleared_split_knows_nothing_of_the_call_before():

@@ -35,7 +35,8 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     """
     import torch
 
-    here, original = threading.get_ident(), getattr(owner, name, None)
+    get_ident = threading.get_ident
+    here, original = get_ident(), getattr(owner, name, None)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which this stands on")
     ours = make(original)
@@ -43,10 +44,9 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         # What is compiled now would break in two here; what is recorded is no part of the step.
-        if torch.compiler.is_compiling() or is_recorded():
+        if torch.compiler.is_compiling() or get_ident() != here or is_recorded():
             return original(*args, **kwargs)
-        chosen = ours if threading.get_ident() == here else original
-        return chosen(*args, **kwargs)
+        return ours(*args, **kwargs)
 
     vars(call).update(vars(ours) if isinstance(ours, FunctionType) else {})
     call.stands_in_for = original  # type: ignore[attr-defined]
