@@ -105,9 +105,16 @@ def modes(device_type: str) -> tuple[Hashable, ...]:
         autocast and torch.get_autocast_dtype(device_type),
         torch.is_autocast_cache_enabled(),
         torch.get_deterministic_debug_mode(),
-        *map(str, flags.snapshot().values()),
+        *(f"{name} {value}" for name, value in flags.snapshot().items() if _acts(name)),
         *(str(getattr(mode, "device", "")) for mode in _function_modes()),
     )
+
+
+def _acts(switch: str) -> bool:
+    """Whether it acts on calls as they are: compiled ones are none of these, and their switches are
+    there only once torch.compile is loaded, by whatever.
+    """
+    return not switch.startswith(("dynamo.", "compiler."))
 
 
 def hindrance() -> str:
