@@ -41,7 +41,8 @@ def batch_sizes(
 
     `step` takes a batch: of `batch` (a tensor, or a tuple of several arguments) or of `loader`,
     whose samples are repeated where it has too few; or it takes none, and goes through `loader`, or
-    reads tensors by their names. Loading is no part of what is timed. A size that runs out of
+    reads tensors by their names: those of `batch`, or without one those that are alike in length.
+    Loading is no part of what is timed. A size that runs out of
     memory is survived, and what would not fit by the growth of memory is not tried. Nothing is
     changed: another batch size is another training. `budget_s` are the seconds for all of it (20
     without). Raises StepError where the step can't be measured.
@@ -68,7 +69,7 @@ def sweep_of(
     measured, takes = step_of(step), arguments_of(step)
     name = getattr(step, "__name__", "step")
     if not takes:
-        return sweep_of_step(measured, loader, name, sizes, budget_s, command)
+        return sweep_of_step(measured, loader, name, sizes, budget_s, command, _listed(batch))
     if batch is None and loader is None:
         raise StepError(f"{name} takes a batch: give one, as in batch_sizes({name}, (x, y))")
     held: list[Any] = [_listed(batch)]
@@ -95,14 +96,19 @@ def sweep_of_step(
     sizes: tuple[int, int],
     budget_s: float | None,
     command: str = "",
+    batch: Sequence[Any] = (),
 ) -> Sweep:
-    """Of a step that gets its batches itself."""
+    """Of a step that gets its batches itself: from a loader, or by the names of tensors, which are
+    found, or those of the `batch`. Raises StepError.
+    """
+    if loader is not None and batch:
+        raise StepError(f"{name} takes no argument: it goes through a loader or reads a batch")
 
     def feed() -> Feed:
         if loader is not None:
             return Loaded(loader, _first(loader))
         apart = [t for model in step.models for t in (*model.parameters(), *model.buffers())]
-        return Named(step.walk(), apart)
+        return Named(step.walk(), apart, batch)
 
     return _sweep(step, feed, name, sizes, budget_s, command or f"batch_sizes({name})")
 

@@ -23,6 +23,11 @@ UNKNOWN = (
     "that reads tensors with the same first dimension"
 )
 
+UNREAD = (
+    "the step takes no argument, and not everything that was given as its batch is a tensor that "
+    "it reads by a name of its own: leave out what is not"
+)
+
 
 class Feed(Protocol):
     """`now` is the size of the batches that there are, `source` says in words where they are."""
@@ -93,11 +98,19 @@ class Loaded:
 
 
 class Named:
-    """The step reads tensors by their names: those that have the same first dimension."""
+    """The step reads tensors by their names: those that have the same first dimension, of these
+    only the ones in `batch`, if one is given. Raises StepError.
+    """
 
-    def __init__(self, walk: Walk, apart: Iterable[Any]) -> None:
-        known = {id(value) for value in apart}
-        found = [place for place in _places(walk) if id(place.value) not in known]
+    def __init__(self, walk: Walk, apart: Iterable[Any], batch: Sequence[Any] = ()) -> None:
+        known, given = {id(value) for value in apart}, {id(value) for value in batch}
+        found = [
+            place
+            for place in _places(walk)
+            if id(place.value) not in known and (not given or id(place.value) in given)
+        ]
+        if len({id(place.value) for place in found}) < len(given):
+            raise StepError(UNREAD)
         lengths = Counter(length_of(place.value) for place in found)
         likely = [
             length for length, _ in lengths.most_common() if length is not None and length > 1

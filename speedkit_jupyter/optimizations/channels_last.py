@@ -46,7 +46,10 @@ class ChannelsLast(Optimization):
     effect = Effect.ROUNDING
     summary = "convolution weights in NHWC layout"
     helps = "convolutions on Tensor Cores, and by oneDNN on CPUs"
-    risk = "code that asks for strides or calls view() on activations"
+    risk = (
+        "code that asks for strides or calls view() on activations; dropout draws other masks, as "
+        "it goes through memory"
+    )
     undone = "weights, gradients and optimizer state have the strides that they had"
     page = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
     Options = Annotated[Switch, Field(description="auto, true, false")]

@@ -24,6 +24,10 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 WORTH_TRYING = 1.1
 # `torch.library.get_kernel`, by which torch's own kernels are kept; tried from this version on.
 SINCE = (2, 11)
+UNMEASURED = (
+    "both engines are measured first, once for this machine, which takes 2 to 10 s: oneDNN must "
+    "not be tried here where it dies"
+)
 CODE = """\
 if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of it back
     gemm = torch.library.Library("aten", "IMPL")
@@ -104,11 +108,13 @@ class Gemm(Optimization):
             return request.decline(
                 now, f"inside {facts.precision} autocast no product is in float32"
             )
+        if own := facts.no_float32:
+            return request.decline(now, f"parameters are {own}: this is about float32 products")
         rates = hardware.cpu.gemm
         if rates is not None and rates.failure:
             return request.decline(now, rates.failure)
         if request.value == gemm.ONEDNN:
-            return request.obey(gemm.ONEDNN, _compared(rates))
+            return request.obey(gemm.ONEDNN, _compared(rates) if rates else UNMEASURED)
         if rates is not None and rates.gain > WORTH_TRYING:
             return request.offer(now, gemm.ONEDNN, _compared(rates))
         return request.leave(now, _compared(rates))

@@ -42,8 +42,7 @@ class Precision(Optimization):
         """What the hardware multiplies natively: bf16 before fp16 before fp32."""
         if request.value == "fp32":
             return request.leave("fp32", asked=True)
-        if facts.parameters and not {"float32"} & set(facts.dtypes):
-            own = ", ".join(facts.dtypes)
+        if own := facts.no_float32:
             return request.decline("fp32", f"parameters are {own}: autocast only lowers float32")
         gpu = hardware.accelerator(facts.device)
         if facts.device_type != "cpu" and gpu is None:

@@ -49,6 +49,9 @@ class Tf32(Optimization):
             if facts.device_type == "cpu" and now == "highest":
                 return request.leave("highest", "full float32, as it is", asked=True)
             return request.obey("highest", "full float32 everywhere")
+        if facts.no_float32.startswith(("float64", "complex128")):
+            own = facts.no_float32
+            return request.decline(now, f"parameters are {own}: this is about float32 products")
         if facts.device_type == "cpu":
             return self._decide_on_cpu(request, hardware, now)
         gpu = hardware.accelerator(facts.device)

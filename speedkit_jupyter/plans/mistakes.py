@@ -45,6 +45,9 @@ def _mistake(detail: ErrorDetails, path: Path_, allowed: str) -> str:
     word = path[-1] if unknown else detail["input"]
     known = [*allowed.split(", "), *([] if unknown else _bare_words(path))]
     hint = did_you_mean(word, known) if isinstance(word, str) else ""
+    if not unknown and (field := _field_of(path, word)):
+        name = path[0].replace("_", "-")
+        hint = f" It is a value of {path[0]}.{field} (--{name}-{field})."
     mistake = "unknown key" if unknown else f"{yaml_lines.shown(word)} is not allowed"
     return f"{mistake}; allowed: {allowed}.{hint}"
 
@@ -55,6 +58,20 @@ def _bare_words(path: Path_) -> list[str]:
     if optimization is None or list(path[1:]) != [*optimization.fields][:1]:
         return []
     return [word.partition(":")[2] for word in optimization.changes() if ":" in word]
+
+
+def _field_of(path: Path_, word: object) -> str | None:
+    """Another field of the same entry that takes this word: `compile: aot_eager`."""
+    optimization = find(path[0])
+    fields = {} if optimization is None else optimization.fields
+    return next(
+        (
+            name
+            for name, info in fields.items()
+            if name not in path[1:] and str(word) in _described(info).split(", ")
+        ),
+        None,
+    )
 
 
 def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:

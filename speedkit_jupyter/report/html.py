@@ -114,10 +114,11 @@ def _table(table: Table) -> str:
         f'vertical-align:bottom">{_text(name).replace("-", "&#8209;")}</th>'
         for name in table.columns
     )
+    head = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
     rows = "".join(_row(table, row) for row in table.rows)
     return (
         '<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:2px 0;'
-        f'{FIGURES}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'{FIGURES}">{head}<tbody>{rows}</tbody></table></div>'
     )
 
 

@@ -18,7 +18,8 @@ def render(table: Table, width: int) -> str:
         table = _without(table, table.optional[-1])
     rows = [table.columns, *(row.cells for row in table.rows)]
     head, *lines = (_row(cells, widths, table) for cells in rows)
-    return "\n".join([head, GAP.join("─" * size for size in widths), *lines])
+    rule = GAP.join("─" * size for size in widths)
+    return "\n".join([head, rule, *lines] if any(table.columns) else lines)
 
 
 def _widths(table: Table, width: int) -> list[int] | None:

@@ -152,6 +152,8 @@ def why_not(
     if weighs and (share := _share(comparison, record)):
         leads = next((row for row in comparison.records[1:] if row.name == best), None)
         beside = f", {best} {_share(comparison, leads)}" if leads is not None else ""
+        if not record.is_checked:
+            beside = ", but there was no time to check what it computes"
         return f"its peak is {share} of {comparison.baseline.name}'s{beside}"
     ratio = comparison.ratio(record)
     if ratio is None:

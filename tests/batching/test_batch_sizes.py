@@ -98,6 +98,19 @@ def test_a_step_that_reads_names_gets_every_size(made: set[int]) -> None:
 
 
 @pytest.mark.real_time
+def test_of_the_names_that_a_step_reads_only_those_of_the_batch_are_resized(made: set[int]) -> None:
+    training, (x, y), table = Training(), batch(), torch.ones(12, 2)
+
+    def step() -> None:
+        training.step(x, y)
+        assert len(table) == 12
+
+    found = batch_sizes(step, (x, y), sizes=(4, 8), budget_s=1.0)
+    assert made == {12, 4, 8}
+    assert found.source == "x, y (12 samples each)"
+
+
+@pytest.mark.real_time
 def test_a_step_that_goes_through_a_loader_gets_every_size(made: set[int]) -> None:
     training = Training()
     loader = DataLoader(TensorDataset(*batch(40)), batch_size=10, shuffle=True)
@@ -164,6 +177,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing to resize": (lambda: batch_sizes(lambda: None, budget_s=1), "what is a batch"),
     "downwards": (lambda: batch_sizes(lambda: None, sizes=(8, 4)), "not from 8 to 4"),
     "a number": (lambda: batch_sizes(lambda x: None, 3), "no tensor in the batch"),
+    "a batch that is never read": (
+        lambda: batch_sizes(lambda: None, torch.ones(3), budget_s=1),
+        "takes no argument, and not everything that was given as its batch",
+    ),
+    "a batch and a loader": (
+        lambda: batch_sizes(lambda: None, torch.ones(3), loader=DataLoader([1])),  # type: ignore[arg-type]
+        "takes no argument: it goes through a loader or reads a batch",
+    ),
     "half": (lambda: batch_sizes(lambda: None, sizes=(1.5, 4)), "whole number"),  # type: ignore[arg-type]
     "no loader": (lambda: batch_sizes(lambda: None, loader=[1]), "DataLoader, not list"),  # type: ignore[arg-type]
 }

@@ -196,7 +196,7 @@ def test_generated_code_predicts_without_an_optimizer(shape):
     text = code(plan(facts=Facts.read(model)), "torch", model=model, name="net")
     names = {"net": model}
     exec(compile(text, "generated", "exec"), names)
-    names["predict"](given()[shape.given[0]])
+    assert names["predict"](given()[shape.given[0]]) is not None
 
 
 @pytest.mark.parametrize("word", ["models['lm']", "trainer.net", "layers[0]", "loss", "torch"])

@@ -68,6 +68,7 @@ def test_what_died_in_its_own_process_is_declined_also_by_request():
     [
         (Facts(device="cuda:0"), {}, "about CPUs"),
         (Facts(), {"precision": "bf16"}, "inside bf16 autocast no product is in float32"),
+        (Facts(parameters=1, dtypes=("float64",)), {}, "parameters are float64"),
     ],
 )
 def test_it_is_declined_where_it_means_nothing(facts, wish, why):
@@ -84,6 +85,11 @@ def test_by_request_on_a_machine_that_was_never_measured_it_is_measured_first(mo
     with pytest.raises(SpeedKitError, match="signal 8"):
         apply_speedups(nn.Linear(2, 2), SpeedConfig(gemm="onednn").alone())
     assert set(torch.library._impls) == kernels
+
+
+def test_what_is_not_measured_yet_says_that_it_will_be():
+    reason = plan(SpeedConfig(gemm="onednn"), with_rates(None), Facts())["gemm"].reason
+    assert "both engines are measured first, once for this machine" in reason
 
 
 def test_an_older_torch_is_told():

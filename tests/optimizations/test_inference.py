@@ -280,6 +280,21 @@ def test_what_a_frozen_model_gives_can_be_trained_upon(how):
     assert head.weight.grad is not None
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_what_a_hook_keeps_can_be_trained_upon(before):
+    model, x, kept = settled(Unit), torch.rand(IMAGES), []
+    last = [part for part in model.modules() if isinstance(part, nn.Conv2d)][-1]
+    if before:
+        last.register_forward_pre_hook(lambda part, given: kept.append(given[0]))
+    else:
+        last.register_forward_hook(lambda part, given, result: kept.append(result))
+    with apply_speedups(model, asked())[1], torch.no_grad():
+        model(x)
+    head = nn.Conv2d(kept[-1].shape[1], 1, 1)
+    head(kept[-1]).sum().backward()
+    assert head.weight.grad is not None
+
+
 Two = namedtuple("Two", "one more")
 
 

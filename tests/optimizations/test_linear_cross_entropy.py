@@ -461,6 +461,19 @@ def test_a_comparison_shows_less_memory_the_same_numbers_and_how_losses_were_com
     assert "losses of" in str(found)
 
 
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("wrong", [WORDS, -1])
+def test_a_target_that_is_no_class_is_said_as_cross_entropy_says_it(wrong, weighed):
+    model, (ids, targets) = seeded(), batch()
+    targets[2, 2] = wrong
+    more = {"weight": torch.ones(WORDS)} if weighed else {}
+    with pytest.raises(IndexError) as plain:
+        flat(model, ids, targets, **more)
+    with apply_speedups(model, asked())[1], pytest.raises(IndexError) as found:
+        flat(model, ids, targets, **more)
+    assert str(found.value) == str(plain.value)
+
+
 def test_second_derivatives_are_refused_in_one_line():
     model, (ids, targets) = seeded(), batch()
     with apply_speedups(model, asked())[1]:

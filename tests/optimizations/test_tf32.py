@@ -27,6 +27,16 @@ def test_high_changes_nothing_on_a_cpu_and_is_declined(hardware):
     assert "medium" in decision.reason
 
 
+@pytest.mark.parametrize("machine", ["a100", "cpu_avx512_bf16"])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_it_is_declined_where_nothing_is_in_float32(hardware, machine, dtype):
+    device = "cpu" if machine.startswith("cpu") else "cuda:0"
+    facts = Facts(device=device, devices=(device,), parameters=1, dtypes=(dtype,))
+    decision = plan(SpeedConfig(tf32="medium"), hardware(machine), facts)["tf32"]
+    assert decision.declined
+    assert f"parameters are {dtype}" in decision.reason
+
+
 def test_medium_is_there_on_a_cpu_with_bf16_units_by_request_only(hardware):
     machine = hardware("cpu_avx512_bf16")
     assert plan(SpeedConfig(tf32="medium"), machine, Facts())["tf32"].active

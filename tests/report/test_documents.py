@@ -35,6 +35,13 @@ def test_a_table_keeps_to_its_width_and_wraps_its_last_column(monkeypatch):
     assert max(map(len, lines)) <= 60
 
 
+def test_a_table_without_names_of_columns_has_no_head():
+    document = Document("Title", (Section(Table(("", ""), (Row(("a", "1")), Row(("b", "2"))))),))
+    assert document.to_text().splitlines()[-2:] == ["a  1", "b  2"]
+    assert "─" not in document.to_text()
+    assert "<thead" not in document.to_html()
+
+
 def test_html_escapes_everything_and_shows_code_in_backticks():
     table = Table(("<a>",), (Row(("<b> `x < y`",)),))
     html = Document("<c>", (Section(table), Section(Code("<d>")))).to_html()

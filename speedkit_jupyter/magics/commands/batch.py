@@ -20,6 +20,7 @@ from speedkit_jupyter.magics.progress import ProgressLine
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.lookup import value_of
+from speedkit_jupyter.support.samples import length_of
 from speedkit_jupyter.support.tracebacks import lets_go
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ def _sweep(names: Names, session: Session, arguments: Namespace) -> Sweep:
             f"{LINE}: which step? Run a %%speedbench cell before, or name a function: --step "
             "train_step"
         )
-    measured = session.measured
+    measured, batch = session.measured, _batch(names, arguments.data) or ()
     return sweep_of_step(
-        measured.step(), loader, measured.title, arguments.range, arguments.budget, LINE
+        measured.step(), loader, measured.title, arguments.range, arguments.budget, LINE, batch
     )
 
 
@@ -75,9 +76,18 @@ def _batch(names: Names, words: list[str] | None) -> Any:
     if not words:
         return None
     try:
-        return tuple(value_of(names, word, list(names), "variable") for word in words)
+        return tuple(value_of(names, word, _batches(names), "variable") for word in words)
     except SpeedKitError as error:
         raise UsageError(f"{LINE}: {error}") from None
+
+
+def _batches(names: Names) -> list[str]:
+    """The user's names of what can be a batch, to choose from."""
+    return [
+        name
+        for name, value in names.items()
+        if not name.startswith("_") and length_of(value) is not None
+    ]
 
 
 def sizes(text: str) -> tuple[int, int]:
@@ -91,7 +101,7 @@ def sizes(text: str) -> tuple[int, int]:
 def _arguments(parser: Parser) -> None:
     step = "a function that takes a batch, or reads its tensors; without it the last cell"
     offer(parser.add_argument("--step", metavar="NAME", help=step), suggestions.functions)
-    data = "the batch that the function takes, with commas: x,y"
+    data = "the batch that it takes, or the tensors that it reads by name, with commas: x,y"
     parser.add_argument("--data", type=split_names, metavar="NAMES", help=data)
     loader = "the DataLoader whose batches it takes, or goes through"
     offer(parser.add_argument("--loader", metavar="NAME", help=loader), suggestions.loaders)

@@ -121,8 +121,10 @@ def _groups(rows: Iterable[Measured]) -> dict[tuple[str, str], list[Measured]]:
 
 
 def _speedup(group: Sequence[Measured], kernel: str) -> float:
-    own_s = sum(row.calls * row.timed(row.own).seconds for row in group)
-    return own_s / sum(row.calls * row.timed(kernel).seconds for row in group)
+    """By the ratios of the rounds, as the table has it: seconds would mix quiet and busy ones."""
+    own_s = [row.calls * row.timed(row.own).seconds for row in group]
+    speedups = [row.timed(kernel).speedup for row in group]
+    return sum(own_s) / sum(s / times for s, times in zip(own_s, speedups, strict=True))
 
 
 def _gains(rows: Sequence[Measured], kernel: str) -> list[float]:

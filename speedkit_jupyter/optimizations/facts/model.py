@@ -97,6 +97,11 @@ class Facts:
         """The device without its index: "cpu", "cuda", "mps", "xpu"."""
         return self.device.partition(":")[0]
 
+    @property
+    def no_float32(self) -> str:
+        """What the parameters are in where none is in float32; empty where one is."""
+        return "" if not self.parameters or "float32" in self.dtypes else ", ".join(self.dtypes)
+
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
         """The same facts with such optimizers beside those that it has; alike ones count once."""
         if not optimizers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from speedkit_jupyter.optimizations.heads.source import Source
@@ -40,7 +42,10 @@ def cross_entropy(
     options = torch.nn.LinearCrossEntropyOptions(
         batch_chunk_size=max(1, -(-rows // source.chunks)), chunking_method=None
     )
-    with torch.autocast(features.device.type, enabled=False):
+    with (
+        torch.autocast(features.device.type, enabled=False),
+        _as_torch_says(target, len(matrix), ignore_index),
+    ):
         loss = functional.linear_cross_entropy(
             features.reshape(rows, features.shape[-1]),
             matrix,
@@ -58,6 +63,22 @@ def cross_entropy(
     if not torch.is_autocast_enabled(features.device.type):
         loss = loss.to(source.dtype)
     return loss.view(target.shape) if reduction == "none" else loss
+
+
+@contextmanager
+def _as_torch_says(target: Any, classes: int, ignore_index: int) -> Iterator[None]:
+    """The error for a target that is no class is cross_entropy's own, by which code may go. (On a
+    GPU both end in an assertion on the device.)
+    """
+    try:
+        yield
+    except (IndexError, RuntimeError):
+        if target.device.type != "cpu":
+            raise
+        wrong = target[((target >= classes) | (target < 0)) & (target != ignore_index)]
+        if not len(wrong):
+            raise
+        raise IndexError(f"Target {wrong[0]} is out of bounds.") from None
 
 
 def _mean(total: Any, target: Any, weight: Any, ignore_index: int) -> Any:

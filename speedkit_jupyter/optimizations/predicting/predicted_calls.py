@@ -34,6 +34,7 @@ class Predicting(Call):
         super().__init__(target.model)
         self._folding = Folding(target.model) if fold else None
         self._freezing = freezing
+        self._modules = tuple(target.model.modules())
         self._frozen: tuple[Any, ...] | None = None
         self._notes = target.notes
         norms = number_of_norms([*target.model.modules()]) if fold else 0
@@ -92,27 +93,33 @@ class Predicting(Call):
         return is_compiled(model) and not self._freezing and not torch.is_grad_enabled()
 
     def _result(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        import torch
-
         folding = None if is_compiled(model) else self._folding
         if folding is not None and len(folding):
-            with folding.in_force(), torch.inference_mode():
+            with folding.in_force(), self._unrecorded():
                 result = self.below(*args, **kwargs)
                 if not folding.is_wrong():
                     return result
-        with torch.inference_mode():
+        with self._unrecorded():
             return self.below(*args, **kwargs)
+
+    def _unrecorded(self) -> AbstractContextManager[Any]:
+        """What hooks keep of a call (features, for another model to learn from) are tensors like
+        any others: there autograd's records alone are left out.
+        """
+        import torch
+
+        hooked = any(one._forward_hooks or one._forward_pre_hooks for one in self._modules)
+        return torch.no_grad() if hooked else torch.inference_mode()
 
     def _of_frozen(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Compiled code with its weights as constants, for as long as they are what they were."""
-        import torch
 
         now = tuple(
             (id(tensor), 0 if tensor.is_inference() else tensor._version, tensor.data_ptr())
             for tensor in (*model.parameters(), *model.buffers())
         )
         self._frozen = self._frozen or now
-        with torch.inference_mode():
+        with self._unrecorded():
             if now != self._frozen:
                 self._notes["inference"] = CHANGED
                 return model._call_impl(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.attention import sdp_kernels
@@ -15,6 +15,41 @@ if TYPE_CHECKING:
     import torch
 
 PLAIN = (bool, int, float, str, type(None))
+
+
+class OutsideState:
+    """What a run of a block finds now, beside what it is passed and its buffers' values."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        self._block = block
+        self._random, self._kernels = random_states(), kernels()
+        self._attributes, self._held = plain_attributes(block), _held_tensors(block)
+        self._asked = [(weight, weight.requires_grad) for weight in block.parameters()]
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Another run in the block finds all of it, and leaves no trace."""
+        with ExitStack() as stack:
+            stack.enter_context(attributes_kept(self._block))
+            stack.enter_context(_tensors_held(self._held))
+            _set_plain_attributes(self._block, self._attributes)
+            stack.enter_context(_gradients_asked_for(self._asked))
+            stack.callback(set_random_states, random_states())
+            set_random_states(self._random)
+            stack.callback(set_kernels, kernels())
+            set_kernels(self._kernels)
+            yield
+
+
+def kernels() -> dict[str, Any]:
+    """Those of attention, which may be chosen around the forward pass alone."""
+    return {name: switch.read() for name, switch in sdp_kernels.switches().items()}
+
+
+def set_kernels(values: dict[str, Any]) -> None:
+    for name, switch in sdp_kernels.switches().items():
+        if switch.read() != values[name]:
+            switch.write(values[name])
 
 
 def random_states() -> tuple[Any, Any]:
@@ -29,17 +64,6 @@ def set_random_states(states: tuple[Any, Any]) -> None:
         sys.modules["numpy"].random.set_state(states[1])
 
 
-def kernels() -> dict[str, Any]:
-    """Those of attention, which may be chosen around the forward pass alone."""
-    return {name: switch.read() for name, switch in sdp_kernels.switches().items()}
-
-
-def set_kernels(values: dict[str, Any]) -> None:
-    for name, switch in sdp_kernels.switches().items():
-        if switch.read() != values[name]:
-            switch.write(values[name])
-
-
 def plain_attributes(module: torch.nn.Module) -> list[dict[str, Any]]:
     """Of each part what a call may go by: its mode, a switch, a factor."""
     return [
@@ -48,14 +72,14 @@ def plain_attributes(module: torch.nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def set_plain_attributes(module: torch.nn.Module, before: list[dict[str, Any]]) -> None:
+def _set_plain_attributes(module: torch.nn.Module, before: list[dict[str, Any]]) -> None:
     """On the same parts; whoever asks for it puts back what there is now."""
     for part, attributes in zip(module.modules(), before, strict=False):
         part.__dict__.update(attributes)
 
 
 @contextmanager
-def gradients_asked_for(asked: Sequence[tuple[torch.Tensor, bool]]) -> Iterator[None]:
+def _gradients_asked_for(asked: Sequence[tuple[torch.Tensor, bool]]) -> Iterator[None]:
     """Of the same parameters as before: one may have been frozen since."""
     changed = [(one, one.requires_grad) for one, before in asked if one.requires_grad != before]
     for one, now in changed:
@@ -67,7 +91,7 @@ def gradients_asked_for(asked: Sequence[tuple[torch.Tensor, bool]]) -> Iterator[
             one.requires_grad_(now)
 
 
-def held_tensors(module: torch.nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _held_tensors(module: torch.nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The parameters and buffers of each part, and where they lie: `torch.func.functional_call`
     puts others there for the length of a call.
     """
@@ -76,7 +100,7 @@ def held_tensors(module: torch.nn.Module) -> list[tuple[dict[str, Any], dict[str
 
 
 @contextmanager
-def tensors_held(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[None]:
+def _tensors_held(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[None]:
     """Where others lie by now, these do in the block."""
     changed = [
         (holder, name, holder.get(name, MISSING), tensor)

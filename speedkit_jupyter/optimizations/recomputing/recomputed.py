@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.optimizations.properties.calls import Call
 from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks
 from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_entries
-from speedkit_jupyter.optimizations.recomputing.outside_state import (
-    attributes_kept,
-    gradients_asked_for,
-    held_tensors,
-    kernels,
-    plain_attributes,
-    random_states,
-    set_kernels,
-    set_plain_attributes,
-    set_random_states,
-    tensors_held,
-)
+from speedkit_jupyter.optimizations.recomputing.outside_state import OutsideState
 from speedkit_jupyter.optimizations.recomputing.passed import Passed
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.marks import are_changed, marks, version
@@ -114,11 +103,9 @@ class _Runs:
             for number, tensor in enumerate(passed.tensors)
         ]
         self._versions = [version(tensor) for tensor in passed.tensors]
-        self._random, self._kernels = random_states(), kernels()
-        self._attributes, self._held = plain_attributes(block), held_tensors(block)
+        self._outside = OutsideState(block)
         self._weights = [*block.parameters()]
         self._marks = marks(self._weights)
-        self._asked = [(weight, weight.requires_grad) for weight in self._weights]
         self.written = written or Written(frozenset(), frozenset())
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -158,18 +145,11 @@ class _Runs:
         if are_changed(self._weights, self._marks):
             raise SpeedKitError(CHANGED)
         with ExitStack() as stack:
-            stack.enter_context(attributes_kept(self._block))
-            stack.enter_context(tensors_held(self._held))
-            set_plain_attributes(self._block, self._attributes)
-            stack.enter_context(gradients_asked_for(self._asked))
+            stack.enter_context(self._outside.in_force())
             for (path, name), before in self._buffers.items():
                 holder = self._block.get_submodule(path)._buffers
                 stack.callback(put_back_entries, holder, {name: holder.get(name, MISSING)})
                 holder[name] = before.clone()
-            stack.callback(set_random_states, random_states())
-            set_random_states(self._random)
-            stack.callback(set_kernels, kernels())
-            set_kernels(self._kernels)
             yield
 
 

@@ -32,8 +32,7 @@ def why_not(
     """
     import torch
 
-    number = max(1, min(FEW, length // 2))
-    every = length // (2 * number)
+    number, every = _few(length)
 
     def some(chosen: slice) -> Callable[[], Any]:
         some_args, some_kwargs = _own(cut(args, length, chosen)), _own(cut(kwargs, length, chosen))
@@ -61,9 +60,14 @@ def why_not(
 
 def proves_nothing(args: Any, kwargs: Any, length: int) -> bool:
     """Whether the few samples of a trial hold the same."""
-    number = max(1, min(FEW, length // 2))
-    every = length // (2 * number)
+    number, every = _few(length)
     return are_alike((args, kwargs), length, slice(0, 2 * number * every, every))
+
+
+def _few(length: int) -> tuple[int, int]:
+    """How many samples each of two parts has, and how far apart they lie in the whole."""
+    number = max(1, min(FEW, length // 2))
+    return number, length // (2 * number)
 
 
 class _Trial:

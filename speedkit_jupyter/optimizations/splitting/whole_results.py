@@ -38,7 +38,9 @@ def _check(leaf: Any, length: int) -> None:
     if leaf is None:
         return
     if not isinstance(leaf, torch.Tensor):
-        raise NotOfSamples(f"it gives a {type(leaf).__name__}, which can't be joined")
+        raise NotOfSamples(
+            f"what it gives holds {type(leaf).__name__} objects, which can't be joined"
+        )
     if not leaf.ndim:
         raise NotOfSamples("it gives one number for the batch (a loss?)")
     if len(leaf) != length:
