@@ -44,10 +44,12 @@ CALLS = 500
 
 
 @contextmanager
-def installed(outside: Outside, is_first: bool = False) -> Iterator[None]:
-    """In the block its split is told of all that happens in this thread.
+def installed(outside: Outside) -> Iterator[None]:
+    """In the block functions of torch's tell its split of their calls from this thread, while it
+    runs.
 
-    In the first call of a step, which may compile, plain functions are part of the rest.
+    For many calls at once: Python (3.13) forgets for ever how to find the methods of a class
+    quickly that was changed a thousand times.
     """
     import torch
     from torch.nn.utils import clip_grad
@@ -75,17 +77,27 @@ def installed(outside: Outside, is_first: bool = False) -> Iterator[None]:
             stack.enter_context(patched(torch.Tensor, name, make))
         for name in MOVING if _has_accelerator() else ():
             stack.enter_context(patched(torch.Tensor, name, partial(_moving, split, name)))
-        stack.enter_context(_compiling(split))
-        if not (is_first or compilations.graphs()):
-            stack.enter_context(outside.seen())
         for owner, name, part in whole:
             make = partial(_counted, part, outside)
             stack.enter_context(patched(owner, name, make))
-        seen: set[int] = set()
         for kind in {*_optimizers()}:
-            make = partial(_step_of_optimizer, outside, seen)
+            make = partial(_step_of_optimizer, outside)
             stack.enter_context(patched(kind, "step", make))
-        stack.enter_context(_unseen_steps(split, seen))
+        yield
+
+
+@contextmanager
+def told(outside: Outside, is_first: bool = False) -> Iterator[None]:
+    """In the block, one call of the step, its split is told of what is in no function's hands; to
+    be entered once those are `installed`. Between calls hooks and modes are put back.
+
+    In the first call of a step, which may compile, plain functions are part of the rest.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_compiling(outside.split))
+        if not (is_first or compilations.graphs()):
+            stack.enter_context(outside.seen())
+        stack.enter_context(_unseen_steps(outside.split, outside.stepping))
         yield
 
 
@@ -133,6 +145,8 @@ def _moving(split: Split, name: str, original: Callable[..., Any]) -> Callable[.
     """To a device, or from there, which waits; or neither."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not split.depth:
+            return original(tensor, *args, **kwargs)
         mark, begun_s = split.mark(), split.now()
         result = original(tensor, *args, **kwargs)
         before, after = tensor.device.type, result.device.type
@@ -157,26 +171,25 @@ def bias() -> Bias:
     import torch
 
     value, now = torch.zeros(()), time.perf_counter
-    plain, told, passed, parted, between = (Split(now=now) for _ in range(5))
+    plain, waited, passed, parted, between = (Split(now=now) for _ in range(5))
+    part: Part
     with plain.run():
         for _ in range(CALLS):
             value.item()
-    with installed(Outside(told), is_first=True), told.run():
-        for _ in range(CALLS):
-            value.item()
-    with installed(Outside(passed), is_first=True), passed.run(), passed.within("data"):
-        for _ in range(CALLS):
-            value.item()
+    for split, part in ((waited, "rest"), (passed, "data")):
+        with installed(Outside(split)), split.run(), split.within(part):
+            for _ in range(CALLS):
+                value.item()
     outside = Outside(parted)
     nothing = _counted("optimizer", outside, lambda: None)
-    with installed(outside), parted.run():
+    with outside.seen(), parted.run():
         for _ in range(CALLS):
             nothing()
     with Outside(between).seen(), between.run():
         for _ in range(CALLS):
             value.dim()
     return Bias(
-        max(told.seconds["rest"] - plain.seconds["rest"], 0.0) / CALLS,
+        max(waited.seconds["rest"] - plain.seconds["rest"], 0.0) / CALLS,
         parted.seconds["rest"] / CALLS,
         parted.seconds["optimizer"] / CALLS,
         between.seconds["rest"] / CALLS,
@@ -196,12 +209,8 @@ def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
             yield kind
 
 
-def _step_of_optimizer(
-    outside: Outside, seen: set[int], original: Callable[..., Any]
-) -> Callable[..., Any]:
-    """`seen` are the optimizers whose step is under way.
-
-    torch puts its hooks around the step of a class once the first optimizer of it is made, which
+def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch puts its hooks around the step of a class once the first optimizer of it is made, which
     may be within the block: around this, that would stay there. So it finds that it is done.
     """
     import torch
@@ -209,6 +218,7 @@ def _step_of_optimizer(
     is_hooked = getattr(original, "hooked", False)
     step = original if is_hooked else torch.optim.Optimizer.profile_hook_step(original)
     counted, stepped = _counted("optimizer", outside, step), outside.split.stepped
+    seen = outside.stepping
 
     def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         before, is_first = stepped[id(optimizer)], id(optimizer) not in seen

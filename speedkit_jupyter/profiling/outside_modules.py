@@ -12,11 +12,13 @@ from speedkit_jupyter.profiling.split import Look, Part, Split
 class Outside:
     """Tells a `split` what is computed outside of all other parts.
 
-    What leads to a gradient is forward; what does not (a metric) stays the rest.
+    What leads to a gradient is forward; what does not (a metric) stays the rest. `stepping` are the
+    ids of the optimizers whose step is under way.
     """
 
     def __init__(self, split: Split) -> None:
         self.split = split
+        self.stepping: set[int] = set()
         self._mode: Any = None
 
     @contextmanager

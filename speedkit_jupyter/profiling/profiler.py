@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Without a budget of the user's it takes so long, and so many profiled calls are enough.
-DEFAULT_S, ENOUGH = 10.0, 100
+# Without a budget of the user's it takes so long, and so many profiled calls are enough; plain and
+# profiled ones take turns about so many times.
+DEFAULT_S, ENOUGH, TURNS = 10.0, 100, 10
 # What takes longer than this share of the budget is called once, and that call is the profile.
 LONG = 0.5
 # What takes less of it than this is called once more before each call that counts.
@@ -110,7 +111,8 @@ class Profiler:
             self._sources = generators.sources(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
             looks = Looks()
-            first = self._profiled(is_first=True, looks=looks)
+            with self._installed() as outside:
+                first = self._profiled(outside, is_first=True, looks=looks)
             budget.exclude(first.seconds["compiling"])
             self._profile.first = first
             is_long = first.total_s - first.seconds["compiling"] > LONG * self.budget_s
@@ -155,24 +157,37 @@ class Profiler:
         )
 
     def _in_turn(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
-        """A plain call and a profiled one, each from the same state and with data of its own."""
+        """Some plain calls, as many profiled ones, each from the same state and with data of its
+        own.
+        """
         __tracebackhide__ = True
-        profile, slowest_s, counters = self._profile, 0.0, Counters(self._device)
-        while len(profile.splits) < ENOUGH and (not profile.splits or budget.allows(2 * slowest_s)):
+        profile, counters, number, slowest_s = self._profile, Counters(self._device), 1, 0.0
+        while len(profile.splits) < ENOUGH and (
+            not profile.splits or budget.allows(2 * slowest_s * number)
+        ):
             begun_s = clock.now()
-            self._settle(state)
-            plain_s = counters.counted(self._plain)
-            state.restore()
-            profile.splits.append(self._profiled(is_warm=not self._is_short))
-            profile.plain_s.append(plain_s)
-            slowest_s = max(slowest_s, (clock.now() - begun_s) / 2)
-            number = len(profile.splits)
-            done = max(budget.share, number / ENOUGH)
-            yield Progress(min(done, 1.0), f"call {number}")
+            plain_s = []
+            for _ in range(number):
+                self._settle(state)
+                plain_s.append(counters.counted(self._plain))
+            with self._installed() as outside:
+                for _ in range(number):
+                    state.restore()
+                    profile.splits.append(self._profiled(outside, is_warm=not self._is_short))
+            profile.plain_s += plain_s
+            slowest_s = max(slowest_s, (clock.now() - begun_s) / (2 * number))
+            taken = len(profile.splits)
+            number = self._in_a_turn(taken, budget.left_s, slowest_s) if taken == 1 else number
+            yield Progress(min(max(budget.share, taken / ENOUGH), 1.0), f"call {taken}")
         profile.counted = counters.each_second()
         if profile.counted:
             state.restore()
             profile.samples = self._aside(lambda: of_a_step(self._call, self.step.models))
+
+    def _in_a_turn(self, taken: int, left_s: float, call_s: float) -> int:
+        """How many plain and how many profiled calls."""
+        affordable = min(ENOUGH - taken, max(left_s, 0.0) / (2 * call_s))
+        return max(1, round(affordable / TURNS))
 
     def _later(self, first: Split, budget: Budget) -> tuple[float, float]:
         """Seconds for costs and for lines, which come last."""
@@ -185,9 +200,10 @@ class Profiler:
         __tracebackhide__ = True
         looks = Looks()
         call_s = self._profile.step_s * self._profile.steps
-        while not looks.total_s or (looks.total_s < enough_s and budget.allows(2 * call_s)):
-            state.restore()
-            self._profiled(looks=looks, is_warm=not self._is_short)
+        with self._installed() as outside:
+            while not looks.total_s or (looks.total_s < enough_s and budget.allows(2 * call_s)):
+                state.restore()
+                self._profiled(outside, looks=looks, is_warm=not self._is_short)
         self._profile.lines = looks.result()
 
     def _find_costs(self, state: State, budget: Budget) -> None:
@@ -230,20 +246,31 @@ class Profiler:
         __tracebackhide__ = True
         return self._aside(lambda: clock.timed(self._call, self._device))
 
+    @contextmanager
+    def _installed(self) -> Iterator[Outside]:
+        """In the block calls can be profiled, one after another."""
+        __tracebackhide__ = True
+        outside = Outside(Split(bias=self._bias))
+        with instruments.installed(outside):
+            yield outside
+
     def _profiled(
-        self, is_first: bool = False, looks: Looks | None = None, is_warm: bool = True
+        self,
+        outside: Outside,
+        is_first: bool = False,
+        looks: Looks | None = None,
+        is_warm: bool = True,
     ) -> Split:
         """One call; without being warm it is called once before: Python forgets what it knows of
         the types that are patched, which costs a short step a tenth.
         """
         __tracebackhide__ = True
-        split = Split(bias=self._bias)
-        outside = Outside(split)
+        split = outside.split
         with (
             self.step.around_blocks(),
             self._loops.told_to(outside),
             generators.told_to(outside, self._sources),
-            instruments.installed(outside, is_first),
+            instruments.told(outside, is_first),
         ):
             if not is_warm:
                 with split.run():
@@ -254,7 +281,7 @@ class Profiler:
                 if self._device.type != "cpu":
                     with split.within("synchronizations"):
                         synchronize(self._device)
-        return split
+        return split.taken()
 
     def _call(self) -> None:
         __tracebackhide__ = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -111,8 +112,8 @@ class Split:
 
     @property
     def part(self) -> Part:
-        """The one that it runs for now."""
-        return self._inside[-1]
+        """The one that it runs for now; where it does not run, what is done is ours."""
+        return self._inside[-1] if self._inside else "ours"
 
     @property
     def depth(self) -> int:
@@ -129,6 +130,14 @@ class Split:
             self._lap()
             self._inside = []
             self._take_off()
+
+    def taken(self) -> Split:
+        """What it knows of its last run; it begins anew, and whoever tells it goes on."""
+        found = copy(self)
+        for name in ("seconds", "begun", "waits", "waited_s", "stepped", "taken_off", "passed"):
+            setattr(found, name, copy(getattr(self, name)))
+        self.clear()
+        return found
 
     def clear(self) -> None:
         """As before it ever ran."""
@@ -148,7 +157,7 @@ class Split:
 
     def hides(self, part: Part) -> bool:
         """Whether it is no part of its own within the present one."""
-        return part in _HIDDEN[self._inside[-1]]
+        return part in _HIDDEN[self.part]
 
     @contextmanager
     def telling(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from speedkit_jupyter import StepError, profile
-from speedkit_jupyter.profiling.instruments import WAITING
+from speedkit_jupyter.profiling import instruments
+from speedkit_jupyter.profiling.instruments import WAITING, installed
+from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS
 from speedkit_jupyter.profiling.split import PARTS
 
 
@@ -319,6 +322,23 @@ def test_a_call_that_takes_most_of_the_budget_is_the_profile(made_time):
     assert len(found.taken) == 1
     assert found.share("rest") > 0.99
     assert "the first one took too long for a second" in repr(found)
+
+
+def test_classes_of_torch_are_changed_a_few_times_only(monkeypatch):
+    """Python 3.13 forgets for ever how to find methods quickly after a thousand times."""
+    changes = []
+
+    @contextmanager
+    def counted(outside):
+        changes.append(outside)
+        with installed(outside):
+            yield
+
+    monkeypatch.setattr(instruments, "installed", counted)
+    model = nn.Linear(2, 1)
+    found = profile(lambda: model(torch.ones(3, 2)).sum().backward(), model=model, budget_s=20)
+    assert len(found.splits) >= ENOUGH
+    assert len(changes) <= TURNS + 10
 
 
 @pytest.mark.parametrize("budget_s", [0, -1, float("inf"), float("nan")])

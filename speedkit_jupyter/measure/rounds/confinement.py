@@ -7,6 +7,7 @@ confined, and changes no more than rounding elsewhere.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     import torch
 
     get_ident = threading.get_ident
-    here, original = get_ident(), getattr(owner, name, None)
+    here, original = get_ident(), _found(owner, name)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which this stands on")
     ours = make(original)
@@ -59,6 +60,14 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
             setattr(owner, name, original)
         else:
             delattr(owner, name)
+
+
+def _found(owner: Any, name: str) -> Any:
+    """What the owner has by that name, None without; a function as it is written there: to ask a
+    class for it would count as one more version of the class, and Python (3.13) has a thousand.
+    """
+    found = inspect.getattr_static(owner, name, None)
+    return found if inspect.isroutine(found) else getattr(owner, name, None)
 
 
 @contextmanager
