@@ -8,6 +8,10 @@ from speedkit_jupyter.loading.candidate import Candidate
 from speedkit_jupyter.loading.race import Race
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.ways import Ways
+from speedkit_jupyter.measure.rounds.budget import advice
+
+# What looks faster by less than this is not worth a longer search.
+WORTH_KNOWING = 1.03
 
 
 def remarks(chosen: Candidate, own: Candidate, ways: Ways) -> Iterator[str]:
@@ -50,6 +54,15 @@ def beside(race: Race, chosen: Candidate) -> Iterator[str]:
             f"fast as the choice: DataLoader(…, {_said(best.settings)}) and "
             f"torch.set_num_threads({best.threads}), or %speedkit apply with threads {best.threads}"
         )
+
+
+def unproven(race: Race, chosen: Candidate, budget_s: float) -> Iterator[str]:
+    """What looked faster than the user's own, and how to know."""
+    best = race.best()
+    ratio = None if best is chosen else race.ratio(best)
+    if ratio is not None and ratio.median >= WORTH_KNOWING:
+        more = advice(0.0, "may settle it", "settling it", budget_s)
+        yield f"{best.words} looked {ratio.median:.2f} times as fast, which is not proven: {more}"
 
 
 def _said(settings: Settings) -> str:

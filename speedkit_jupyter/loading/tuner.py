@@ -13,7 +13,7 @@ from speedkit_jupyter.loading.candidate import LONG_EPOCH, Candidate
 from speedkit_jupyter.loading.loader_tuning import LoaderTuning
 from speedkit_jupyter.loading.obstacles import drawing, is_iterable, why_not_sent
 from speedkit_jupyter.loading.race import Race
-from speedkit_jupyter.loading.remarks import beside, remarks
+from speedkit_jupyter.loading.remarks import beside, remarks, unproven
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.source import source
@@ -162,7 +162,11 @@ class LoaderTuner:
             name=self._name,
             against=self._against,
             declined=ways.declined,
-            remarks=[*remarks(chosen, race.candidates[0], ways), *beside(race, chosen)],
+            remarks=[
+                *remarks(chosen, race.candidates[0], ways),
+                *beside(race, chosen),
+                *unproven(race, chosen, self.budget_s),
+            ],
             source=source(self._loader, chosen.settings, self._name),
             environment=environment(self._device),
             command=self._command,

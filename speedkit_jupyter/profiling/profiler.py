@@ -39,7 +39,7 @@ DEFAULT_S, ENOUGH, TURNS = 10.0, 100, 10
 # What takes longer than this share of the budget is called once, and that call is the profile.
 LONG = 0.5
 # What takes less of it than this is called once more before each call that counts.
-SHORT = 0.1
+SHORT = 0.02
 # Modules and operators take about so many calls' time, and get up to this share of the budget.
 COSTS, COSTS_SHARE = 10, 0.5
 # Lines are looked at for so long, within this share of the budget.

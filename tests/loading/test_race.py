@@ -9,6 +9,7 @@ import pytest
 
 from speedkit_jupyter.loading.candidate import Candidate
 from speedkit_jupyter.loading.race import LEAST, MOST, Race
+from speedkit_jupyter.loading.remarks import unproven
 from speedkit_jupyter.loading.settings import Settings
 
 
@@ -81,3 +82,16 @@ def test_threads_beside_are_no_setting_of_the_loader() -> None:
     race = raced({own: 1.0, one: 0.9, beside: 0.5})
     assert race.best() is one
     assert beside.words == "2 workers, started for each epoch, 1 thread beside"
+
+
+def test_what_looked_faster_and_is_not_proven_says_how_to_know() -> None:
+    own, one = workers(0), workers(1)
+    race = Race([own, one], lambda one, number: None, epoch=10)
+    own.times_s, one.times_s = {0: 1.0, 1: 1.0}, {0: 0.8, 1: 0.8}
+    (said,) = unproven(race, own, 10.0)
+    assert (
+        said == "1 worker looked 1.25 times as fast, which is not proven: --budget 20 may settle it"
+    )
+    assert not list(unproven(race, one, 10.0))
+    one.times_s = {0: 0.99, 1: 0.99}
+    assert not list(unproven(race, own, 10.0))
