@@ -62,7 +62,7 @@ def unproven(race: Race, chosen: Candidate, budget_s: float) -> Iterator[str]:
     ratio = None if best is chosen else race.ratio(best)
     if ratio is not None and ratio.median >= WORTH_KNOWING:
         more = advice(0.0, "may settle it", "settling it", budget_s)
-        yield f"{best.words} looked {ratio.median:.2f} times as fast, which is not proven: {more}"
+        yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {more}"
 
 
 def _said(settings: Settings) -> str:

@@ -89,9 +89,8 @@ def test_what_looked_faster_and_is_not_proven_says_how_to_know() -> None:
     race = Race([own, one], lambda one, number: None, epoch=10)
     own.times_s, one.times_s = {0: 1.0, 1: 1.0}, {0: 0.8, 1: 0.8}
     (said,) = unproven(race, own, 10.0)
-    assert (
-        said == "1 worker looked 1.25 times as fast, which is not proven: --budget 20 may settle it"
-    )
+    assert said.startswith("not proven: 1 worker, ")
+    assert said.endswith(", which looked 1.25 times as fast; --budget 20 may settle it")
     assert not list(unproven(race, one, 10.0))
     one.times_s = {0: 0.99, 1: 0.99}
     assert not list(unproven(race, own, 10.0))
