@@ -67,6 +67,7 @@ def sweep_of(
     if loader is not None:
         check_loader(loader)
     measured, takes = step_of(step), arguments_of(step)
+    measured.others = [*measured.others, *([] if loader is None else [loader])]
     name = getattr(step, "__name__", "step")
     if not takes:
         return sweep_of_step(measured, loader, name, sizes, budget_s, command, _listed(batch))

@@ -7,6 +7,7 @@ code for as long as the step runs, which calls the original one and tells the sp
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
@@ -21,8 +22,11 @@ class Waited(Generator[Any, Any, Any]):
 
     def __init__(self, outside: Outside, generator: Generator[Any, Any, Any]) -> None:
         self._outside, self._generator = outside, generator
+        self._here = threading.get_ident()
 
     def __next__(self) -> Any:
+        if threading.get_ident() != self._here:
+            return next(self._generator)
         with self._outside.within("data"):
             return next(self._generator)
 
@@ -69,9 +73,11 @@ def told_to(outside: Outside, functions: Iterable[FunctionType]) -> Iterator[Non
 
 
 def _telling(outside: Outside, original: FunctionType) -> Callable[..., Any]:
-    is_next = not inspect.isgeneratorfunction(original)
+    is_next, here = not inspect.isgeneratorfunction(original), threading.get_ident()
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != here:  # another thread's training draws by it, too
+            return original(*args, **kwargs)
         if is_next:
             with outside.within("data"):
                 return original(*args, **kwargs)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
-from speedkit_jupyter.profiling import user_lines
+from speedkit_jupyter.profiling import remembered, user_lines
 from speedkit_jupyter.profiling.outside_modules import Outside
 from speedkit_jupyter.profiling.split import Bias, Line, Part, Split
 
@@ -72,6 +72,7 @@ def installed(outside: Outside) -> Iterator[None]:
         *((home, "clip_grad_norm_", "optimizer") for home in (clip_grad, torch.nn.utils)),
     ]
     with ExitStack() as stack:
+        stack.enter_context(remembered.forgotten())
         for name in WAITING:
             make = partial(_waiting, name, outside)
             stack.enter_context(patched(torch.Tensor, name, make))
@@ -119,7 +120,7 @@ def _waiting(name: str, outside: Outside, original: Callable[..., Any]) -> Calla
     On a CPU nothing waits: there it counts where the user's code asks, and not torch's own.
     """
 
-    split, passed = outside.split, outside.split.passed
+    split, passed, original = outside.split, outside.split.passed, _as_torch_calls(original)
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         part = split.part
@@ -131,12 +132,35 @@ def _waiting(name: str, outside: Outside, original: Callable[..., Any]) -> Calla
             passed[part] += 1
             return original(tensor, *args, **kwargs)
         with split.telling(), outside.set_aside():
-            line, begun_s = _line(name), split.now()
-            with split.within("synchronizations"):
-                result = original(tensor, *args, **kwargs)
-            if line is not None:
-                split.waited(line, split.now() - begun_s)
-            return result
+            line, before_s = _line(name), split.seconds["synchronizations"]
+            split.enter("synchronizations")
+            try:
+                return original(tensor, *args, **kwargs)
+            finally:
+                split.leave()
+                if line is not None:
+                    split.waited(line, split.seconds["synchronizations"] - before_s)
+
+    return call
+
+
+def _as_torch_calls(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch finds a method of a tensor by its name, and so what stands in for it: a subclass that
+    has its own `__torch_function__` is told of the original here.
+    """
+    import torch
+
+    plain, enabled = (torch.Tensor, torch.nn.Parameter), torch._C._is_torch_function_enabled
+    usual = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kind: Any = type(tensor)
+        if kind in plain or not enabled():
+            return original(tensor, *args, **kwargs)
+        own = getattr(kind.__torch_function__, "__func__", usual)  # none of its own: torch's
+        if own is usual:
+            return original(tensor, *args, **kwargs)
+        return kind.__torch_function__(original, (kind,), (tensor, *args), kwargs)
 
     return call
 
@@ -194,30 +218,28 @@ def bias() -> Bias:
         parted.seconds["optimizer"] / CALLS,
         between.seconds["rest"] / CALLS,
         max(passed.seconds["data"] - plain.seconds["rest"], 0.0) / CALLS,
+        max(waited.seconds["synchronizations"] - plain.seconds["rest"], 0.0) / CALLS,
     )
 
 
 def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
-    """Every class of optimizers that says how it steps."""
+    """Every class of optimizers that says how it steps, and that torch has put its hooks around: it
+    does so once the first one is made. Of others (a wrapper's, a parent's) nothing is changed:
+    what steps in there is hooked, or is seen by the hooks of all optimizers.
+    """
     import torch
 
     waiting: list[type[torch.optim.Optimizer]] = [torch.optim.Optimizer]
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
-        if "step" in vars(kind):
+        if getattr(vars(kind).get("step"), "hooked", False):
             yield kind
 
 
 def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch puts its hooks around the step of a class once the first optimizer of it is made, which
-    may be within the block: around this, that would stay there. So it finds that it is done.
-    """
-    import torch
-
-    is_hooked = getattr(original, "hooked", False)
-    step = original if is_hooked else torch.optim.Optimizer.profile_hook_step(original)
-    counted, stepped = _counted("optimizer", outside, step), outside.split.stepped
+    """All of a step, its hooks included."""
+    counted, stepped = _counted("optimizer", outside, original), outside.split.stepped
     seen = outside.stepping
 
     def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +253,6 @@ def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callab
         stepped[id(optimizer)] = before + 1  # also where its class calls the one that it is of
         return result
 
-    call.hooked = True  # type: ignore[attr-defined]
     return call
 
 

@@ -119,11 +119,14 @@ class Profile(Shown):
         """Lines that wait, what takes longest first, then what waits most often."""
         lines = {line for split in self.taken for line in split.waits}
         calls = len(self.taken) * self.steps
+        waited_s = sum(sum(split.waited_s.values()) for split in self.taken) / calls
+        # What telling takes is taken off the part, in all.
+        share = min(self.seconds("synchronizations") / waited_s, 1.0) if waited_s else 1.0
         found = [
             Wait(
                 line,
                 sum(split.waits[line] for split in self.taken) / calls,
-                sum(split.waited_s.get(line, 0.0) for split in self.taken) / calls,
+                share * sum(split.waited_s.get(line, 0.0) for split in self.taken) / calls,
             )
             for line in lines
         ]

@@ -63,7 +63,8 @@ class Line(NamedTuple):
 class Bias(NamedTuple):
     """Seconds that telling takes, each time: of what waits, `before` the split knows of it; of a
     part, `around` it and `inside` of it; `between`, of a function of torch's that is called between
-    the parts; `passing`, of what waits where that is no part of its own (torch's own code does).
+    the parts; `passing`, of what waits where that is no part of its own (torch's own code does);
+    `waiting`, inside of one that waits.
     """
 
     before: float = 0.0
@@ -71,6 +72,7 @@ class Bias(NamedTuple):
     inside: float = 0.0
     between: float = 0.0
     passing: float = 0.0
+    waiting: float = 0.0
 
 
 @dataclass
@@ -171,10 +173,10 @@ class Split:
         if self.hides(part):
             self._inside.append(self.part)
             return
-        self._lap()
         self._entered[self.part, part] += 1
-        self._inside.append(part)
         self.begun[part] += 1
+        self._lap()
+        self._inside.append(part)
 
     def leave(self, depth: int | None = None) -> None:
         """Back to what was before it: the innermost one, or all above `depth`.
@@ -225,6 +227,7 @@ class Split:
         for part, times in self.passed.items():
             self._is_ours(part, times * self.bias.passing)
         self._is_ours("rest", self._between * self.bias.between)
+        self._is_ours("synchronizations", self._told.total() * self.bias.waiting)
         for (around, inside), times in self._entered.items():
             if "ours" not in (around, inside):
                 self._is_ours(around, times * self.bias.around)

@@ -58,7 +58,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     finally:
         if is_own:
             setattr(owner, name, original)
-        else:
+        elif name in vars(owner):  # the step may have taken it away
             delattr(owner, name)
 
 

@@ -22,7 +22,8 @@ from speedkit_jupyter.measure.undo.walk import Walk
 if TYPE_CHECKING:
     import torch
 
-# Of a variant's warm state only what steps were seen to change is put back, but every so often all.
+# Of a variant's warm state only what steps were seen to change is put back, but all of it the first
+# time, and every so often.
 ALL_EVERY = 16
 
 Memory = tuple[Kind, Any, Any]
@@ -157,7 +158,7 @@ class State:
     def _due(self) -> Iterator[Memory]:
         """All; or what is known to change and what is new since the state before."""
         base = self._base
-        if base is None or self._restored % ALL_EVERY == 0:
+        if base is None or self._restored % ALL_EVERY == 1:
             yield from self._memories
             return
         for kind, instance, memory in self._memories:
@@ -285,7 +286,8 @@ def _owned(walk: Walk, meanwhile: Meanwhile) -> Iterator[int]:
             tensors: list[Any] = [*instance._parameters.values(), *instance._buffers.values()]
         elif issubclass(cls, torch.optim.Optimizer):
             tensors = [p for group in instance.param_groups for p in group["params"]]
-            states = [list(s.values()) for s in instance.state.values() if isinstance(s, dict)]
+            state = getattr(instance, "state", {})  # a wrapper may have none
+            states = [list(s.values()) for s in state.values() if isinstance(s, dict)]
             tensors += [value for values in states for value in values]
         else:
             continue
