@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.batching.accumulated import Lost, loss_in
 from speedkit_jupyter.batching.parts import Call
@@ -18,18 +18,19 @@ from speedkit_jupyter.support.exceptions import StepError
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 # So many parts are tried together; at the first call a few samples before that.
 PARTS = 4
 # As exactly as a mean in float32, or in half precision, is the same over parts.
-CLOSE, CLOSE_IN_HALF = 1e-3, 3e-2
+CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 2e-5, 1e-3, 3e-2
 RANDOM = "micro_batch: the loss draws random numbers, and was not checked"
 
 
 def is_loss(function: Callable[..., Any], call: Call) -> bool:
     """Whether it gives one number for a batch, seen with two samples."""
+    part = call.part(0, min(2, call.length))
     with _aside(function):
-        part = call.part(0, min(2, call.length))
-        return loss_in(function(*part.arguments, **part.named)) is not None
+        return _tried(lambda: loss_in(function(*part.arguments, **part.named))) is not None
 
 
 def has_graph(result: Any) -> bool:
@@ -60,9 +61,9 @@ def check(lost: Lost, call: Call, size: int) -> bool:
 def _check(lost: Lost, few: Call, size: int) -> bool:
     number = few.length
     with _aside(lost.function):
-        (whole, _), (again, _) = lost(few, still=True), lost(few, still=True)
+        (whole, _), (again, _) = (_tried(lambda: lost(few, still=True)) for _ in range(2))
         cut = [*few.parts(size)]
-        parts = [lost(one, still=True) for one in cut]
+        parts = [_tried(lambda one=one: lost(one, still=True)) for one in cut]  # type: ignore[misc]
     made, expected = _together(parts), float(whole)
     each = {w / one.length for (_, w), one in zip(parts, cut, strict=True) if w is not None}
     is_uneven = len(each) > 1
@@ -71,14 +72,27 @@ def _check(lost: Lost, few: Call, size: int) -> bool:
     if expected != float(again):
         warnings.warn(RANDOM, stacklevel=6)
         return True
-    close = CLOSE_IN_HALF if _in_half(few) else CLOSE
-    if not abs(made - expected) <= close * max(abs(expected), abs(made), 1e-6):
+    largest = max(abs(expected), abs(made), *(abs(float(loss)) for loss, _ in parts), 1e-6)
+    if not abs(made - expected) <= _close(few) * largest:
         raise StepError(
             f"the losses of parts don't make that of the batch ({made:.4g}, and {expected:.4g} of "
             f"{number} samples at once): it is no mean over samples. A sum needs reduction='sum'; "
             "a mean over something else (a mask) needs weight=…, which says over how much"
         )
     return is_uneven
+
+
+def _tried(call: Callable[[], T]) -> T:
+    """Without gradients; with them where the loss itself asks for some (a penalty on gradients)."""
+    import torch
+
+    try:
+        return call()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        with torch.enable_grad():
+            return call()
 
 
 def _together(parts: list[tuple[Any, float | None]]) -> float:
@@ -118,6 +132,20 @@ def _aside(function: Callable[..., Any]) -> Iterator[None]:
             for buffer, copy in zip(buffers, copies, strict=True):
                 buffer.copy_(copy)
             list(randomness.restore())
+
+
+def _close(call: Call) -> float:
+    """By the least exact numbers that may be in it."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    if _in_half(call):
+        return CLOSE_IN_HALF
+    given = tree_leaves([call.arguments, dict(call.named)])
+    on_gpu = any(torch.is_tensor(one) and one.device.type != "cpu" for one in given)
+    full = torch.get_float32_matmul_precision() == "highest"
+    in_tf32 = not full or (on_gpu and torch.backends.cudnn.allow_tf32)
+    return CLOSE_IN_TF32 if in_tf32 else CLOSE
 
 
 def _in_half(call: Call) -> bool:

@@ -126,8 +126,9 @@ class Named:
     def of(self, number: int) -> Iterator[Callable[[], int]]:
         """The names stand for others."""
         try:
+            made = {id(place.value): resized(place.value, number) for place in self._places}
             for place in self._places:
-                place.bind(resized(place.value, number))
+                place.bind(made[id(place.value)])
             yield lambda: number
         finally:
             for place in self._places:

@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling.counters import Counters
@@ -30,6 +30,10 @@ DEFAULT_S = 20.0
 LONGEST, BLOCK_S, ENOUGH, HALVED = 0.2, 0.02, 25, 3
 # A call that takes longer needs no other one before it.
 LEAD_S = 0.2
+NOT_RESIZED = (
+    "(with a batch of {number}, made of the {now} samples that there are: what counts or points to "
+    "samples within a batch can't be resized, nor can a part of it alone)"
+)
 OUT = "out of memory: everything was put back"
 
 
@@ -144,6 +148,7 @@ class Sweep:
                 size.first_s = self._timed()
         except Exception as error:
             if not is_out_of_memory(error):
+                error.add_note(NOT_RESIZED.format(number=size.number, now=self._feed.now))
                 raise
             size.why_not, size.first_s = OUT, 0.0
             let_go(error)
@@ -190,7 +195,10 @@ class Sweep:
     def _call(self) -> None:
         __tracebackhide__ = True
         with self.step.around_blocks():
-            self.step.run(self._context)
+            try:
+                self.step.run(self._context)
+            except StopIteration:  # would look like the end of a generator of ours
+                raise StepError(OUT_OF_DATA) from None
 
     # What others would take.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from speedkit_jupyter.support.words import count
 if TYPE_CHECKING:
     from speedkit_jupyter.loading.stream import Stream
 
+# Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
+TIMED_OUT = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
 # Of a data set whose end was not seen, an epoch is taken to be so long.
 LONG_EPOCH = 1000
 
@@ -68,7 +71,11 @@ class Candidate:
         return not (self.why_out or self.failure)
 
     def fail(self, error: Exception) -> None:
-        """It leaves the race, with the last line of what it raised."""
+        """It leaves the race, with the last line of what it raised; or as one that is stuck."""
+        if (found := TIMED_OUT.search(str(error))) and self.settings.num_workers:
+            self.is_stuck, self.why_out = True, f"gave no batch within {float(found[1]):.3g} s"
+            self.close()
+            return
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         kind, line = type(error).__name__, lines[-1] if lines else ""
         self.failure = line if line.startswith(f"{kind}:") else f"{kind}: {line}"

@@ -39,15 +39,25 @@ class Race:
         order = self.racing
         self._random.shuffle(order)
         for one in order:
+            if not one.races:
+                continue
             try:
                 self.block(one, self.rounds)
             except Exception as error:
                 if one is self.candidates[0]:  # the user's own, whose errors are the user's
                     raise
                 one.fail(error)
+                self._spare(one)
             yield one
         self.rounds += 1
         self._drop()
+
+    def _spare(self, stuck: Candidate) -> None:
+        """Where workers are stuck, others would be too, and each be waited for as long."""
+        for one in self.racing[1:] if stuck.is_stuck else ():
+            if one.settings.num_workers:
+                one.why_out = f"not tried further: {stuck.words} {stuck.why_out}"
+                one.close()
 
     def best(self) -> Candidate:
         """The quickest in the middle; of those that are as quick as that, the first."""

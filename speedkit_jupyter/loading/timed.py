@@ -13,7 +13,7 @@ from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.stream import Stream, Stretch
 from speedkit_jupyter.loading.tuned_loader import rebuilt
 from speedkit_jupyter.measure.rounds.confinement import patched
-from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -27,16 +27,10 @@ STRETCH_S, LEAST_BATCHES, ROUNDS, LONGEST = 0.15, 2, 12, 3
 # A worker that gives nothing for so long, or for so many batches' time, is stuck; but none is
 # waited for longer than this share of the budget, if that is long enough to start one.
 STUCK_S, STUCK, STUCK_SHARE, STARTING_S = 10.0, 50, 0.5, 2.0
-# Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
-TIMED_OUT = "DataLoader timed out"
 NO_LOOP = (
     "the step never goes through this loader: give a function with a loop over it, or one that "
     "takes a batch"
 )
-
-
-class Stuck(StepError):
-    """Workers that give nothing."""
 
 
 class Timed:
@@ -70,7 +64,7 @@ class Timed:
         self.batch_s = self.draw(own, LEAST_BATCHES).seconds / LEAST_BATCHES
 
     def enter(self, one: Candidate, seen: Samples) -> None:
-        """Its first batch; samples that are kept are there already. Raises Stuck."""
+        """Its first batch; samples that are kept are there already."""
         __tracebackhide__ = True
         loader = rebuilt(self._loader, one.settings)
         if one.settings.num_workers:
@@ -79,12 +73,7 @@ class Timed:
             some = KeptSome(self._loader.dataset, one.settings.kept, seen.keys)
             loader.__dict__["dataset"] = some
         one.stream = Stream(loader)
-        try:
-            self.draw(one, 1)
-        except RuntimeError as error:
-            if TIMED_OUT not in str(error):
-                raise
-            raise Stuck(f"gave no batch within {loader.timeout:.3g} s") from None
+        self.draw(one, 1)
 
     @property
     def _stuck_s(self) -> float:
@@ -117,7 +106,7 @@ class Timed:
             while not stretch.is_over:
                 before = stretch.drawn
                 with _threads(one.threads), self._step.around_blocks():
-                    self._step.run(self._context)
+                    self._run()
                 if stretch.drawn == before:
                     raise StepError(NO_LOOP)
         finally:
@@ -126,6 +115,13 @@ class Timed:
         left = [number for number in (stretch.left_after, self.left_after) if number]
         self.left_after = min(left, default=None)
         return stretch
+
+    def _run(self) -> None:
+        __tracebackhide__ = True
+        try:
+            self._step.run(self._context)
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError(OUT_OF_DATA) from None
 
     def _instead(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(asked: DataLoader[Any]) -> Any:

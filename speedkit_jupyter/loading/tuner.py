@@ -17,7 +17,7 @@ from speedkit_jupyter.loading.remarks import beside, remarks, unproven
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.source import source
-from speedkit_jupyter.loading.timed import Stuck, Timed
+from speedkit_jupyter.loading.timed import Timed
 from speedkit_jupyter.loading.tuned_loader import rebuilt
 from speedkit_jupyter.loading.ways import Ways
 from speedkit_jupyter.machines.hardware import Hardware
@@ -130,7 +130,10 @@ class LoaderTuner:
     def _look(self, settle: Callable[[], object]) -> Samples:
         if is_iterable(self._loader):
             return Samples()
-        seen = samples.look_at(self._loader, Walk(drawing(self._loader)))
+        try:
+            seen = samples.look_at(self._loader, Walk(drawing(self._loader)))
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError("the data set raises StopIteration for a sample") from None
         if seen.keys:
             few = seen.keys[: self._loader.batch_size or 1]
             seen = replace(seen, why_not_sent=why_not_sent(self._loader, few))
@@ -194,9 +197,6 @@ def _admit(race: Race, more: Iterable[Candidate], timed: Timed, seen: Samples) -
             continue
         try:
             timed.enter(one, seen)
-        except Stuck as error:
-            one.is_stuck, one.why_out = True, str(error)
-            one.close()
         except Exception as error:
             one.fail(error)
 

@@ -21,6 +21,8 @@ from speedkit_jupyter.profiling.split import Look, Part, Split
 
 # Seconds between two looks, and after which Python lets another thread go on.
 EVERY_S, SWITCH_S = 0.001, 0.0005
+# A look counts for so much of what it would by itself, at the least and at the most.
+LEAST, MOST = 0.4, 4.0
 
 
 class Spot(NamedTuple):
@@ -68,19 +70,35 @@ class Looks:
         self.total_s = 0.0
         self._looks: list[Look] = []
 
-    def result(self) -> LineTimes:
-        """Of all calls so far."""
+    def result(self, shares: Mapping[Part, float]) -> LineTimes:
+        """Of all calls so far. `shares` are those of the parts, as the split knows them: torch lets
+        another thread look where it works outside of Python, as in a backward pass, more often than
+        where Python does.
+        """
         own = defaultdict[tuple[Spot, Part], float](float)
         inside, python = defaultdict[Spot, float](float), defaultdict[Spot, float](float)
-        whole_s = sum(look.seconds for look in self._looks)
-        for look in self._looks if whole_s else ():
+        counts = self._counts(shares)
+        for look in self._looks if counts else ():
+            share = counts[look.part] * look.seconds
             if look.spots:
-                own[look.spots[0], look.part] += look.seconds / whole_s
+                own[look.spots[0], look.part] += share
                 if look.part in ("rest", "data") and not look.in_torch:
-                    python[look.spots[0]] += look.seconds / whole_s
+                    python[look.spots[0]] += share
             for spot in set(look.spots):
-                inside[spot] += look.seconds / whole_s
+                inside[spot] += share
         return LineTimes(own, inside, python, len(self._looks))
+
+    def _counts(self, shares: Mapping[Part, float]) -> dict[Part, float]:
+        """What a second of looks is of the step, by part."""
+        seen = defaultdict[Part, float](float)
+        for look in self._looks:
+            seen[look.part] += look.seconds
+        whole_s = sum(seen.values())
+        return {
+            part: min(max(shares.get(part, 0.0) / seconds, LEAST / whole_s), MOST / whole_s)
+            for part, seconds in seen.items()
+            if seconds
+        }
 
     @contextmanager
     def while_looking(self, split: Split) -> Iterator[None]:

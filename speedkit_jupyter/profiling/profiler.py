@@ -25,7 +25,7 @@ from speedkit_jupyter.profiling.loops import Loops
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.outside_modules import Outside
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import Bias, Split
+from speedkit_jupyter.profiling.split import PARTS, Bias, Part, Split
 from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Profiler:
             state = None if is_long and self.afterwards is None else self.step.state()
             if is_long or state is None:
                 self._profile.why_no_costs = "there was no time for a second call"
-                self._profile.lines = looks.result()
+                self._profile.lines = looks.result(self._shares())
                 yield Progress(1.0, "the call is long: it is the profile")
             else:
                 yield from self._in_full(first, state, budget)
@@ -204,7 +204,10 @@ class Profiler:
             while not looks.total_s or (looks.total_s < enough_s and budget.allows(2 * call_s)):
                 state.restore()
                 self._profiled(outside, looks=looks, is_warm=not self._is_short)
-        self._profile.lines = looks.result()
+        self._profile.lines = looks.result(self._shares())
+
+    def _shares(self) -> dict[Part, float]:
+        return {part: self._profile.share(part) for part in PARTS}
 
     def _find_costs(self, state: State, budget: Budget) -> None:
         """Of modules and operators. What can't be traced is no reason to show nothing."""

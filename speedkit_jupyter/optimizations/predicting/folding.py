@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from speedkit_jupyter.optimizations.facts.conv_norms import pairs
 from speedkit_jupyter.optimizations.properties.calls import Call
+from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks, has_hooks_of_all
 
 if TYPE_CHECKING:
     import torch
@@ -87,8 +88,8 @@ class _Pair:
         conv, norm = self.conv.module, self.norm.module
         if conv is None or norm is None:  # the user has put others in their place
             return None
-        own, other = conv._forward_hooks or conv._forward_pre_hooks, norm._forward_hooks
-        if self.is_broken or norm.training or own or other or norm._forward_pre_hooks:
+        is_hooked = has_forward_hooks(conv) or has_forward_hooks(norm) or has_hooks_of_all()
+        if self.is_broken or norm.training or is_hooked:
             return None
         tensors = [*conv._parameters.values(), *norm._parameters.values(), *norm._buffers.values()]
         eps = cast("float", norm.eps)

@@ -11,6 +11,7 @@ from speedkit_jupyter.optimizations.facts.conv_norms import number_of_norms
 from speedkit_jupyter.optimizations.predicting.folding import Folding
 from speedkit_jupyter.optimizations.predicting.released import release_state, released
 from speedkit_jupyter.optimizations.properties.calls import Call, is_compiled
+from speedkit_jupyter.optimizations.properties.hooks import has_hooks_of_all
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +109,9 @@ class Predicting(Call):
         """
         import torch
 
-        hooked = any(one._forward_hooks or one._forward_pre_hooks for one in self._modules)
+        hooked = has_hooks_of_all() or any(
+            one._forward_hooks or one._forward_pre_hooks for one in self._modules
+        )
         return torch.no_grad() if hooked else torch.inference_mode()
 
     def _of_frozen(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:

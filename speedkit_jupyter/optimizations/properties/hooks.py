@@ -19,6 +19,13 @@ def is_watched(module: torch.nn.Module) -> bool:
     return bool(hooks) or "forward" in module.__dict__
 
 
+def has_hooks_of_all() -> bool:
+    """Whether something of the user's runs whenever any module does."""
+    from torch.nn.modules import module
+
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
 def has_forward_hooks(module: torch.nn.Module) -> bool:
     """Whether something of the user's runs whenever a part of it runs."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())

@@ -37,6 +37,8 @@ class OneByOne(Rule):
             return
         part = seen.computing
         around = part + seen.share("rest", "synchronizations")
+        if not (at_hand := _were_at_hand(many)):
+            around = part
         yield Opportunity(
             self.name,
             f"call {seen.name(many[0].module, 'the model')} once with all rows",
@@ -44,7 +46,9 @@ class OneByOne(Rule):
             f"with {min(len(many), MOST_TRIED)} rows is {times:.1f} times as fast",
             Gain(amdahl(part, max(times * 0.5, 1.05)).low, amdahl(around, times * 2.0).low),
             "model(torch.stack(rows)) in place of the loop",
-            "batch norm in training sees the whole batch",
+            "batch norm in training sees the whole batch"
+            if at_hand
+            else "only where no row is made of what an earlier call gave (a roll-out's, a text's)",
         )
 
 
@@ -54,6 +58,12 @@ def _is_one_row_each(calls: list[ModelCall]) -> bool:
         return False
     (inputs,) = shapes
     return bool(inputs) and all(not shape or shape[0] == 1 or len(shape) == 1 for shape in inputs)
+
+
+def _were_at_hand(calls: list[ModelCall]) -> bool:
+    """Whether all rows are parts of the same tensors, which were there before the first call."""
+    rows = [[one.untyped_storage().data_ptr() for one in call.inputs] for call in calls]
+    return all(row == rows[0] for row in rows)
 
 
 def _follow_each_other(calls: list[ModelCall]) -> bool:
