@@ -95,10 +95,10 @@ def _begun(loader: DataLoader[Any]) -> Any:
 class Stretch:
     """`lead` batches that are not timed, then `number` that are; over as many loops as that takes.
 
-    A loop gets one batch at least; after `longest_s` the timed ones may be fewer. `seconds` are
-    those of the `timed` ones, what the step does with them and waiting for them together, without
-    what beginning an epoch took; `waited_s` of them were spent on waiting. `left_after` is how many
-    batches the shortest loop took, where one was left before its end.
+    A loop gets one batch at least, and up to `per_loop`; after `longest_s` the timed ones may be
+    fewer. `seconds` are those of the `timed` ones, what the step does with them and waiting for
+    them together, without what beginning an epoch took; `waited_s` of them were spent on waiting.
+    `left_after` is how many batches the shortest loop took, where one was left before its end.
     """
 
     stream: Stream
@@ -106,6 +106,7 @@ class Stretch:
     lead: int
     number: int
     longest_s: float = math.inf
+    per_loop: float = math.inf
     seconds: float = 0.0
     waited_s: float = 0.0
     drawn: int = 0
@@ -123,7 +124,7 @@ class Stretch:
         """For one loop of the user's."""
         given, ended = 0, False
         try:
-            while not given or not self.is_over:
+            while not given or not (self.is_over or given >= self.per_loop):
                 batch = self._next()
                 given += 1
                 yield batch

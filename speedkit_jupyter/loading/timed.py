@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.candidate import Candidate
@@ -13,6 +13,7 @@ from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.stream import Stream, Stretch
 from speedkit_jupyter.loading.tuned_loader import rebuilt
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
@@ -41,12 +42,18 @@ class Timed:
     """
 
     def __init__(
-        self, step: Step, loader: DataLoader[Any], device: torch.device, budget_s: float
+        self,
+        step: Step,
+        loader: DataLoader[Any],
+        device: torch.device,
+        budget_s: float,
+        restore: Callable[[], object],
     ) -> None:
         self._step, self._loader, self._device = step, loader, device
         self._budget_s = budget_s
         self._stretch: Stretch | None = None
         self._context: Any = in_force_or_none(step.models)
+        self._restore, self._is_settled, self._per_loop = restore, True, math.inf
         self.batch_s = 0.0
         self.left_after: int | None = None
 
@@ -101,12 +108,14 @@ class Timed:
         """
         __tracebackhide__ = True
         assert one.stream is not None
-        stretch = self._stretch = Stretch(one.stream, self._device, lead, number, longest_s)
+        stretch = self._stretch = Stretch(
+            one.stream, self._device, lead, number, longest_s, self._per_loop
+        )
         try:
             while not stretch.is_over:
                 before = stretch.drawn
                 with _threads(one.threads), self._step.around_blocks():
-                    self._run()
+                    self._run(one)
                 if stretch.drawn == before:
                     raise StepError(NO_LOOP)
         finally:
@@ -116,12 +125,34 @@ class Timed:
         self.left_after = min(left, default=None)
         return stretch
 
-    def _run(self) -> None:
+    def _run(self, one: Candidate) -> None:
+        """Once; where so many calls in a row can't be made, or so long ones (a schedule has so many
+        steps), from the state of before, with an epoch in each.
+        """
         __tracebackhide__ = True
         try:
             self._step.run(self._context)
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
+        except StepError:
+            raise
+        except Exception as error:
+            again = self._is_settled and not math.isinf(self._per_loop)
+            if again or one.settings.num_workers:  # whose workers may have raised
+                raise
+            self._step.tell([ended(error).line])
+            self.settle()
+            with suppress(TypeError):  # an iterable says no length
+                self._per_loop = len(self._loader)
+            if self._stretch is not None:
+                self._stretch.per_loop = self._per_loop
+            self._step.run(self._context)
+        self._is_settled = False
+
+    def settle(self) -> None:
+        """All that the step changed is put back."""
+        self._restore()
+        self._is_settled = True
 
     def _instead(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(asked: DataLoader[Any]) -> Any:

@@ -88,7 +88,7 @@ class LoaderTuner:
         budget = Budget(self.budget_s, begun_s=self.begun_s)
         with self.step.isolated() as visit:
             budget.reserved_s = visit.taking_s
-            timed = Timed(self.step, self._loader, self._device, self.budget_s)
+            timed = Timed(self.step, self._loader, self._device, self.budget_s, visit.state.restore)
             own = Candidate(Settings.of(self._loader))
             race = Race([own], timed.block, self._length() or LONG_EPOCH)
             try:
@@ -112,13 +112,13 @@ class LoaderTuner:
         state, ways = self.step.state(), self._ways(seen)
         _admit(race, map(Candidate, list(ways.first())[1:]), timed, seen)
         self._result = self._outcome(race, own, ways, seen)
-        yield from _rounds(race, timed, state, budget, NEAR * self.budget_s)
+        yield from _rounds(race, timed, budget, NEAR * self.budget_s)
         _admit(race, list(_near(race, ways)), timed, seen)
-        yield from _rounds(race, timed, state, budget, PROOF * self.budget_s)
+        yield from _rounds(race, timed, budget, PROOF * self.budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
         self._drop_what_differs(race, ways, seen, state)
         race.narrow()
-        yield from _rounds(race, timed, state, budget, 0.0)
+        yield from _rounds(race, timed, budget, 0.0)
         chosen = _proven(race)
         self._result = self._outcome(race, chosen, ways, seen)
 
@@ -202,7 +202,7 @@ def _admit(race: Race, more: Iterable[Candidate], timed: Timed, seen: Samples) -
 
 
 def _rounds(
-    race: Race, timed: Timed, state: State, budget: Budget, reserved_s: float
+    race: Race, timed: Timed, budget: Budget, reserved_s: float
 ) -> Generator[Progress, None, None]:
     """Until it is settled, or the time is over."""
     __tracebackhide__ = True
@@ -211,7 +211,7 @@ def _rounds(
         begun_s = clock.now()
         if race.rounds and not budget.allows(longest_s + reserved_s):
             return
-        state.restore()
+        timed.settle()
         for one in race.round():
             yield Progress(budget.share, f"round {race.rounds + 1}: {one.words}")
         race.epoch = timed.epoch(race.candidates[0]) or race.epoch

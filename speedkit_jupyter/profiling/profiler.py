@@ -13,6 +13,7 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
@@ -92,6 +93,7 @@ class Profiler:
         self._context: Any = None
         self._bias = Bias()
         self._sources: list[FunctionType] = []
+        self._is_alone = False
 
     def result(self) -> Profile:
         """What is known so far."""
@@ -122,7 +124,18 @@ class Profiler:
                 self._profile.lines = looks.result(self._shares())
                 yield Progress(1.0, "the call is long: it is the profile")
             else:
-                yield from self._in_full(first, state, budget)
+                try:
+                    yield from self._in_full(first, state, budget)
+                except StepError:
+                    raise
+                except Exception as error:
+                    if self._profile.plain_s or self._is_alone:
+                        raise
+                    self.step.tell([ended(error).line])
+                    # Another call can't follow (a schedule has so many steps): each begins anew.
+                    state, self._is_alone = visit.state, True
+                    budget.reserved_s = visit.taking_s
+                    yield from self._in_full(first, state, budget)
             if self.afterwards is not None and state is not None:
                 yield Progress(1.0, "one more call, watched")
                 self.afterwards(self._visited(state))
@@ -243,7 +256,7 @@ class Profiler:
     def _is_short(self) -> bool:
         """Whether one more call before each that counts is no matter."""
         first = self._profile.first
-        return first is None or first.total_s < SHORT * self.budget_s
+        return not self._is_alone and (first is None or first.total_s < SHORT * self.budget_s)
 
     def _plain(self) -> float:
         __tracebackhide__ = True

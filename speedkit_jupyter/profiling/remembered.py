@@ -13,7 +13,13 @@ MODULES = ("torch.overrides", "torch._dynamo.trace_rules")
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """What is first asked for in the block is found out anew after it."""
+    """Code in the block finds torch's own functions there, and what is first asked for in it is
+    found out anew after it.
+    """
+    import torch.overrides
+
+    torch.overrides.get_overridable_functions()
+    torch.overrides.is_tensor_method_or_property(torch.Tensor.item)
     before = {id(function): _misses(function) for function in _cached()}
     try:
         yield

@@ -76,8 +76,8 @@ def test_only_the_measured_thread_is_looked_at():
         time.sleep(0.05)
     ends.set()
     other.join()
-    assert all("ends.wait" not in spot.file for spot in looks.result().inside)
-    assert {spot.file for spot in looks.result().inside} <= {__file__}
+    assert all("ends.wait" not in spot.file for spot in looks.result({}).inside)
+    assert {spot.file for spot in looks.result({}).inside} <= {__file__}
 
 
 def test_looking_leaves_no_thread_and_python_s_switching_as_it_was():
@@ -98,4 +98,4 @@ def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
 
 
 def test_without_a_look_nothing_is_said():
-    assert Looks().result().costliest() == []
+    assert Looks().result({}).costliest() == []

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from speedkit_jupyter import StepError, profile
+from speedkit_jupyter import StateWarning, StepError, advise, benchmark, profile
 from speedkit_jupyter.profiling import instruments
 from speedkit_jupyter.profiling.instruments import WAITING, installed
 from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS
@@ -261,8 +261,8 @@ def patched_names() -> dict[str, Any]:
     return {f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in owners}
 
 
-@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-def test_everything_is_put_back_whatever_the_step_raises(error):
+@pytest.mark.parametrize(("error", "after"), [(None, 0), (ValueError, 0), (KeyboardInterrupt, 1)])
+def test_everything_is_put_back_whatever_the_step_raises(error, after):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(net.parameters())
@@ -273,7 +273,7 @@ def test_everything_is_put_back_whatever_the_step_raises(error):
         calls.append(0)
         net(torch.rand(3, 4)).sum().backward()
         optimizer.step()
-        if error is not None and len(calls) > 1:
+        if error is not None and len(calls) > after:
             raise error("mine")
 
     if error is None:
@@ -287,6 +287,156 @@ def test_everything_is_put_back_whatever_the_step_raises(error):
     assert optimizer.state_dict()["state"] == {}
     assert all(parameter.grad is None for parameter in net.parameters())
     assert torch._C._len_torch_function_stack() == 0
+
+
+def scheduled(steps: int) -> tuple[Callable[[], None], Any]:
+    """A step of five of a schedule that has so many, and the schedule."""
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+
+    def step() -> None:
+        for _ in range(5):
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    return step, schedule
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("steps", [6, 12, 18])
+@pytest.mark.parametrize(
+    "measured",
+    [
+        lambda step: profile(step, budget_s=1),
+        lambda step: benchmark(step, "baseline,fused_optimizer", budget_s=1),
+        lambda step: advise(step, budget_s=1),
+    ],
+    ids=["profile", "benchmark", "advise"],
+)
+@pytest.mark.filterwarnings("ignore::speedkit_jupyter.StateWarning")
+def test_a_schedule_that_ends_is_measured_from_where_it_is(measured, steps):
+    step, schedule = scheduled(steps)
+    measured(step)
+    assert schedule.last_epoch == 0
+    step()
+
+
+def test_a_step_that_can_t_follow_another_is_said_to():
+    with pytest.warns(StateWarning, match=r"raises ValueError: Tried to step 7 times.*begins as"):
+        profile(scheduled(6)[0], budget_s=2)
+
+
+@pytest.mark.parametrize("kind", ["wrapper", "parent"])
+def test_hooks_of_an_optimizer_run_once_whatever_its_class_is_made_of(kind):
+    counted, net = [], nn.Linear(2, 1)
+
+    class Parent(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.sub_(parameter.grad, alpha=0.1)
+
+    class Child(Parent):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.param_groups = inner, inner.param_groups
+
+        def step(self, closure=None):
+            return self.inner.step(closure)
+
+    inner = Child(net.parameters())
+    inner.register_step_pre_hook(lambda *_: counted.append(1))
+    optimizer = Wrapper(inner) if kind == "wrapper" else inner
+    runs = []
+
+    def step() -> None:
+        before = len(counted)
+        net(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+        runs.append(len(counted) - before)
+        assert runs[-1] == 1
+
+    found = profile(step, model=net, optimizer=inner, budget_s=1)
+    assert found.steps == 1
+    assert not hasattr(Parent.step, "hooked")
+
+
+def test_a_thread_that_draws_by_the_same_generator_is_left_alone():
+    net, stop, wrong = nn.Linear(2, 1), threading.Event(), []
+
+    def batches() -> Any:
+        for _ in range(3):
+            yield torch.ones(4, 2)
+
+    def draw() -> None:
+        while not stop.is_set():
+            try:
+                for _ in batches():
+                    pass
+            except Exception as error:
+                wrong.append(error)
+
+    def step() -> None:
+        for x in batches():
+            net(x).sum().backward()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        profile(step, model=net, budget_s=1)
+    finally:
+        stop.set()
+        thread.join()
+    assert wrong == []
+
+
+class Handled(torch.Tensor):
+    """As torch's documentation has it: a table of functions."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is ITEM:
+            return 42.0
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+ITEM = torch.Tensor.item
+
+
+def test_a_subclass_of_tensors_is_told_of_torch_s_own_methods():
+    net, one, seen = nn.Linear(2, 1), torch.ones(()).as_subclass(Handled), []
+
+    def step() -> None:
+        net(torch.ones(3, 2)).sum().backward()
+        assert one.item() == 42.0
+        seen.append(torch.overrides.is_tensor_method_or_property(ITEM))
+        assert seen[-1]
+
+    torch.overrides._get_tensor_methods.cache_clear()
+    profile(step, model=net, budget_s=1)
+    assert torch.overrides.resolve_name(ITEM) == "torch.Tensor.item"
+
+
+def test_what_item_costs_is_what_it_takes_and_its_line_says_the_same():
+    value, net = torch.ones(()), nn.Linear(2, 1)
+
+    def step() -> None:
+        net(torch.ones(3, 2)).sum().backward()
+        for _ in range(100):
+            value.item()
+
+    found = profile(step, model=net, budget_s=2)
+    (wait,) = found.waits()
+    assert wait.times == 100
+    assert wait.seconds == pytest.approx(found.seconds("synchronizations"))
 
 
 def test_another_thread_s_training_is_no_part_of_it():

@@ -206,6 +206,8 @@ class Runner:
                 result = self.once()
                 observer.step_ended(result, left, step.values(check))
                 course.step_s = (clock.now() - begun_s) / len(course.ends)
+                if step.repeats is not None and step.repeats.alone:
+                    break
         return course
 
     @property

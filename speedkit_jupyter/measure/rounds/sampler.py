@@ -17,6 +17,8 @@ from speedkit_jupyter.measure.rounds.budget import Budget, advice
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.standing import Standing, standings
+from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.support.exceptions import StepError
 
 # A block of steps lasts at least this long, so that the clock's resolution is no part of it;
 # longer where the device is awaited only at the block's end, so that its queue can fill.
@@ -195,7 +197,7 @@ class Sampler:
         """A block; a variant that fails now is a row too, and the others go on."""
         begun = self._now()
         try:
-            return self._block(runner)
+            return self._block_or_single_steps(runner)
         except Exception as error:
             if runner is self.runners[0]:  # the step itself: the user's error, as it is
                 raise
@@ -204,6 +206,25 @@ class Sampler:
         finally:
             blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
             blocks_s.append(self._now() - begun)
+
+    def _block_or_single_steps(self, runner: Runner) -> float | None:
+        """Where so many steps can't follow each other (a schedule has so many), each begins anew,
+        from then on and for all.
+        """
+        step = runner.step
+        try:
+            return self._block(runner)
+        except StepError:
+            raise
+        except Exception as error:
+            if step.afresh or self._lead_in + self._length < 2:
+                raise
+            before, step.repeats = step.repeats, repeats.ended(error)
+            try:
+                return self._block(runner)
+            except BaseException:
+                step.repeats = before
+                raise
 
     def _leave_out(self) -> None:
         """A round in which a GradScaler skipped the optimizer's step did other work."""

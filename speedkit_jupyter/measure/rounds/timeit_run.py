@@ -126,7 +126,15 @@ class Timer:
 
     def _begins_afresh(self, start: State) -> bool:
         """Whether a call after the first does less, so that each run begins in the user's state."""
-        later_s, first_s = self._once(1).wall_s, self.timing.first_call_s or 0.0
+        try:
+            later_s, first_s = self._once(1).wall_s, self.timing.first_call_s or 0.0
+        except StepError:
+            raise
+        except Exception as error:  # a schedule has so many steps
+            self.step.repeats = repeats.ended(error)
+            self.timing.repeats = self.step.repeats.line
+            start.restore()
+            return True
         if self.step.models and repeats.is_suspicious(first_s, later_s):
             repeat = self.step.repeats = repeats.of_loop(self.step, start, lambda: self._once(1))
             self.timing.repeats = repeat.line
@@ -142,7 +150,14 @@ class Timer:
             return loops
         while loops < MOST_LOOPS:
             reset()
-            run_s = self._once(loops).wall_s
+            try:
+                run_s = self._once(loops).wall_s
+            except StepError:
+                raise
+            except Exception:
+                if loops == 1:
+                    raise
+                return loops // 10  # so many calls in a row can be made
             if run_s >= RUN_S or 10 * run_s * (RUNS + 1) > self._budget.left_s:
                 break
             loops *= 10

@@ -14,6 +14,7 @@ from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.support.exceptions import StepError
 
 # All of it takes at most this part of the budget.
 WARM_UP_SHARE = 10
@@ -33,10 +34,19 @@ class WarmUps:
         __tracebackhide__ = True
         step = self._step
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {self._number})")
-        with runner.applied():
-            with used(start), made_inside(step.models) as made:
-                warm_up.warm_up(runner, self._most_warm_s(), self._pace.budget)
-            step.made = step.made or made
+        try:
+            with runner.applied():
+                with used(start), made_inside(step.models) as made:
+                    warm_up.warm_up(runner, self._most_warm_s(), self._pace.budget)
+                step.made = step.made or made
+        except StepError:
+            raise
+        except Exception as error:  # a schedule has so many steps
+            if runner.warm is None or step.repeats is not None:
+                raise
+            step.repeats = repeats.ended(error)
+            runner.fail(error)
+            runner.record.failure = None
         first_s = runner.record.first_call_s or 0.0
         looks = step.repeats is None and self._pace.budget.allows(2 * runner.fastest_s)
         if looks and repeats.is_suspicious(first_s, runner.fastest_s):

@@ -57,13 +57,14 @@ class Work:
 class Repeats:
     """What a call from the user's own state does, and one after it (`later`).
 
-    `afresh` says that each measured call has to begin in the user's own state; `line` what is to
-    be known about it, empty where both do the same.
+    `afresh` says that each measured call has to begin in the user's own state, `alone` that no
+    other one can follow it; `line` what is to be known about it, empty where both do the same.
     """
 
     first: Work
     later: Work
     afresh: bool = False
+    alone: bool = False
     line: str = ""
 
 
@@ -102,6 +103,16 @@ def of_loop(step: Step, start: State, run: Callable[[], object]) -> Repeats:
     return judged(_work(step, start, run), later, bool(step.said))
 
 
+def ended(error: Exception) -> Repeats:
+    """Of a step that can't be called again and again (a schedule has so many steps), as it raised
+    after a call that it did make.
+    """
+    first = (str(error).strip().splitlines() or [""])[0]
+    what = f"{type(error).__name__}: {first:.120}"
+    line = f"a call that follows others raises {what}; each measured one begins as your first does"
+    return Repeats(Work(), Work(), afresh=True, alone=True, line=line)
+
+
 def _work(step: Step, start: State, run: Callable[[], object]) -> Work:
     """With the user's random numbers: a step whose length is drawn does no less for that."""
     __tracebackhide__ = True
@@ -122,8 +133,10 @@ def judged(first: Work, later: Work, beyond: bool) -> Repeats:
         return Repeats(first, later)
     does = f"a call that follows another does less ({least} instead of {_count(most, unit)})"
     if least < PART * most:
-        return Repeats(first, later, True, f"{does}: each measured one begins as your first does")
-    return Repeats(first, later, False, f"{does}: measured are such later calls")
+        return Repeats(
+            first, later, afresh=True, line=f"{does}: each measured one begins as your first does"
+        )
+    return Repeats(first, later, line=f"{does}: measured are such later calls")
 
 
 USED_UP = (

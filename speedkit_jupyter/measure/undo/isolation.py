@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 # Of a variant's warm state only what steps were seen to change is put back, but all of it the first
-# time, and every so often.
-ALL_EVERY = 16
+# times, which show what they change, and every so often.
+FIRST, ALL_EVERY = 3, 16
 
 Memory = tuple[Kind, Any, Any]
 
@@ -158,7 +158,7 @@ class State:
     def _due(self) -> Iterator[Memory]:
         """All; or what is known to change and what is new since the state before."""
         base = self._base
-        if base is None or self._restored % ALL_EVERY == 1:
+        if base is None or self._restored <= FIRST or not self._restored % ALL_EVERY:
             yield from self._memories
             return
         for kind, instance, memory in self._memories:
