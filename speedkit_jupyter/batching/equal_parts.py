@@ -22,7 +22,7 @@ T = TypeVar("T")
 # So many parts are tried together; at the first call a few samples before that.
 PARTS = 4
 # As exactly as a mean in float32, or in half precision, is the same over parts.
-CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 2e-5, 1e-3, 3e-2
+CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
 RANDOM = "micro_batch: the loss draws random numbers, and was not checked"
 
 
@@ -64,15 +64,15 @@ def _check(lost: Lost, few: Call, size: int) -> bool:
         (whole, _), (again, _) = (_tried(lambda: lost(few, still=True)) for _ in range(2))
         cut = [*few.parts(size)]
         parts = [_tried(lambda one=one: lost(one, still=True)) for one in cut]  # type: ignore[misc]
-    made, expected = _together(parts), float(whole)
+    made, expected = _together(parts), _number(whole)
     each = {w / one.length for (_, w), one in zip(parts, cut, strict=True) if w is not None}
     is_uneven = len(each) > 1
     if math.isnan(expected):  # all of the few are ignored: nothing to compare
         return False
-    if expected != float(again):
+    if expected != _number(again):
         warnings.warn(RANDOM, stacklevel=6)
         return True
-    largest = max(abs(expected), abs(made), *(abs(float(loss)) for loss, _ in parts), 1e-6)
+    largest = max(abs(expected), abs(made), *(abs(_number(loss)) for loss, _ in parts), 1e-6)
     if not abs(made - expected) <= _close(few) * largest:
         raise StepError(
             f"the losses of parts don't make that of the batch ({made:.4g}, and {expected:.4g} of "
@@ -97,9 +97,13 @@ def _tried(call: Callable[[], T]) -> T:
 
 def _together(parts: list[tuple[Any, float | None]]) -> float:
     if any(weight is None for _, weight in parts):
-        return sum(float(loss) for loss, _ in parts)
-    counted = [(float(loss), weight) for loss, weight in parts if weight]
+        return sum(_number(loss) for loss, _ in parts)
+    counted = [(_number(loss), weight) for loss, weight in parts if weight]
     return sum(loss * weight for loss, weight in counted) / (sum(w for _, w in counted) or math.nan)
+
+
+def _number(loss: Any) -> float:
+    return float(getattr(loss, "detach", lambda: loss)())
 
 
 def batch_norms(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -30,10 +30,13 @@ UNREAD = (
 
 
 class Feed(Protocol):
-    """`now` is the size of the batches that there are, `source` says in words where they are."""
+    """`now` is the size of the batches that there are, `source` says in words where they are;
+    `sample_bytes` are those of the batch itself for each sample.
+    """
 
     now: int
     source: str
+    sample_bytes: float
 
     def of(self, number: int) -> AbstractContextManager[Callable[[], int]]:
         """In the block the step gets batches of this size; the call says how many samples it was
@@ -52,6 +55,7 @@ class Given:
             raise StepError("the batch is empty: give one with samples in it")
         self.now, self.source = now, "the batch that it takes"
         self._batch, self._put = batch, put
+        self.sample_bytes = _bytes(list(batch)) / now
 
     @contextmanager
     def of(self, number: int) -> Iterator[Callable[[], int]]:
@@ -72,6 +76,7 @@ class Loaded:
             raise StepError("there is no tensor in the loader's batches")
         self.now, self.source = now, f"{name}, one batch a call, loaded before"
         self._loader, self._batch = loader, batch
+        self.sample_bytes = _bytes(batch) / max(now, 1)
 
     @contextmanager
     def of(self, number: int) -> Iterator[Callable[[], int]]:
@@ -119,6 +124,8 @@ class Named:
             raise StepError(UNKNOWN)
         self.now = likely[0]
         self._places = [place for place in found if length_of(place.value) == self.now]
+        each = {id(place.value): place.value for place in self._places}
+        self.sample_bytes = _bytes(list(each.values())) / self.now
         names = ", ".join(sorted({place.name for place in self._places}))
         self.source = f"{names} ({self.now} samples each)"
 
@@ -133,6 +140,14 @@ class Named:
         finally:
             for place in self._places:
                 place.bind(place.value)
+
+
+def _bytes(batch: Any) -> int:
+    """Of all tensors in it."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 class _Place:

@@ -19,6 +19,7 @@ from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling.counters import Counters
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ NOT_RESIZED = (
     "(with a batch of {number}, made of the {now} samples that there are: what counts or points to "
     "samples within a batch can't be resized, nor can a part of it alone)"
 )
+# Nothing is said of batches that are more than so many times the largest that ran.
+FAR = 16
 OUT = "out of memory: everything was put back"
 
 
@@ -192,6 +195,7 @@ class Sweep:
     def _block_s(self, size: Size) -> float:
         return max(2 * size.first_s, BLOCK_S)
 
+    @door
     def _call(self) -> None:
         __tracebackhide__ = True
         with self.step.around_blocks():
@@ -217,7 +221,7 @@ class Sweep:
         assert one.peak_bytes is not None
         assert other.peak_bytes is not None
         each = (other.peak_bytes - one.peak_bytes) / (other.number - one.number)
-        return other.peak_bytes - each * other.number, each
+        return other.peak_bytes - each * other.number, each + self._feed.sample_bytes
 
     def _needs(self, number: int) -> float | None:
         line = self._line()
@@ -229,10 +233,13 @@ class Sweep:
         return 2 * known[-1].first_s * number / known[-1].number if known else 0.0
 
     def _largest(self, available: int | None) -> int | None:
-        """The largest that fits, by the growth of memory, and no larger than what failed."""
+        """The largest that fits, by the growth of memory; no larger than what failed, nor than what
+        can be told from those that ran: another part of the step may be the fullest later.
+        """
         line, ran = self._line(), [size.number for size in self._found.measured]
         if any(size.why_not == OUT for size in self._found.sizes):
             return max(ran)
         if line is None or available is None or line[1] <= 0:
             return None
-        return max(math.floor(((1 - MARGIN) * available - line[0]) / line[1]), max(ran))
+        fits = math.floor(((1 - MARGIN) * available - line[0]) / line[1])
+        return max(min(fits, FAR * max(ran)), max(ran))

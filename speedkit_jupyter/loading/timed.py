@@ -17,6 +17,7 @@ from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
     import torch
@@ -125,6 +126,7 @@ class Timed:
         self.left_after = min(left, default=None)
         return stretch
 
+    @door
     def _run(self, one: Candidate) -> None:
         """Once; where so many calls in a row can't be made, or so long ones (a schedule has so many
         steps), from the state of before, with an epoch in each.

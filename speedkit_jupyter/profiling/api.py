@@ -10,6 +10,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.profiling import users_names
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.support import arguments
@@ -55,12 +56,12 @@ def profiler_of(
     budget_s: float | None,
     command: str,
     models: Mapping[int, str] = MappingProxyType({}),
-    files: Mapping[str, str] = MappingProxyType({}),
 ) -> Profiler:
     """Of a function; `command` is how it is repeated, `models` how models are called by their ids,
-    `files` what the notebook calls its cells. Raises StepError.
+    beside the variables where it was defined. Raises StepError.
     """
     measured = step_of(step, model, optimizer)
     device = device_of(measured)
-    found = Profile(names=files, environment=environment(device), command=command)
-    return Profiler(measured, device, found, budget_s, models=models)
+    found = Profile(names=users_names.cells(), environment=environment(device), command=command)
+    called = users_names.models_of(step) | dict(models)
+    return Profiler(measured, device, found, budget_s, models=called)

@@ -28,6 +28,7 @@ from speedkit_jupyter.profiling.outside_modules import Outside
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Bias, Part, Split
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
     import torch
@@ -299,6 +300,7 @@ class Profiler:
                         synchronize(self._device)
         return split.taken()
 
+    @door
     def _call(self) -> None:
         __tracebackhide__ = True
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from speedkit_jupyter.batching.batch_sizes import KNEE, BatchSizes, Size
+from speedkit_jupyter.batching.sweep import FAR
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
@@ -44,7 +45,9 @@ def _headline(found: BatchSizes) -> str:
     if knee is not fastest:
         words += f"; {knee.number:,} give {share(knee.rate / fastest.rate)} of that"
     if found.largest is not None:
-        words += f"; about {_rounded(found.largest):,} fit"
+        most = max(one.number for one in found.measured)
+        about = "at least" if found.largest in (most, FAR * most) else "about"
+        words += f"; {about} {_rounded(found.largest):,} fit"
     return words
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import suggestions
-from speedkit_jupyter.magics.cell_profile import cell_names
 from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.magics.line import Parser
@@ -80,9 +79,8 @@ def _profiler(names: Names, session: Session, arguments: Namespace) -> tuple[Pro
         function = _function(names, arguments.step, arguments.loader)
         command = f"%speedkit advise --step {arguments.step}"
         called = {id(value): name for name, value in models(names).items()}
-        files = cell_names(_shell())
         return (
-            profiler_of(function, model, None, arguments.budget, command, called, files),
+            profiler_of(function, model, None, arguments.budget, command, called),
             arguments.step,
         )
     measured = session.measured

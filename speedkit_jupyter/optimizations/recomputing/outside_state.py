@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.attention import sdp_kernels
@@ -14,6 +15,7 @@ from speedkit_jupyter.optimizations.properties.wishes import MISSING, put_back_e
 if TYPE_CHECKING:
     import torch
 
+CONTAINERS = (list, dict, set)
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -23,6 +25,7 @@ class OutsideState:
     def __init__(self, block: torch.nn.Module) -> None:
         self._block = block
         self._random, self._kernels = random_states(), kernels()
+        self._generators = own_generators(block)
         self._attributes, self._held = plain_attributes(block), _held_tensors(block)
         self._asked = [(weight, weight.requires_grad) for weight in block.parameters()]
 
@@ -36,6 +39,9 @@ class OutsideState:
             stack.enter_context(_gradients_asked_for(self._asked))
             stack.callback(set_random_states, random_states())
             set_random_states(self._random)
+            for generator, state in self._generators:
+                stack.callback(_write, generator, _read(generator))
+                _write(generator, state)
             stack.callback(set_kernels, kernels())
             set_kernels(self._kernels)
             yield
@@ -62,6 +68,37 @@ def set_random_states(states: tuple[Any, Any]) -> None:
     random.setstate(states[0])
     if states[1] is not None:
         sys.modules["numpy"].random.set_state(states[1])
+
+
+def own_generators(module: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """Generators that its parts have as attributes, and the state of each."""
+    values = {id(v): v for part in module.modules() for v in vars(part).values()}
+    return [(value, _read(value)) for value in values.values() if _is_generator(value)]
+
+
+def _is_generator(value: Any) -> bool:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    kinds: tuple[type, ...] = (torch.Generator, random.Random)
+    if numpy is not None:
+        kinds = (*kinds, numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(value, kinds)
+
+
+def _read(generator: Any) -> Any:
+    if hasattr(generator, "bit_generator"):  # numpy's present ones
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _write(generator: Any, state: Any) -> None:
+    if hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
 
 
 def plain_attributes(module: torch.nn.Module) -> list[dict[str, Any]]:
@@ -117,13 +154,35 @@ def _tensors_held(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterat
             put_back_entries(holder, {name: now})
 
 
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether a container holds the same objects in the same order."""
+    items = (list(one.items() if type(one) is dict else one) for one in (now, before))
+    mine, other = items
+    return len(mine) == len(other) and all(
+        one is two or (type(one) is tuple and all(a is b for a, b in zip(one, two, strict=True)))
+        for one, two in zip(mine, other, strict=True)
+    )
+
+
 @contextmanager
 def attributes_kept(block: torch.nn.Module) -> Iterator[None]:
-    """What a run counts or notes on the modules is not counted and noted twice."""
+    """What a run counts or notes on the modules is not counted and noted twice, in lists, dicts and
+    sets of theirs neither.
+    """
     before = [(part, dict(part.__dict__)) for part in block.modules()]
+    noted = [
+        (value, copy(value))
+        for _, attributes in before
+        for name, value in attributes.items()
+        if type(value) in CONTAINERS and not name.startswith("_")
+    ]
     try:
         yield
     finally:
+        for value, contents in noted:
+            if not _is_same(value, contents):
+                value.clear()
+                (value.extend if type(value) is list else value.update)(contents)
         for part, attributes in before:
             for name in part.__dict__.keys() | attributes.keys():
                 if part.__dict__.get(name, MISSING) is not attributes.get(name, MISSING):
