@@ -306,6 +306,17 @@ def test_samples_that_are_asked_one_by_one_are_asked_at_once(situations, monkeyp
 
     assert situations.found("one_by_one", chained, shares={"forward": 0.8}) == []
 
+    def roll_out() -> None:  # made of what the call before has chosen, or not: nobody can say
+        seen = torch.ones(1, 4)
+        for _ in range(16):
+            with torch.no_grad():
+                action = model(seen).argmax()
+            seen = torch.full((1, 4), float(action))
+
+    (one,) = situations.found("one_by_one", roll_out, shares={"forward": 0.4, "rest": 0.5})
+    assert "only where no row is made of what an earlier call gave" in one.risk
+    assert one.gain.high <= 1 / (1 - 0.4)
+
 
 class Moments(nn.Module):
     def __init__(self) -> None:

@@ -134,6 +134,46 @@ def test_a_batch_may_come_from_a_loader(made: set[int]) -> None:
 
 
 @pytest.mark.real_time
+def test_the_loader_gives_what_it_would_have_given() -> None:
+    training, generator = Training(), torch.Generator().manual_seed(5)
+    loader = DataLoader(TensorDataset(*batch(40)), batch_size=10, shuffle=True, generator=generator)
+    before = generator.get_state()
+    batch_sizes(training.step, loader=loader, sizes=(4, 8), budget_s=0.5)
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.real_time
+def test_the_batch_counts_for_what_fits_and_nothing_far_away_is_told() -> None:
+    x = torch.ones(12, 1000)
+    found = batch_sizes(lambda x: x[0], x, sizes=(4, 16), budget_s=0.5)
+    if found.largest is not None:
+        assert found.largest <= 16 * 16
+    assert "at least" in repr(found) or "fit" not in repr(found)
+
+
+def test_a_tensor_by_two_names_stays_one() -> None:
+    training, (x, y) = Training(), batch()
+    alias = x
+
+    def step() -> None:
+        assert alias is x
+        training.step(x, y)
+
+    batch_sizes(step, sizes=(4, 8), budget_s=0.5)
+
+
+def test_what_can_t_be_resized_is_told_beside_the_user_s_error() -> None:
+    table = torch.arange(6)
+
+    def step(x: torch.Tensor) -> None:
+        x[table]
+
+    with pytest.raises(IndexError) as error:
+        batch_sizes(step, torch.ones(6, 2), sizes=(2, 8), budget_s=0.5)
+    assert "with a batch of 2, made of the 6 samples" in "".join(error.value.__notes__)
+
+
+@pytest.mark.real_time
 def test_running_out_of_memory_is_survived_and_said() -> None:
     training = Training()
     training.fits = 40
@@ -184,6 +224,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch and a loader": (
         lambda: batch_sizes(lambda: None, torch.ones(3), loader=DataLoader([1])),  # type: ignore[arg-type]
         "takes no argument: it goes through a loader or reads a batch",
+    ),
+    "an iterator that ends": (
+        lambda: batch_sizes(lambda x: next(iter(())), torch.ones(3)),
+        "ran out of data",
     ),
     "half": (lambda: batch_sizes(lambda: None, sizes=(1.5, 4)), "whole number"),  # type: ignore[arg-type]
     "no loader": (lambda: batch_sizes(lambda: None, loader=[1]), "DataLoader, not list"),  # type: ignore[arg-type]

@@ -134,6 +134,10 @@ WRONG: dict[str, Loss] = {
     "a sum": lambda m, x, y: m(x).square().sum(),
     "contrastive": lambda m, x, y: F.cross_entropy(m(x) @ m(x).T, torch.arange(len(x))),
     "a norm": lambda m, x, y: m(x).norm(),
+    "a root": lambda m, x, y: F.mse_loss(m(x), x[:, :5]).sqrt(),
+    "with a balance of the batch": lambda m, x, y: (
+        F.cross_entropy(m(x), y.clamp(0)) + 0.1 * m(x).softmax(-1).mean(0).square().sum()
+    ),
 }
 
 
@@ -143,6 +147,25 @@ def test_what_is_no_mean_over_samples_is_refused(kind: str) -> None:
     with pytest.raises(StepError, match="don't make that of the batch"):
         micro_batch(lambda x, y: WRONG[kind](model, x, y), 3)(x, y)
     assert not gradients(model)
+
+
+def test_a_loss_that_asks_for_gradients_itself_is_split_like_any_other() -> None:
+    model, (x, y) = net(), batch()
+    y = y.clamp(0)
+
+    def penalized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
+        return (losses + slope.square().sum(1)).mean()
+
+    whole = penalized(x, y)
+    whole.backward()
+    expected = [gradient.clone() for gradient in gradients(model)]
+    model.zero_grad()
+    loss = micro_batch(penalized, 3)(x, y)
+    torch.testing.assert_close(loss, whole.detach())
+    torch.testing.assert_close(gradients(model), expected)
 
 
 def test_batch_norm_that_trains_is_refused_or_allowed() -> None:

@@ -84,6 +84,22 @@ def test_threads_beside_are_no_setting_of_the_loader() -> None:
     assert beside.words == "2 workers, started for each epoch, 1 thread beside"
 
 
+def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
+    own, one, two = workers(0), workers(1), workers(2)
+
+    def block(candidate: Candidate, number: int) -> None:
+        if candidate.settings.num_workers:
+            raise RuntimeError("DataLoader timed out after 3.0 seconds")
+        candidate.times_s[number] = 1.0
+
+    race = Race([own, one, two], block, epoch=10)
+    list(race.round())
+    words = sorted([one.why_out, two.why_out], key=len)
+    assert words[0] == "gave no batch within 3 s"
+    assert words[1].startswith("not tried further: ")
+    assert race.racing == [own]
+
+
 def test_what_looked_faster_and_is_not_proven_says_how_to_know() -> None:
     own, one = workers(0), workers(1)
     race = Race([own, one], lambda one, number: None, epoch=10)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from speedkit_jupyter import StepError, tune_loader
+from speedkit_jupyter import StateWarning, StepError, tune_loader
 from speedkit_jupyter.loading.tuned_loader import TunedLoader, end_workers
 
 
@@ -214,6 +214,22 @@ def test_samples_that_differ_from_draw_to_draw_are_not_kept() -> None:
     tuning = tune_loader(DataLoader(Augmented(), batch_size=4), budget_s=1.0).tuning
     assert "differ from draw to draw" in tuning.declined["kept in memory"]
     assert tuning.samples.is_random
+
+
+def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
+    net, loader = nn.Linear(4, 2), DataLoader(Slow(), batch_size=4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+
+    def epoch() -> None:
+        for x, y in loader:
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            schedule.step()
+
+    with pytest.warns(StateWarning, match="Tried to step 21 times"):
+        tune_loader(loader, epoch, budget_s=1.0)
+    assert schedule.last_epoch == 0
 
 
 @pytest.mark.slow

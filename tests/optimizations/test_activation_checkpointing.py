@@ -64,6 +64,23 @@ class Drawing(Attention):
         return super().forward(x, mask) * float(np.random.rand())
 
 
+class OwnDraws(Attention):
+    """Draws from generators of its own, and notes it in containers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_torch = torch.Generator().manual_seed(3)
+        self.of_numpy, self.of_python = np.random.default_rng(4), random.Random(5)
+        self.calls, self.by_kind = [], {}
+
+    def forward(self, x, mask=None):
+        self.calls.append(1)
+        self.by_kind["x"] = self.by_kind.get("x", 0) + 1
+        kept = torch.rand(x.shape, generator=self.of_torch) > 0.3
+        factor = self.of_numpy.random() + self.of_python.random()
+        return super().forward(x * kept, mask) * float(factor)
+
+
 class Counting(Attention):
     """Computes by what it counts in a buffer, and notes what it did."""
 
@@ -158,6 +175,7 @@ class Sharing:
 MODELS = {
     "dropout": Stack,
     "random and numpy": lambda: Stack(Drawing),
+    "generators of its own": lambda: Stack(OwnDraws),
     "counters": lambda: Stack(Counting),
     "batch and spectral norm": lambda: Stack(Normed),
     "in place": lambda: Stack(InPlace),
@@ -195,7 +213,8 @@ def trained(make, config: SpeedConfig, around=None) -> list:
             losses.append(loss.detach())
         assert context.plan["activation_checkpointing"].active == (config != asked(False))
     gradients = [p.grad for p in model.parameters()]
-    notes = [getattr(part, "calls", None) for part in model.modules()]
+    names = ("calls", "by_kind")
+    notes = [getattr(part, name, None) for part in model.modules() for name in names]
     state = np.random.get_state()[1].tolist()
     tensors = [*losses, *gradients, *model.state_dict().values(), torch.get_rng_state()]
     return [tensors, notes, random.getstate(), state]

@@ -253,11 +253,11 @@ def found() -> Profile:
 def test_a_profile_has_modules_operators_and_their_tree(found):
     costs = found.costs
     names = {cost.name: cost for cost in costs.modules}
-    assert {"Sequential.0", "Sequential.2"} <= names.keys()
-    assert names["Sequential.2"].flops == 3 * 2 * 32 * 64 * 128
-    assert names["Sequential.2"].times == 1
+    assert {"net.0", "net.2"} <= names.keys()
+    assert names["net.2"].flops == 3 * 2 * 32 * 64 * 128
+    assert names["net.2"].times == 1
     assert sum(cost.share for cost in costs.operators) == pytest.approx(1, abs=0.01)
-    assert costs.tree["Sequential"] >= costs.tree["Sequential.0"] > 0
+    assert costs.tree["net"] >= costs.tree["net.0"] > 0
     assert all(0 < cost.limit <= 1 for cost in costs.modules if cost.limit is not None)
     assert {"aten::addmm", "aten::mm", PYTHON} <= {cost.name for cost in costs.operators}
 
@@ -278,7 +278,7 @@ def test_the_trace_is_written_with_the_modules_names(found, tmp_path, name):
     text = file.read_bytes()
     text = gzip.decompress(text) if name.endswith("gz") else text
     events = json.loads(text)["traceEvents"]
-    assert {"module: Sequential.0", "aten::addmm"} <= {event.get("name") for event in events}
+    assert {"module: net.0", "aten::addmm"} <= {event.get("name") for event in events}
 
 
 def test_where_no_trace_can_be_written_that_is_one_line(found, tmp_path):
