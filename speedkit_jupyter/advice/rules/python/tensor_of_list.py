@@ -29,7 +29,7 @@ class TensorOfList(Rule):
                 continue
             yield Opportunity(
                 self.name,
-                "keep the numbers in an array or a tensor, not in a list",
+                "make this tensor once, or of a whole array",
                 f"{seen.place(part, node)}: `{ast.unparse(node)}`, {share(taken)} of the step",
                 amdahl(taken, 1.8).warmer,
                 "torch.from_numpy(array), or make the tensor once, before the loop",
