@@ -22,9 +22,9 @@ from speedkit_jupyter.measure.undo.walk import Walk
 if TYPE_CHECKING:
     import torch
 
-# Of a variant's warm state only what steps were seen to change is put back, but all of it the first
-# times, which show what they change, and every so often.
-FIRST, ALL_EVERY = 3, 16
+# Of a variant's warm state only what steps were seen to change is put back, but all of it every so
+# often, and after the first steps, which show what they change: what is small a few times.
+FIRST, SECOND, ALL_EVERY = 3, 2, 16
 
 Memory = tuple[Kind, Any, Any]
 
@@ -158,12 +158,13 @@ class State:
     def _due(self) -> Iterator[Memory]:
         """All; or what is known to change and what is new since the state before."""
         base = self._base
-        if base is None or self._restored <= FIRST or not self._restored % ALL_EVERY:
+        if base is None or self._restored == SECOND or not self._restored % ALL_EVERY:
             yield from self._memories
             return
         for kind, instance, memory in self._memories:
             key = (id(instance), kind)
-            if key in self.changing or key not in base._by_object:
+            is_cheap = self._restored <= FIRST and not kind.bulky
+            if is_cheap or key in self.changing or key not in base._by_object:
                 yield kind, instance, memory
 
     def _put_back(self, kind: Kind, instance: Any, memory: Any) -> None:
