@@ -88,7 +88,8 @@ class Advisor:
         what = watched(visited.call, subject.parameters)
         plans = [_plan(step, model, hardware) for model in step.models]
         known = [*(self._loaders or loaders_of(step))]
-        names, _ = names_of(step.models, self._names)
+        # As the profile's modules are called, whose shares are looked up by these names.
+        names, _ = names_of(step.models, self._profiler.called)
         return Situation(
             profile=self._profiler.result(),
             watched=what,

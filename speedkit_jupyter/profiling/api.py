@@ -64,4 +64,4 @@ def profiler_of(
     device = device_of(measured)
     found = Profile(names=users_names.cells(), environment=environment(device), command=command)
     called = users_names.models_of(step) | dict(models)
-    return Profiler(measured, device, found, budget_s, models=called)
+    return Profiler(measured, device, found, budget_s, called=called)

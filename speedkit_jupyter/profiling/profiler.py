@@ -68,7 +68,7 @@ class Profiler:
 
     `budget_s` are the seconds for all of it; at least one call is made, however long it takes. A
     call that takes most of them is the only one, first call or not. `loops` are those of the step's
-    own code, where it was rewritten to tell them; `models` how the user calls models, by their ids.
+    own code, where it was rewritten to tell them; `called` how the user calls models, by their ids.
     `afterwards` is called at the end, while the step is isolated still. Whatever happens, models,
     optimizers, random generators and names end as they began. Raises StepError.
     """
@@ -80,10 +80,10 @@ class Profiler:
         profile: Profile,
         budget_s: float | None = None,
         loops: Loops | None = None,
-        models: Mapping[int, str] = MappingProxyType({}),
+        called: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.step, self._device, self._profile = step, device, profile
-        self._models = models
+        self.called = called
         self._loops = loops or Loops()
         self.budget_s = DEFAULT_S if budget_s is None else budget_s
         if not self.budget_s > 0 or math.isinf(self.budget_s):
@@ -231,7 +231,7 @@ class Profiler:
             lambda: self._aside(self._call),
             lambda: self._settle(state),
             self._device,
-            *names_of(self.step.models, self._models),
+            *names_of(self.step.models, self.called),
         )
         try:
             profile.costs = costing.found(profile.step_s * profile.steps, budget)
