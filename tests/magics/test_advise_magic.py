@@ -6,10 +6,10 @@ import pytest
 from IPython.core.error import UsageError
 
 FROZEN = """
-body, head = nn.Linear(64, 256), nn.Linear(256, 4)
+body, head = nn.Linear(256, 1024), nn.Linear(1024, 4)
 net = nn.Sequential(body, head)
 trained = torch.optim.SGD(head.parameters(), lr=0.1)
-points, kinds = torch.randn(64, 64), torch.randint(4, (64,))
+points, kinds = torch.randn(64, 256), torch.randint(4, (64,))
 def step():
     loss = loss_fn(net(points), kinds)
     trained.zero_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 
@@ -33,5 +35,6 @@ def test_a_profile_s_modules_have_them():
     assert {cost.name.partition(".")[0] for cost in found.costs.modules} == {"critic"}
 
 
-def test_outside_of_a_notebook_cells_have_no_numbers():
+def test_outside_of_a_notebook_cells_have_no_numbers(monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)  # of tests that ran before
     assert users_names.cells() == {}
