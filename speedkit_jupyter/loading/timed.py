@@ -55,6 +55,7 @@ class Timed:
         self._stretch: Stretch | None = None
         self._context: Any = in_force_or_none(step.models)
         self._restore, self._is_settled, self._per_loop = restore, True, math.inf
+        self._has_run = False
         self.batch_s = 0.0
         self.left_after: int | None = None
 
@@ -139,7 +140,7 @@ class Timed:
         except StepError:
             raise
         except Exception as error:
-            again = self._is_settled and not math.isinf(self._per_loop)
+            again = not self._has_run or (self._is_settled and not math.isinf(self._per_loop))
             if again or one.settings.num_workers:  # whose workers may have raised
                 raise
             self._step.tell([ended(error).line])
@@ -149,7 +150,7 @@ class Timed:
             if self._stretch is not None:
                 self._stretch.per_loop = self._per_loop
             self._step.run(self._context)
-        self._is_settled = False
+        self._is_settled, self._has_run = False, True
 
     def settle(self) -> None:
         """All that the step changed is put back."""

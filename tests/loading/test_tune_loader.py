@@ -216,6 +216,16 @@ def test_samples_that_differ_from_draw_to_draw_are_not_kept() -> None:
     assert tuning.samples.is_random
 
 
+def test_the_error_of_a_step_that_fails_at_once_is_the_user_s(recwarn) -> None:
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        tune_loader(DataLoader(Slow(), batch_size=4), step, budget_s=1.0)
+    assert not [one for one in recwarn if "follows others" in str(one.message)]
+
+
 def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
     net, loader = nn.Linear(4, 2), DataLoader(Slow(), batch_size=4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -101,12 +101,6 @@ def _function(names: Names, name: str, loader: str | None) -> Any:
     return over_batches(function, given, name, "name its DataLoader by --loader")
 
 
-def _shell() -> Any:
-    from IPython.core.getipython import get_ipython
-
-    return get_ipython()
-
-
 def _remember(names: Names, session: Session, arguments: Namespace, advisor: Any) -> None:
     """For --try; the step is made anew then, with what its names mean by that time."""
     from speedkit_jupyter.advice.trying import Advised
