@@ -5,7 +5,8 @@ tokens, and numpy files one after another (iterable). Each is loaded with a step
 grid is every number of workers that may be used, each with every `prefetch_factor` of 2, 4 and 8
 (of the iterable none and one worker, which give the same order): whole epochs, interleaved in
 shuffled rounds, the middle of each. The best of them and the choice then run against each other in
-fresh rounds: of several that are alike one always looks best in the rounds that chose it.
+fresh rounds: of several that are alike one always looks best in the rounds that chose it. Their
+workers are started several times: the same settings differ by some 5 % from start to start.
 
     python tests/benchmarks/loader.py [--only DATA] [--rounds N] [--file loader.jsonl] [--table]
 
@@ -41,7 +42,7 @@ from speedkit_jupyter import Hardware, tune_loader
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.tuned_loader import end_workers, rebuilt
 
-AT_LEAST, ROUNDS, BUDGET_S = 0.97, 9, 30.0
+AT_LEAST, ROUNDS, STARTS, BUDGET_S = 0.97, 9, 6, 30.0
 PREFETCH = (2, 4, 8)
 Made = tuple[DataLoader[Any], Callable[..., object]]
 
@@ -186,7 +187,9 @@ def measured(loader: DataLoader[Any], step: Callable[..., object], rounds: int) 
     found = epochs(loader, step, settings, rounds)
     times = {one.words: median(found[one]) for one in settings}
     best = min(times, key=lambda words: times[words])
-    fresh = epochs(loader, step, list(dict.fromkeys([chosen, _named(settings, best)])), 2 * rounds)
+    fresh = started_anew(
+        loader, step, list(dict.fromkeys([chosen, _named(settings, best)])), rounds
+    )
     kept = tune_loader(loader, step, budget_s=BUDGET_S).tuning
     return {
         "chosen": chosen.words,
@@ -233,6 +236,17 @@ def epochs(
             found[one].append(epoch(one))
     for one in loaders.values():
         end_workers(one)
+    return found
+
+
+def started_anew(
+    loader: DataLoader[Any], step: Callable[..., object], settings: list[Settings], rounds: int
+) -> dict[Settings, list[float]]:
+    """Seconds of whole epochs, twice as many rounds, divided among STARTS of the workers."""
+    found: dict[Settings, list[float]] = {one: [] for one in settings}
+    for _ in range(STARTS):
+        for one, times in epochs(loader, step, settings, max(2 * rounds // STARTS, 1)).items():
+            found[one].extend(times)
     return found
 
 
