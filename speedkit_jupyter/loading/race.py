@@ -14,8 +14,9 @@ from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, p
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # What is decided by an interval needs so many rounds.
 LEAST, MOST = 8, 100
-# What takes so many times as long as the best is still near it.
-NEARLY = 1.25
+# What takes so many times as long as the best is still near it; and so near that so many of them
+# run against each other to the end.
+NEARLY, FINAL, FINALISTS = 1.25, 1.04, 2
 NOT_QUICKEST = "not the quickest in the middle"
 
 
@@ -24,7 +25,7 @@ class Race:
     """`candidates`, the user's own first, which never leaves. `epoch` has so many batches."""
 
     candidates: list[Candidate]
-    block: Callable[[Candidate, int], None]
+    block: Callable[[Candidate, int, int], None]
     epoch: int
     rounds: int = 0
     _random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -42,7 +43,7 @@ class Race:
             if not one.races:
                 continue
             try:
-                self.block(one, self.rounds)
+                self.block(one, self.rounds, self.epoch)
             except Exception as error:
                 if one is self.candidates[0]:  # the user's own, whose errors are the user's
                     raise
@@ -66,18 +67,23 @@ class Race:
         return next(one for one in able if one.batch_s(self.epoch) <= 1.005 * quickest_s)
 
     def narrow(self) -> None:
-        """Only the quickest goes on beside the user's own, and what is quicker by fewer threads."""
-        quickest, goes_on = self.rival(), True
-        for one in sorted(self.racing[1:], key=lambda one: one.batch_s(self.epoch)):
-            if not goes_on:
+        """Only the finalists go on beside the user's own, and what is quicker by fewer threads."""
+        finalists = self.finalists()
+        slowest_s = max((one.batch_s(self.epoch) for one in finalists), default=0.0)
+        for one in self.racing[1:]:
+            is_quicker = one.threads is not None and one.batch_s(self.epoch) <= slowest_s
+            if one not in finalists and not is_quicker:
                 one.why_out = NOT_QUICKEST
                 one.close()
-            goes_on = goes_on and one is not quickest
 
-    def rival(self) -> Candidate | None:
-        """The quickest of the others that needs no other number of threads."""
+    def finalists(self) -> list[Candidate]:
+        """The quickest of the others that need no other number of threads, and what is so near it
+        that more rounds must tell.
+        """
         others = [one for one in self.racing[1:] if one.threads is None]
-        return min(others, key=lambda one: one.batch_s(self.epoch), default=None)
+        others.sort(key=lambda one: one.batch_s(self.epoch))
+        near_s = FINAL * others[0].batch_s(self.epoch) if others else 0.0
+        return [one for one in others[:FINALISTS] if one.batch_s(self.epoch) <= near_s]
 
     def _quickest_s(self, among: Sequence[Candidate]) -> float:
         return min(one.batch_s(self.epoch) for one in among)

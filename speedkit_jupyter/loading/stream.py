@@ -57,6 +57,10 @@ class Stream:
         self._drawn = 1
         return batch, self.begins_s[-1]
 
+    def left_of(self, epoch: int) -> int:
+        """How many of an epoch's batches are to come before another begins."""
+        return 0 if self._iterator is None else max(epoch - self._drawn, 0)
+
     def left(self) -> None:
         """The loop was left: another one begins another epoch."""
         if not self.loader.persistent_workers:
@@ -98,7 +102,8 @@ class Stretch:
     A loop gets one batch at least, and up to `per_loop`; after `longest_s` the timed ones may be
     fewer. `seconds` are those of the `timed` ones, what the step does with them and waiting for
     them together, without what beginning an epoch took; `waited_s` of them were spent on waiting.
-    `left_after` is how many batches the shortest loop took, where one was left before its end.
+    `left_after` is how many batches the shortest loop took, where one was left before its end; a
+    loop that `has_failed` was not left.
     """
 
     stream: Stream
@@ -112,6 +117,7 @@ class Stretch:
     drawn: int = 0
     timed: int = 0
     left_after: int | None = None
+    has_failed: bool = False
     _since_s: float | None = None
     _until_s: float = math.inf
 
@@ -131,9 +137,10 @@ class Stretch:
             ended = True
         finally:
             self._stop()
-            if not ended and not self.is_over:
-                self.left_after = min(given, self.left_after or given)
+            if not ended:
                 self.stream.left()
+                if not self.has_failed:
+                    self.left_after = min(given, self.left_after or given)
 
     def _next(self) -> Any:
         is_timed = self.drawn >= self.lead and not self.is_over

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 # A timed stretch takes about so long where the budget has room for the rounds that decide; of what
-# is slower than the user's own up to so many times as long.
-STRETCH_S, LEAST_BATCHES, ROUNDS, LONGEST = 0.15, 2, 12, 3
+# is slower than the user's own up to so many times as long. An epoch of up to so many of them is
+# timed whole: at its end nothing is loaded ahead any more, and the step has the cores.
+STRETCH_S, LEAST_BATCHES, ROUNDS, LONGEST, WHOLE = 0.15, 2, 12, 3, 2
 # A worker that gives nothing for so long, or for so many batches' time, is stuck; but none is
 # waited for longer than this share of the budget, if that is long enough to start one.
 STUCK_S, STUCK, STUCK_SHARE, STARTING_S = 10.0, 50, 0.5, 2.0
@@ -93,14 +94,21 @@ class Timed:
         """How many batches an epoch has, as far as was seen."""
         return self.left_after or (None if own.stream is None else own.stream.epoch)
 
-    def block(self, one: Candidate, number: int) -> None:
-        """One candidate in the round of this number."""
+    def block(self, one: Candidate, number: int, epoch: int) -> None:
+        """One candidate in the round of this number, where an epoch has so many batches."""
         __tracebackhide__ = True
         assert one.stream is not None
-        stretch = self.draw(one, self._batches, one.settings.ahead + 1, LONGEST * STRETCH_S)
+        whole = 1 < epoch <= WHOLE * self._batches
+        batches, lead = self._batches, one.settings.ahead + 1
+        if whole:
+            batches, lead = epoch, one.stream.left_of(epoch)
+        stretch = self.draw(one, batches, lead, LONGEST * WHOLE * STRETCH_S)
         one.stream.wait()
-        one.times_s[number] = stretch.seconds / stretch.timed
-        one.waits_s.append(stretch.waited_s / stretch.timed)
+        # The first batch of an epoch waits for its beginning, which is told apart.
+        waited = max(stretch.timed - whole, 1)
+        waited_s = stretch.waited_s / waited
+        one.times_s[number] = (stretch.seconds - stretch.waited_s) / stretch.timed + waited_s
+        one.waits_s.append(waited_s)
 
     def draw(
         self, one: Candidate, number: int, lead: int = 0, longest_s: float = math.inf
@@ -143,14 +151,21 @@ class Timed:
             again = not self._has_run or (self._is_settled and not math.isinf(self._per_loop))
             if again or one.settings.num_workers:  # whose workers may have raised
                 raise
-            self._step.tell([ended(error).line])
-            self.settle()
-            with suppress(TypeError):  # an iterable says no length
-                self._per_loop = len(self._loader)
+            said = ended(error).line
             if self._stretch is not None:
-                self._stretch.per_loop = self._per_loop
-            self._step.run(self._context)
-        self._is_settled, self._has_run = False, True
+                self._stretch.has_failed = True
+        else:
+            self._is_settled, self._has_run = False, True
+            return
+        # Here the loop that failed is gone, with its generator.
+        self._step.tell([said])
+        self.settle()
+        with suppress(TypeError):  # an iterable says no length
+            self._per_loop = len(self._loader)
+        if self._stretch is not None:
+            self._stretch.per_loop, self._stretch.has_failed = self._per_loop, False
+        self._step.run(self._context)
+        self._is_settled = False
 
     def settle(self) -> None:
         """All that the step changed is put back."""

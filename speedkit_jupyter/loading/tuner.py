@@ -146,14 +146,20 @@ class LoaderTuner:
         return None
 
     def _drop_what_differs(self, race: Race, ways: Ways, seen: Samples, state: State) -> None:
-        """Until the quickest of the others gives the same samples in the same order."""
-        while not ways.any_order and (rival := race.rival()) is not None:
-            rival.why_out = order.difference(
-                self._loader, rival.settings, seen.is_random, state.restore
-            )
-            if not rival.why_out:
+        """Until the quickest of the others give the same samples in the same order."""
+        same: set[Candidate] = set()
+        while not ways.any_order:
+            rivals = [one for one in race.finalists() if one not in same]
+            if not rivals:
                 return
-            rival.close()
+            for one in rivals:
+                one.why_out = order.difference(
+                    self._loader, one.settings, seen.is_random, state.restore
+                )
+                if one.why_out:
+                    one.close()
+                else:
+                    same.add(one)
 
     def _outcome(self, race: Race, chosen: Candidate, ways: Ways, seen: Samples) -> LoaderTuning:
         loader: TunedLoader = rebuilt(self._loader, chosen.settings)  # type: ignore[assignment]

@@ -17,7 +17,7 @@ def raced(times: Mapping[Candidate, float], begins: float = 0.0) -> Race:
     """With times that waver by a few percent, until it is settled."""
     wavering = cycle((0.98, 1.0, 1.02, 0.99, 1.01))
 
-    def block(one: Candidate, number: int) -> None:
+    def block(one: Candidate, number: int, epoch: int) -> None:
         if times[one] < 0:
             raise RuntimeError("DataLoader worker exited\nwith: a bus error")
         one.times_s[number] = times[one] * next(wavering)
@@ -87,7 +87,7 @@ def test_threads_beside_are_no_setting_of_the_loader() -> None:
 def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
     own, one, two = workers(0), workers(1), workers(2)
 
-    def block(candidate: Candidate, number: int) -> None:
+    def block(candidate: Candidate, number: int, epoch: int) -> None:
         if candidate.settings.num_workers:
             raise RuntimeError("DataLoader timed out after 3.0 seconds")
         candidate.times_s[number] = 1.0
@@ -102,7 +102,7 @@ def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
 
 def test_what_looked_faster_and_is_not_proven_says_how_to_know() -> None:
     own, one = workers(0), workers(1)
-    race = Race([own, one], lambda one, number: None, epoch=10)
+    race = Race([own, one], lambda *_: None, epoch=10)
     own.times_s, one.times_s = {0: 1.0, 1: 1.0}, {0: 0.8, 1: 0.8}
     (said,) = unproven(race, own, 10.0)
     assert said.startswith("not proven: 1 worker, ")
