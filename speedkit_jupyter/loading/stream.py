@@ -102,8 +102,7 @@ class Stretch:
     A loop gets one batch at least, and up to `per_loop`; after `longest_s` the timed ones may be
     fewer. `seconds` are those of the `timed` ones, what the step does with them and waiting for
     them together, without what beginning an epoch took; `waited_s` of them were spent on waiting.
-    `left_after` is how many batches the shortest loop took, where one was left before its end; a
-    loop that `has_failed` was not left.
+    `left_after` is how many batches the shortest loop took, where one was left before its end.
     """
 
     stream: Stream
@@ -117,7 +116,8 @@ class Stretch:
     drawn: int = 0
     timed: int = 0
     left_after: int | None = None
-    has_failed: bool = False
+    _loop: object = None
+    _left_before: int | None = None
     _since_s: float | None = None
     _until_s: float = math.inf
 
@@ -129,6 +129,7 @@ class Stretch:
     def batches(self) -> Iterator[Any]:
         """For one loop of the user's."""
         given, ended = 0, False
+        self._loop, self._left_before = (loop := object()), self.left_after
         try:
             while not given or not (self.is_over or given >= self.per_loop):
                 batch = self._next()
@@ -136,11 +137,19 @@ class Stretch:
                 yield batch
             ended = True
         finally:
-            self._stop()
-            if not ended:
-                self.stream.left()
-                if not self.has_failed:
+            if loop is self._loop:
+                self._stop()
+                if not ended:
                     self.left_after = min(given, self.left_after or given)
+                    self.stream.left()
+
+    def give_up(self) -> None:
+        """The loop that goes through it has failed, and was not left. Its generator has ended with
+        it, or may do so when another loop goes on already.
+        """
+        self._loop, self.left_after = None, self._left_before
+        self._stop()
+        self.stream.left()
 
     def _next(self) -> Any:
         is_timed = self.drawn >= self.lead and not self.is_over

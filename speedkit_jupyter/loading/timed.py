@@ -101,6 +101,8 @@ class Timed:
         whole = 1 < epoch <= WHOLE * self._batches
         batches, lead = self._batches, one.settings.ahead + 1
         if whole:
+            if self.left_after:  # a loop takes no rest of an epoch either
+                one.stream.left()
             batches, lead = epoch, one.stream.left_of(epoch)
         stretch = self.draw(one, batches, lead, LONGEST * WHOLE * STRETCH_S)
         one.stream.wait()
@@ -141,6 +143,8 @@ class Timed:
         steps), from the state of before, with an epoch in each.
         """
         __tracebackhide__ = True
+        if not math.isinf(self._per_loop) and not self._is_settled:
+            self.settle()
         try:
             self._step.run(self._context)
         except StopIteration:  # would look like the end of a generator of ours
@@ -153,17 +157,16 @@ class Timed:
                 raise
             said = ended(error).line
             if self._stretch is not None:
-                self._stretch.has_failed = True
+                self._stretch.give_up()
         else:
             self._is_settled, self._has_run = False, True
             return
-        # Here the loop that failed is gone, with its generator.
         self._step.tell([said])
         self.settle()
         with suppress(TypeError):  # an iterable says no length
             self._per_loop = len(self._loader)
         if self._stretch is not None:
-            self._stretch.per_loop, self._stretch.has_failed = self._per_loop, False
+            self._stretch.per_loop = self._per_loop
         self._step.run(self._context)
         self._is_settled = False
 

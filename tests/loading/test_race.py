@@ -84,6 +84,19 @@ def test_threads_beside_are_no_setting_of_the_loader() -> None:
     assert beside.words == "2 workers, started for each epoch, 1 thread beside"
 
 
+def test_what_is_near_the_quickest_goes_on_beside_it() -> None:
+    own, near, quickest, far, beside = (workers(0), workers(1), workers(2), workers(3),
+                                        workers(2, threads=1))  # fmt: skip
+    times = {own: 1.0, near: 0.82, quickest: 0.8, far: 0.88, beside: 0.7}
+    race = Race(list(times), lambda *_: None, epoch=10)
+    for one, seconds in times.items():
+        one.times_s = {0: seconds}
+    assert race.finalists() == [quickest, near]
+    race.narrow()
+    assert race.racing == [own, near, quickest, beside]
+    assert far.why_out == "not the quickest in the middle"
+
+
 def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
     own, one, two = workers(0), workers(1), workers(2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import threading
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from speedkit_jupyter import StateWarning, StepError, tune_loader
+from speedkit_jupyter.loading.stream import Stretch
 from speedkit_jupyter.loading.tuned_loader import TunedLoader, end_workers
 
 
@@ -238,8 +240,35 @@ def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
             schedule.step()
 
     with pytest.warns(StateWarning, match="Tried to step 10 times"):
-        tune_loader(loader, epoch, budget_s=1.0)
+        fast = tune_loader(loader, epoch, budget_s=1.0)
     assert schedule.last_epoch == 0
+    assert fast.tuning.race.epoch == 8  # the loop that failed was not left
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("left_after", [None, 5])
+def test_a_short_epoch_is_timed_whole(monkeypatch, left_after: int | None) -> None:
+    drawn: list[list[int]] = []
+    original = Stretch._next
+
+    def seen(stretch: Stretch) -> Any:
+        batch = original(stretch)
+        if stretch.timed == 1:
+            drawn.append([])
+        if stretch.timed:
+            drawn[-1].append(int(batch[0][0, 0]) // 4)
+        return batch
+
+    def epoch() -> None:
+        list(itertools.islice(loader, left_after))
+
+    monkeypatch.setattr(Stretch, "_next", seen)
+    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
+    tune_loader(loader, epoch, budget_s=1.0, keep=False)
+    # Once it is known that loops are left; and without the first batches of what enters the race.
+    whole = [one for one in drawn[len(drawn) // 2 :] if len(one) > 1]
+    assert len(whole) > 2
+    assert {tuple(one) for one in whole} == {tuple(range(left_after or 8))}
 
 
 @pytest.mark.slow
