@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,7 +17,7 @@ from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
 from speedkit_jupyter.profiling import remembered, user_lines
 from speedkit_jupyter.profiling.outside_modules import Outside
-from speedkit_jupyter.profiling.split import Bias, Line, Part, Split
+from speedkit_jupyter.profiling.split import Line, Part, Split
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +38,6 @@ WAITING = (
     "nonzero",
 )
 MOVING = ("to", "cuda", "cpu")
-# So many say how long telling takes.
-CALLS = 500
 
 
 @contextmanager
@@ -79,7 +76,7 @@ def installed(outside: Outside) -> Iterator[None]:
         for name in MOVING if _has_accelerator() else ():
             stack.enter_context(patched(torch.Tensor, name, partial(_moving, split, name)))
         for owner, name, part in whole:
-            make = partial(_counted, part, outside)
+            make = partial(counted, part, outside)
             stack.enter_context(patched(owner, name, make))
         for kind in {*_optimizers()}:
             make = partial(_step_of_optimizer, outside)
@@ -102,7 +99,7 @@ def told(outside: Outside, is_first: bool = False) -> Iterator[None]:
         yield
 
 
-def _counted(part: Part, outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
+def counted(part: Part, outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
     """All of the call is this part."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -190,38 +187,6 @@ def _line(call: str) -> Line | None:
     return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, call)
 
 
-def bias() -> Bias:
-    """What telling takes, measured here: of a method that waits, and of a part without anything."""
-    import torch
-
-    value, now = torch.zeros(()), time.perf_counter
-    plain, waited, passed, parted, between = (Split(now=now) for _ in range(5))
-    part: Part
-    with plain.run():
-        for _ in range(CALLS):
-            value.item()
-    for split, part in ((waited, "rest"), (passed, "data")):
-        with installed(Outside(split)), split.run(), split.within(part):
-            for _ in range(CALLS):
-                value.item()
-    outside = Outside(parted)
-    nothing = _counted("optimizer", outside, lambda: None)
-    with outside.seen(), parted.run():
-        for _ in range(CALLS):
-            nothing()
-    with Outside(between).seen(), between.run():
-        for _ in range(CALLS):
-            value.dim()
-    return Bias(
-        max(waited.seconds["rest"] - plain.seconds["rest"], 0.0) / CALLS,
-        parted.seconds["rest"] / CALLS,
-        parted.seconds["optimizer"] / CALLS,
-        between.seconds["rest"] / CALLS,
-        max(passed.seconds["data"] - plain.seconds["rest"], 0.0) / CALLS,
-        max(waited.seconds["synchronizations"] - plain.seconds["rest"], 0.0) / CALLS,
-    )
-
-
 def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
     """Every class of optimizers that says how it steps, and that torch has put its hooks around: it
     does so once the first one is made. Of others (a wrapper's, a parent's) nothing is changed:
@@ -239,14 +204,14 @@ def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
 
 def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
     """All of a step, its hooks included."""
-    counted, stepped = _counted("optimizer", outside, original), outside.split.stepped
+    whole, stepped = counted("optimizer", outside, original), outside.split.stepped
     seen = outside.stepping
 
     def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         before, is_first = stepped[id(optimizer)], id(optimizer) not in seen
         seen.add(id(optimizer))
         try:
-            result = counted(optimizer, *args, **kwargs)
+            result = whole(optimizer, *args, **kwargs)
         finally:
             if is_first:
                 seen.discard(id(optimizer))

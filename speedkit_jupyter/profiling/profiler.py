@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import in_force_or_none
-from speedkit_jupyter.profiling import generators, instruments
+from speedkit_jupyter.profiling import bias, generators, instruments
 from speedkit_jupyter.profiling.costing import Costing
 from speedkit_jupyter.profiling.counters import Counters
 from speedkit_jupyter.profiling.line_times import Looks
@@ -109,7 +109,7 @@ class Profiler:
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
         with self.step.isolated() as visit:
-            self._context, self._bias = in_force_or_none(self.step.models), instruments.bias()
+            self._context, self._bias = in_force_or_none(self.step.models), bias.measured()
             budget.reserved_s = visit.taking_s
             self._sources = generators.sources(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
@@ -156,7 +156,7 @@ class Profiler:
         budget.reserved_s -= costs_s
         needed_s = COSTS * self._profile.step_s * self._profile.steps
         if not budget.allows(needed_s):
-            more = few_digits(math.ceil(needed_s / COSTS_SHARE))
+            more = few_digits(math.ceil(max(needed_s / COSTS_SHARE, 2 * self.budget_s)))
             self._profile.why_no_costs = f"there was no time for them (--budget {more})"
             return
         yield Progress(budget.share, "modules and operators")

@@ -71,7 +71,9 @@ class Trace:
             call()
         if not recording.was_alone:
             raise StepError(IN_USE)
-        events = list(recording.trace.events() or ())
+        events = [
+            one for one in recording.trace.events() or () if one.name != torch_profiler.BEGINS
+        ]
         on_device = device.type != "cpu"
         found = defaultdict[Place, float](float)
         for event, place in _placed(events, modules, operators):

@@ -296,10 +296,18 @@ def test_a_step_that_has_a_profiler_of_its_own_is_split_all_the_same():
         with torch.profiler.profile():
             net(torch.ones(2, 4)).sum().backward()
 
-    found = profile(step, budget_s=1)
+    found = profile(step, budget_s=10)
     assert found.share("forward") > 0
     assert found.costs is None
     assert "torch's profiler is at work in this code already" in found.report().to_text()
+
+
+@pytest.mark.real_time
+def test_a_step_without_an_operator_costs_python_alone():
+    found = profile(lambda: sum(range(10_000)), budget_s=10)
+    assert found.costs is not None
+    assert not found.why_no_costs
+    assert [(one.name, one.share) for one in found.costs.operators] == [("Python", 1.0)]
 
 
 def test_a_profiler_around_it_all_goes_on():

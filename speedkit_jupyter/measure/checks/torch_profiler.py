@@ -10,6 +10,8 @@ from typing import Any
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 STDERR = 2
+# Its first event: one that finds nothing else had nothing to find, if this is there.
+BEGINS = "speedkit: the profiler begins"
 # The files of torch's sources that say it.
 SAID_BY = (b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp", b"DeviceProperties.cpp")
 
@@ -33,9 +35,13 @@ class Session:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The block is profiled."""
+        from torch.profiler import record_function
+
         with _level_set(), _unsaid():
             self.trace.start()
             self.is_on = True
+            with record_function(BEGINS):
+                pass
             try:
                 yield
             finally:
@@ -50,7 +56,7 @@ class Session:
 
     @property
     def was_alone(self) -> bool:
-        """Whether it has anything: not where the block used a profiler of its own."""
+        """Whether it has its own: not where the block used another profiler."""
         results: Any = getattr(self.trace.profiler, "kineto_results", None)
         return results is not None and bool(results.events())
 
