@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import signal
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -273,3 +275,29 @@ def test_after_a_dispatch_mode_that_a_step_left_entered_code_is_compiled_as_befo
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     torch._dynamo.reset()
     assert frames
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of signals")
+@pytest.mark.parametrize(
+    ("set_to", "meanwhile", "is_named"),
+    [
+        ((0.01,), lambda: time.sleep(0.05), False),  # it rings, once
+        ((999, 999), lambda: None, False),
+        ((999,), lambda: signal.setitimer(signal.ITIMER_REAL, 0), True),
+        ((0.01, 999), lambda: signal.setitimer(signal.ITIMER_REAL, 0), True),
+    ],
+    ids=["rings", "goes on", "ended by the step", "ended between two rings"],
+)
+def test_a_timer_that_rings_once_was_not_changed_by_the_step(set_to, meanwhile, is_named):
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, *set_to)
+    step, run = step_of(meanwhile), meanwhile
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", StateWarning)
+            with step.isolated():
+                run()
+        assert any("timers of signals" in str(one.message) for one in caught) is is_named
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +88,46 @@ def _write_blocked(value: set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, value)
 
 
-def _timers() -> dict[int, tuple[float, bool]]:
-    """The interval, and whether it runs: how much is left changes by itself."""
+@dataclass(frozen=True, eq=False)
+class _Timer:
+    """How much is left changes by itself: equal are those that both run or do not, but for one that
+    rings once and whose time was over meanwhile. `read_s` is of the timer's own clock.
+    """
+
+    interval_s: float
+    left_s: float
+    read_s: float
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Timer):
+            return NotImplemented
+        before, now = sorted((self, other), key=lambda one: one.read_s)
+        has_rung = not before.interval_s and 0 < before.left_s <= now.read_s - before.read_s
+        same_runs = (before.left_s > 0) == (now.left_s > 0)
+        return before.interval_s == now.interval_s and (same_runs or has_rung)
+
+
+# Each with its clock: real time, that of the process in its own code, and in the system's, too.
+TIMERS = {
+    "ITIMER_REAL": time.monotonic,
+    "ITIMER_VIRTUAL": lambda: os.times().user,
+    "ITIMER_PROF": time.process_time,
+}
+
+
+def _timers() -> dict[str, _Timer]:
     timers = {}
-    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
-        left_s, interval_s = signal.getitimer(timer)
-        timers[int(timer)] = (interval_s, left_s > 0)
+    for name, clock in TIMERS.items():
+        left_s, interval_s = signal.getitimer(getattr(signal, name))
+        timers[name] = _Timer(interval_s, left_s, clock())
     return timers
 
 
-def _write_timers(value: dict[int, tuple[float, bool]]) -> None:
+def _write_timers(value: dict[str, _Timer]) -> None:
     """Those that ran can't run on from where they were."""
-    for number, (_, runs) in value.items():
-        if not runs:
-            signal.setitimer(signal.ITIMER_REAL.__class__(number), 0)
+    for name, timer in value.items():
+        if not timer.left_s:
+            signal.setitimer(getattr(signal, name), 0)
 
 
 def _locale(value: str | None) -> str:
