@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from speedkit_jupyter import advise
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 def test_modules_are_found_whatever_the_user_calls_the_model():
     """Their shares are looked up by the names that the profile has for them."""

@@ -187,6 +187,7 @@ def test_running_out_of_memory_is_survived_and_said() -> None:
     check_untouched(training, before)
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 def test_what_would_not_fit_is_not_even_tried(
     monkeypatch: pytest.MonkeyPatch, made: set[int]

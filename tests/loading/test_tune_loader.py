@@ -105,6 +105,7 @@ def test_the_result_says_what_was_measured() -> None:
     end_workers(fast)
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 def test_what_is_taken_is_proven_faster_and_gives_the_same() -> None:
     loader = DataLoader(Slow(wait_s=0.01), batch_size=4, shuffle=True)

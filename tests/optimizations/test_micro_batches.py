@@ -452,6 +452,7 @@ def test_trainer_is_told_its_own_way():
         code(plan(asked(), facts=Facts.read(Net())), "transformers")
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_less_memory_the_same_numbers_and_how_calls_were_made():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 8), *(Block() for _ in range(4))), torch.rand(64, 16, 4)

@@ -305,7 +305,7 @@ def scheduled(steps: int) -> tuple[Callable[[], None], Any]:
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("steps", [6, 18])
+@pytest.mark.parametrize("steps", [6, pytest.param(18, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "measured",
     [
