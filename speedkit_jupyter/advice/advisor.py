@@ -19,7 +19,8 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.profiling.module_calls import names_of
-from speedkit_jupyter.profiling.profiler import Profiler, Visited
+from speedkit_jupyter.profiling.profiler import Profiler
+from speedkit_jupyter.profiling.visited import Visited
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.lookup import is_a

@@ -18,6 +18,7 @@ from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling.counters import Counters
+from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import door
 
@@ -59,9 +60,7 @@ class Sweep:
     ) -> None:
         self.step, self._make_feed, self._device, self._found = step, feed, device, found
         self._least, self._most = sizes
-        self.budget_s = DEFAULT_S if budget_s is None else budget_s
-        if not self.budget_s > 0 or math.isinf(self.budget_s):
-            raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
+        self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
 
     def result(self) -> BatchSizes:

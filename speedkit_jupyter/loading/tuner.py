@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ class LoaderTuner:
         command: str = "",
     ) -> None:
         self.step, self._loader, self._device = step, loader, device
-        self.budget_s = DEFAULT_S if budget_s is None else budget_s
-        if not self.budget_s > 0 or math.isinf(self.budget_s):
-            raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
+        self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
         self._allowed = keep, any_order
         self._name, self._against, self._command = name, against, command

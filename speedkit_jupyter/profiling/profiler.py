@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +26,8 @@ from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.outside_modules import Outside
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Bias, Part, Split
+from speedkit_jupyter.profiling.visited import Visited
+from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import door
 
@@ -48,19 +49,6 @@ COSTS, COSTS_SHARE = 10, 0.5
 LOOKING_S, LOOKING_SHARE = 1.0, 0.15
 # What is tried afterwards may take this share of it, each.
 TRYING_SHARE = 0.1
-
-
-@dataclass(frozen=True)
-class Visited:
-    """A step that is isolated: `call` makes it once, `settle` puts it back to where it began.
-
-    `affords` says whether there is time for so many seconds.
-    """
-
-    call: Callable[[], object]
-    settle: Callable[[], object]
-    affords: Callable[[float], bool]
-    device: torch.device
 
 
 class Profiler:
@@ -85,9 +73,7 @@ class Profiler:
         self.step, self._device, self._profile = step, device, profile
         self.called = called
         self._loops = loops or Loops()
-        self.budget_s = DEFAULT_S if budget_s is None else budget_s
-        if not self.budget_s > 0 or math.isinf(self.budget_s):
-            raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
+        self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
         self.afterwards: Callable[[Visited], object] | None = None
         profile.device = device.type

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -153,18 +154,20 @@ def not_timed(part: str) -> Iterator[None]:
     yield
 
 
-def by_hand(loop: Loop, device: str) -> dict[str, float]:
-    """Shares of each part."""
+def by_hand(loop: Loop, device: str) -> list[dict[str, float]]:
+    """Shares of each part, of each call."""
     loop.run(not_timed)
-    watch, begun_s = ByHand(device), time.perf_counter()
+    found = []
     for _ in range(CALLS):
+        watch, begun_s = ByHand(device), time.perf_counter()
         loop.run(watch)
         if device != "cpu":
             with watch("synchronizations"):
                 torch.accelerator.synchronize()
-    whole_s = time.perf_counter() - begun_s
-    shares = {part: seconds / whole_s for part, seconds in watch.seconds.items()}
-    return shares | {"rest": 1 - sum(shares.values())}
+        whole_s = time.perf_counter() - begun_s
+        shares = {part: seconds / whole_s for part, seconds in watch.seconds.items()}
+        found.append(shares | {"rest": 1 - sum(shares.values())})
+    return found
 
 
 def main() -> int:
@@ -185,8 +188,9 @@ def main() -> int:
             optimizer=loop.optimizer,
             budget_s=options.budget,
         )
-        after = by_hand(loop, options.device)
-        hand = {part: (before[part] + after[part]) / 2 for part in before}
+        calls = [*before, *by_hand(loop, options.device)]
+        # In the middle: what else runs for a moment is in none of the parts.
+        hand = {part: median(call[part] for call in calls) for part in calls[0]}
         cells = [f"{found.share(part):.1%} ({hand.get(part, 0):.1%})" for part in PARTS]
         print(line_of([name, *cells, f"{found.cost:.3f}"]), flush=True)
         problems += [

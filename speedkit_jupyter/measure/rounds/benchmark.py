@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -31,6 +30,7 @@ from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
 from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 
 # Without a budget of the user's it takes so long, or more where a step is long.
@@ -69,12 +69,9 @@ class Benchmark:
         if any(map(has_lazy_parameters, (*step.models, *step.bystanders))):
             raise StepError("lazy layers have no shape yet: run one forward pass before")
         self._grows = budget_s is None
-        budget_s = DEFAULT_S if budget_s is None else budget_s
-        if not budget_s > 0 or math.isinf(budget_s):
-            raise StepError(f"the budget must be a positive number of seconds, not {budget_s:g}")
         self._scorer = None if accuracy is None else Scorer(accuracy, step)
         self.step = step if accuracy is None else step.with_others(accuracy.function)
-        self.variants, self.budget_s = tuple(variants), float(budget_s)
+        self.variants, self.budget_s = tuple(variants), seconds("budget_s", budget_s) or DEFAULT_S
         self.command = command
         self._throughput, self._check = throughput, tuple(check)
         self._policy = policy or Policy()

@@ -20,6 +20,7 @@ from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
@@ -57,10 +58,7 @@ class Timer:
     def __post_init__(self) -> None:
         if self.loops is not None and self.loops < 1:
             raise StepError(f"-n {self.loops} is no number of loops: 1 or more, or 0 to choose it")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise StepError(
-                f"the budget must be a positive number of seconds, not {self.budget_s:g}"
-            )
+        self.budget_s = seconds("budget_s", self.budget_s)
 
     def result(self) -> Timing:
         """What is known so far."""
