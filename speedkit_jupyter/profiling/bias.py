@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from speedkit_jupyter.profiling.instruments import counted, installed
+from speedkit_jupyter.profiling.instruments import counted, installed_within
 from speedkit_jupyter.profiling.outside_modules import Outside
 from speedkit_jupyter.profiling.split import Bias, Part, Split
 
@@ -23,7 +23,7 @@ def measured() -> Bias:
         for _ in range(CALLS):
             value.item()
     for split, part in ((waited, "rest"), (passed, "data")):
-        with installed(Outside(split)), split.run(), split.within(part):
+        with installed_within(Outside(split)), split.run(), split.within(part):
             for _ in range(CALLS):
                 value.item()
     outside = Outside(parted)

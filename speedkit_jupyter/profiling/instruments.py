@@ -42,8 +42,8 @@ MOVING = ("to", "cuda", "cpu")
 
 @contextmanager
 def installed(outside: Outside) -> Iterator[None]:
-    """In the block functions of torch's tell its split of their calls from this thread, while it
-    runs.
+    """In the block functions of torch's that are a part as a whole tell its split of their calls
+    from this thread, while it runs.
 
     For many calls at once: Python (3.13) forgets for ever how to find the methods of a class
     quickly that was changed a thousand times.
@@ -53,7 +53,6 @@ def installed(outside: Outside) -> Iterator[None]:
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    split = outside.split
     scaler, optimizer = torch.amp.GradScaler, torch.optim.Optimizer
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
@@ -70,11 +69,6 @@ def installed(outside: Outside) -> Iterator[None]:
     ]
     with ExitStack() as stack:
         stack.enter_context(remembered.forgotten())
-        for name in WAITING:
-            make = partial(_waiting, name, outside)
-            stack.enter_context(patched(torch.Tensor, name, make))
-        for name in MOVING if _has_accelerator() else ():
-            stack.enter_context(patched(torch.Tensor, name, partial(_moving, split, name)))
         for owner, name, part in whole:
             make = partial(counted, part, outside)
             stack.enter_context(patched(owner, name, make))
@@ -85,15 +79,32 @@ def installed(outside: Outside) -> Iterator[None]:
 
 
 @contextmanager
-def told(outside: Outside, is_first: bool = False) -> Iterator[None]:
-    """In the block, one call of the step, its split is told of what is in no function's hands; to
-    be entered once those are `installed`. Between calls hooks and modes are put back.
+def installed_within(outside: Outside) -> Iterator[None]:
+    """The same of what happens within them, or between them: methods that wait, or move."""
+    import torch
 
-    In the first call of a step, which may compile, plain functions are part of the rest.
+    with ExitStack() as stack:
+        stack.enter_context(remembered.forgotten())
+        for name in WAITING:
+            make = partial(_waiting, name, outside)
+            stack.enter_context(patched(torch.Tensor, name, make))
+        for name in MOVING if _has_accelerator() else ():
+            make = partial(_moving, outside.split, name)
+            stack.enter_context(patched(torch.Tensor, name, make))
+        yield
+
+
+@contextmanager
+def told(outside: Outside, sees_functions: bool) -> Iterator[None]:
+    """In the block, one call of the step, its split is told of what is in no function's hands; to
+    be entered once those are installed. Between calls hooks and modes are put back.
+
+    `sees_functions` of torch's between the parts. Not in the first call of a step, which may
+    compile: there they are part of the rest.
     """
     with ExitStack() as stack:
         stack.enter_context(_compiling(outside.split))
-        if not (is_first or compilations.graphs()):
+        if sees_functions and not compilations.graphs():
             stack.enter_context(outside.seen())
         stack.enter_context(_unseen_steps(outside.split, outside.stepping))
         yield

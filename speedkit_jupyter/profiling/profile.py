@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -14,7 +15,7 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.line_times import LineTimes, Spot
-from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
+from speedkit_jupyter.profiling.split import PARTS, Line, Part, Piece, Split
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import lets_go
 
@@ -38,15 +39,18 @@ class Profile(Shown):
     as many as its optimizer made, or one.
 
     `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
-    between; `first` is that of the first call, which may have compiled. `counted` is what
-    the machine counts in a second of the plain ones (`energy_j`: joules), where it does, and then
-    `samples` what a call takes, if its models say it. `lines` are the user's own, `costs` those of
-    modules and operators, each from calls of their own; no costs where `why_no_costs` says it.
+    between; where telling takes long, `whole` are splits of calls that were told of little: of the
+    parts as a whole, without what is within them. `first` is that of the first call, which may have
+    compiled. `counted` is what the machine counts in a second of the plain ones (`energy_j`:
+    joules), where it does, and then `samples` what a call takes, if its models say it. `lines` are
+    the user's own, `costs` those of modules and operators, each from calls of their own; no costs
+    where `why_no_costs` says it.
     `names` are how files are called in the notebook.
     """
 
     first: Split | None = None
     splits: list[Split] = field(default_factory=list)
+    whole: list[Split] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
     counted: Mapping[str, float] = field(default_factory=dict)
     samples: int | None = None
@@ -96,20 +100,29 @@ class Profile(Shown):
         """Seconds of each part in all profiled calls, as if none had been told.
 
         What telling takes was measured alone, where everything that it needs lies in the
-        processor's caches. Beside a step it takes some times as long: how much in all, the plain
-        calls say.
+        processor's caches. Beside a step it takes some times as long, and what comes after it takes
+        longer, too: how much in all, the plain calls say; and how much of it within each part, the
+        calls that were told of that as a whole.
         """
-        seconds = {part: sum(split.seconds[part] for split in self.taken) for part in PARTS}
-        off = {part: sum(split.taken_off.get(part, 0.0) for split in self.taken) for part in PARTS}
-        if not (self.plain_s and self.splits and sum(off.values())):
-            return seconds
-        more_s = median(split.total_s for split in self.splits) - median(self.plain_s)
-        times = more_s * len(self.splits) / sum(off.values())
-        times = min(max(times, 0.0), MOST_TIMES)
-        return {
-            part: max(seconds[part] - times * off[part], LEAST_LEFT * seconds[part])
-            for part in PARTS
-        }
+        pieces, off = _summed(self.taken)
+        if not (self.plain_s and self.splits):
+            return _by_part(pieces)
+        if not self.whole:
+            return _by_part(_less(pieces, off, self._longer_s(self.splits)))
+        wholes = _by_part(_less(*_summed(self.whole), self._longer_s(self.whole)))
+        found: dict[Piece, float] = {}
+        for part, all_s in wholes.items():
+            whole_s = all_s * len(self.splits) / len(self.whole)
+            within = {piece: seconds for piece, seconds in pieces.items() if piece[0] == part}
+            some = _less(within, off, sum(within.values()) - whole_s)
+            scale = whole_s / (sum(some.values()) or 1.0)
+            found |= {piece: scale * seconds for piece, seconds in some.items()}
+        return _by_part(found)
+
+    def _longer_s(self, splits: Sequence[Split]) -> float:
+        """How many seconds longer than plain calls they took, in all, after what was taken off."""
+        total_s = median(split.total_s for split in splits)
+        return len(splits) * (total_s - median(self.plain_s))
 
     def quantities(self) -> dict[str, float]:
         """What the machine counts, by name: of a step, and of a sample where those are known."""
@@ -208,3 +221,35 @@ class Profile(Shown):
             "operators": [cost.to_dict() for cost in self.costs.operators],
             "busy": self.costs.busy,
         }
+
+
+def _summed(splits: Iterable[Split]) -> tuple[dict[Piece, float], dict[Piece, float]]:
+    """Seconds of pieces, but for what is ours, and what was taken off."""
+    seconds, off = defaultdict[Piece, float](float), defaultdict[Piece, float](float)
+    for split in splits:
+        for kept, counted in ((seconds, split.pieces), (off, split.taken_off)):
+            for piece, spent_s in counted.items():
+                if piece[1] != "ours":
+                    kept[piece] += spent_s
+    return seconds, off
+
+
+def _less(
+    seconds: Mapping[Piece, float], off: Mapping[Piece, float], longer_s: float
+) -> dict[Piece, float]:
+    """Without what telling took beyond what was taken off already, `longer_s` in all; where that is
+    below 0, too much was.
+    """
+    off_s = sum(off.get(piece, 0.0) for piece in seconds)
+    times = min(max(longer_s / off_s, -1.0), MOST_TIMES) if off_s else 0.0
+    return {
+        piece: max(spent_s - times * off.get(piece, 0.0), LEAST_LEFT * spent_s)
+        for piece, spent_s in seconds.items()
+    }
+
+
+def _by_part(pieces: Mapping[Piece, float]) -> dict[Part, float]:
+    found: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+    for (_, part), seconds in pieces.items():
+        found[part] += seconds
+    return found

@@ -49,6 +49,8 @@ COSTS, COSTS_SHARE = 10, 0.5
 LOOKING_S, LOOKING_SHARE = 1.0, 0.15
 # What is tried afterwards may take this share of it, each.
 TRYING_SHARE = 0.1
+# Where telling makes a call so many times as long, others tell the parts as a whole alone.
+COSTLY = 1.1
 
 
 class Profiler:
@@ -100,7 +102,7 @@ class Profiler:
             self._sources = generators.sources(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
             looks = Looks()
-            with self._installed() as outside:
+            with self._installed() as outside, instruments.installed_within(outside):
                 first = self._profiled(outside, is_first=True, looks=looks)
             budget.exclude(first.seconds["compiling"])
             self._profile.first = first
@@ -171,10 +173,15 @@ class Profiler:
                 self._settle(state)
                 plain_s.append(counters.counted(self._plain))
             with self._installed() as outside:
-                for _ in range(number):
+                with instruments.installed_within(outside):
+                    for _ in range(number):
+                        state.restore()
+                        profile.splits.append(self._profiled(outside, is_warm=not self._is_short))
+                profile.plain_s += plain_s
+                for _ in range(number if (profile.cost or 1) > COSTLY else 0):
                     state.restore()
-                    profile.splits.append(self._profiled(outside, is_warm=not self._is_short))
-            profile.plain_s += plain_s
+                    whole = self._profiled(outside, is_warm=not self._is_short, is_whole=True)
+                    profile.whole.append(whole)
             slowest_s = max(slowest_s, (clock.now() - begun_s) / (2 * number))
             taken = len(profile.splits)
             number = self._in_a_turn(taken, budget.left_s, slowest_s) if taken == 1 else number
@@ -200,7 +207,7 @@ class Profiler:
         __tracebackhide__ = True
         looks = Looks()
         call_s = self._profile.step_s * self._profile.steps
-        with self._installed() as outside:
+        with self._installed() as outside, instruments.installed_within(outside):
             while not looks.total_s or (looks.total_s < enough_s and budget.allows(2 * call_s)):
                 state.restore()
                 self._profiled(outside, looks=looks, is_warm=not self._is_short)
@@ -263,9 +270,11 @@ class Profiler:
         is_first: bool = False,
         looks: Looks | None = None,
         is_warm: bool = True,
+        is_whole: bool = False,
     ) -> Split:
         """One call; without being warm it is called once before: Python forgets what it knows of
-        the types that are patched, which costs a short step a tenth.
+        the types that are patched, which costs a short step a tenth. `is_whole`: without what
+        happens within the parts.
         """
         __tracebackhide__ = True
         split = outside.split
@@ -273,7 +282,7 @@ class Profiler:
             self.step.around_blocks(),
             self._loops.told_to(outside),
             generators.told_to(outside, self._sources),
-            instruments.told(outside, is_first),
+            instruments.told(outside, sees_functions=not (is_first or is_whole)),
         ):
             if not is_warm:
                 with split.run():

@@ -38,6 +38,11 @@ _HIDDEN: dict[Part, frozenset[Part]] = {
     "rest": frozenset(),
     "ours": frozenset(),
 }
+# What a call of a function is from its beginning to its end; within it others are told apart.
+WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
+# Of a whole part, or the rest, a part that was told apart within it; or itself.
+Piece = tuple[Part, Part]
+REST: Piece = ("rest", "rest")
 
 
 @dataclass
@@ -81,8 +86,8 @@ class Split:
     `stepped` the steps of each optimizer, by its id.
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
-    `bias` is what telling takes where it is no part of "ours" yet; `taken_off` says how much that
-    came to in the end, of each part.
+    `pieces` are the same seconds by what they are within. `bias` is what telling takes where it is
+    no part of "ours" yet; `taken_off` says how much that came to in the end, of each piece.
     `undecided` are the looks of a moment of which only its end will tell which part it is.
     """
 
@@ -94,12 +99,13 @@ class Split:
     waited_s: dict[Line, float] = field(default_factory=dict)
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
     undecided: list[Look] | None = field(default=None, repr=False)
-    taken_off: dict[Part, float] = field(default_factory=dict, repr=False)
+    pieces: dict[Piece, float] = field(default_factory=dict, repr=False)
+    taken_off: dict[Piece, float] = field(default_factory=dict, repr=False)
     passed: Counter[Part] = field(default_factory=Counter, repr=False)
-    _entered: Counter[tuple[Part, Part]] = field(default_factory=Counter, init=False, repr=False)
+    _entered: Counter[tuple[Piece, Piece]] = field(default_factory=Counter, init=False, repr=False)
     _between: int = field(default=0, init=False, repr=False)
-    _told: Counter[Part] = field(default_factory=Counter, init=False, repr=False)
-    _inside: list[Part] = field(default_factory=list, init=False, repr=False)
+    _told: Counter[Piece] = field(default_factory=Counter, init=False, repr=False)
+    _inside: list[Piece] = field(default_factory=list, init=False, repr=False)
     _since_s: float = field(default=0.0, init=False, repr=False)
 
     @property
@@ -115,7 +121,7 @@ class Split:
     @property
     def part(self) -> Part:
         """The one that it runs for now; where it does not run, what is done is ours."""
-        return self._inside[-1] if self._inside else "ours"
+        return self._inside[-1][1] if self._inside else "ours"
 
     @property
     def depth(self) -> int:
@@ -125,7 +131,7 @@ class Split:
     @contextmanager
     def run(self) -> Iterator[None]:
         """What nothing else claims in the block is the rest."""
-        self._inside, self._since_s = ["rest"], self.now()
+        self._inside, self._since_s = [REST], self.now()
         try:
             yield
         finally:
@@ -136,7 +142,16 @@ class Split:
     def taken(self) -> Split:
         """What it knows of its last run; it begins anew, and whoever tells it goes on."""
         found = copy(self)
-        for name in ("seconds", "begun", "waits", "waited_s", "stepped", "taken_off", "passed"):
+        for name in (
+            "seconds",
+            "pieces",
+            "begun",
+            "waits",
+            "waited_s",
+            "stepped",
+            "taken_off",
+            "passed",
+        ):
             setattr(found, name, copy(getattr(self, name)))
         self.clear()
         return found
@@ -153,8 +168,8 @@ class Split:
             self.passed,
         ):
             counted.clear()
-        self.waited_s.clear()
-        self.taken_off.clear()
+        for kept in (self.waited_s, self.pieces, self.taken_off):
+            kept.clear()
         self._between = 0
 
     def hides(self, part: Part) -> bool:
@@ -164,19 +179,21 @@ class Split:
     @contextmanager
     def telling(self) -> Iterator[None]:
         """The block is no part of the step."""
-        self._told[self.part] += 1
+        self._told[self._inside[-1] if self._inside else REST] += 1
         with self.within("ours"):
             yield
 
     def enter(self, part: Part) -> None:
         """It begins here, unless it is no part of its own within the present one."""
+        around = self._inside[-1] if self._inside else REST
         if self.hides(part):
-            self._inside.append(self.part)
+            self._inside.append(around)
             return
-        self._entered[self.part, part] += 1
+        piece = (part if part in WHOLE else around[0], part)
+        self._entered[around, piece] += 1
         self.begun[part] += 1
         self._lap()
-        self._inside.append(part)
+        self._inside.append(piece)
 
     def leave(self, depth: int | None = None) -> None:
         """Back to what was before it: the innermost one, or all above `depth`.
@@ -211,9 +228,9 @@ class Split:
         if self.hides(part):
             return
         self._lap()
-        took_s = self.seconds[here] - mark
-        self.seconds[here] -= took_s
-        self.seconds[part] += took_s
+        took_s, whole = self.seconds[here] - mark, self._inside[-1][0]
+        self._add((whole, here), -took_s)
+        self._add((whole, part), took_s)
         self.begun[part] += 1
 
     def waited(self, line: Line, seconds: float) -> None:
@@ -222,24 +239,29 @@ class Split:
         self.waited_s[line] = self.waited_s.get(line, 0.0) + seconds
 
     def _take_off(self) -> None:
-        for part, times in self._told.items():
-            self._is_ours(part, times * self.bias.before)
+        for (whole, part), times in self._told.items():
+            self._is_ours((whole, part), times * self.bias.before)
+            self._is_ours((whole, "synchronizations"), times * self.bias.waiting)
         for part, times in self.passed.items():
-            self._is_ours(part, times * self.bias.passing)
-        self._is_ours("rest", self._between * self.bias.between)
-        self._is_ours("synchronizations", self._told.total() * self.bias.waiting)
+            whole = part if part in WHOLE else "rest"
+            self._is_ours((whole, part), times * self.bias.passing)
+        self._is_ours(REST, self._between * self.bias.between)
         for (around, inside), times in self._entered.items():
-            if "ours" not in (around, inside):
+            if "ours" not in (around[1], inside[1]):
                 self._is_ours(around, times * self.bias.around)
                 self._is_ours(inside, times * self.bias.inside)
 
-    def _is_ours(self, part: Part, seconds: float) -> None:
-        extra_s = min(seconds, self.seconds[part])
-        self.seconds[part] -= extra_s
-        self.seconds["ours"] += extra_s
-        self.taken_off[part] = self.taken_off.get(part, 0.0) + extra_s
+    def _is_ours(self, piece: Piece, seconds: float) -> None:
+        extra_s = min(seconds, self.pieces.get(piece, 0.0))
+        self._add(piece, -extra_s)
+        self._add((piece[0], "ours"), extra_s)
+        self.taken_off[piece] = self.taken_off.get(piece, 0.0) + extra_s
 
     def _lap(self) -> None:
         now_s = self.now()
-        self.seconds[self._inside[-1]] += now_s - self._since_s
+        self._add(self._inside[-1], now_s - self._since_s)
         self._since_s = now_s
+
+    def _add(self, piece: Piece, seconds: float) -> None:
+        self.seconds[piece[1]] += seconds
+        self.pieces[piece] = self.pieces.get(piece, 0.0) + seconds

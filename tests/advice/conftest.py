@@ -66,6 +66,7 @@ class Situations:
         what = watched(step, subject.parameters)
         split = Split()
         split.seconds |= {"rest": 1.0 - sum((shares or {}).values()), **(shares or {})}
+        split.pieces = {(part, part): seconds for part, seconds in split.seconds.items()}
         split.stepped = Counter({0: what.steps}) if what.steps else Counter()
         inside = spots(lines or {}, [step, *more])
         own = {(spot, "rest"): share for spot, share in inside.items()}

@@ -120,7 +120,8 @@ def told(forward_s: float, optimizer_s: float, off: dict) -> Split:
     """One call's split, after what telling took was taken off."""
     split = Split()
     split.seconds |= {"forward": forward_s, "optimizer": optimizer_s}
-    split.taken_off = dict(off)
+    split.pieces = {(part, part): seconds for part, seconds in split.seconds.items()}
+    split.taken_off = {(part, part): seconds for part, seconds in off.items()}
     return split
 
 
@@ -129,7 +130,8 @@ def told(forward_s: float, optimizer_s: float, off: dict) -> Split:
     [
         (10.0, 5 / 10),  # telling took twice as much as it does alone: all of it the optimizer's
         (11.0, 5 / 11),
-        (12.0, 5 / 11),  # a plain call that was slower says nothing
+        (11.5, 5 / 11.5),  # it took half of that
+        (20.0, 5 / 12),  # nothing; that plain calls were slower yet says no more
         (
             2.0,
             5 / (5 + max(6 - MOST_TIMES, 6 * LEAST_LEFT)),
@@ -140,6 +142,26 @@ def test_telling_takes_as_much_as_the_plain_calls_are_shorter(plain_s, forward_s
     found = Profile(splits=[told(5.0, 6.0, {"optimizer": 1.0})] * 3, plain_s=[plain_s] * 3)
     assert found.share("forward") == pytest.approx(forward_share)
     assert sum(found.share(part) for part in PARTS) == pytest.approx(1.0)
+
+
+def test_where_telling_takes_long_calls_that_are_told_of_little_say_how_long_each_part_is():
+    clock = Clock()
+    split = Split(clock, Bias(before=1.0))
+    with split.run():
+        with split.within("forward"):
+            clock.now_s += 8.0  # after what telling took it is cold
+            with split.within("synchronizations"):
+                clock.now_s += 2.0
+        clock.now_s += 10.0
+    whole = Split(clock)
+    with whole.run():
+        with whole.within("forward"):
+            clock.now_s += 5.0
+        clock.now_s += 3.0
+    found = Profile(splits=[split] * 2, whole=[whole] * 3, plain_s=[8.0] * 2)
+    assert found.share("forward") == pytest.approx(4 / 8)
+    assert found.share("synchronizations") == pytest.approx(1 / 8)
+    assert found.share("rest") == pytest.approx(3 / 8)
 
 
 def test_of_each_part_something_is_left_once_telling_is_taken_off():
