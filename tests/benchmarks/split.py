@@ -63,8 +63,8 @@ class Images(Dataset):
 
 @dataclass
 class Loop:
-    """`run(part)` makes some steps; `part("forward")` surrounds what is timed by hand. Where it waits
-    so often that stopwatches would slow it down, those `waits` are part of the rest by hand.
+    """`run(part)` makes some steps; `part("forward")` surrounds what is timed by hand. Where it
+    waits so often that stopwatches would slow it down, its `waits` are part of the rest by hand.
     """
 
     model: nn.Module
