@@ -23,6 +23,8 @@ from speedkit_jupyter.support.tracebacks import lets_go
 MOST_TIMES = 5.0
 # But of what a part seems to take, so much is its own (as loops timed by hand show).
 LEAST_LEFT = 0.25
+# Where telling makes a call so many times as long, others tell of the parts as a whole alone.
+COSTLY = 1.25
 
 
 class Wait(NamedTuple):
@@ -86,6 +88,11 @@ class Profile(Shown):
         whole_s = median(split.total_s + split.seconds["ours"] for split in self.splits)
         return whole_s / median(self.plain_s)
 
+    @property
+    def is_costly(self) -> bool:
+        """Whether telling takes so long that it may hide how long the parts are."""
+        return (self.cost or 1.0) > COSTLY
+
     def seconds(self, part: Part) -> float:
         """Of one step. The parts sum to the step."""
         return self.share(part) * self.step_s
@@ -107,7 +114,7 @@ class Profile(Shown):
         pieces, off = _summed(self.taken)
         if not (self.plain_s and self.splits):
             return _by_part(pieces)
-        if not self.whole:
+        if not (self.whole and self.is_costly):
             return _by_part(_less(pieces, off, self._longer_s(self.splits)))
         wholes = _by_part(_less(*_summed(self.whole), self._longer_s(self.whole)))
         found: dict[Piece, float] = {}

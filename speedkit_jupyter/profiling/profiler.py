@@ -49,8 +49,6 @@ COSTS, COSTS_SHARE = 10, 0.5
 LOOKING_S, LOOKING_SHARE = 1.0, 0.15
 # What is tried afterwards may take this share of it, each.
 TRYING_SHARE = 0.1
-# Where telling makes a call so many times as long, others tell the parts as a whole alone.
-COSTLY = 1.1
 
 
 class Profiler:
@@ -178,7 +176,7 @@ class Profiler:
                         state.restore()
                         profile.splits.append(self._profiled(outside, is_warm=not self._is_short))
                 profile.plain_s += plain_s
-                for _ in range(number if (profile.cost or 1) > COSTLY else 0):
+                for _ in range(number if profile.is_costly else 0):
                     state.restore()
                     whole = self._profiled(outside, is_warm=not self._is_short, is_whole=True)
                     profile.whole.append(whole)
