@@ -12,11 +12,13 @@ from speedkit_jupyter.batching.parts import Call, Key
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.tracebacks import door, lets_go
 
 if TYPE_CHECKING:
     import torch
 
 
+@lets_go
 def micro_batch(
     function: Callable[..., Any],
     size: int,
@@ -81,6 +83,8 @@ class MicroBatch:
         name = getattr(self._function, "__name__", type(self._function).__name__)
         return f"micro_batch({name}, {self.size})"
 
+    @lets_go
+    @door
     def __call__(self, *given: Any, **named: Any) -> Any:
         """The loss of the whole batch, its backward pass done where gradients are; or the results
         of all samples.

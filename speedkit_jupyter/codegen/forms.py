@@ -30,6 +30,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Section
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
+from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ FRAMEWORKS = ("accelerate", "fabric", "transformers")
 FORMS = ("torch", "yaml", *FRAMEWORKS)
 
 
+@lets_go
 def code(
     plan: Plan | SpeedContext,
     form: str = "torch",

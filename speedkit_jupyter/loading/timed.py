@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.candidate import Candidate
+from speedkit_jupyter.loading.candidate import TIMED_OUT, Candidate
 from speedkit_jupyter.loading.kept import KeptSome
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.stream import Stream, Stretch
@@ -145,6 +145,7 @@ class Timed:
         __tracebackhide__ = True
         if not math.isinf(self._per_loop) and not self._is_settled:
             self.settle()
+        was_settled, self._is_settled = self._is_settled, False
         try:
             self._step.run(self._context)
         except StopIteration:  # would look like the end of a generator of ours
@@ -152,23 +153,32 @@ class Timed:
         except StepError:
             raise
         except Exception as error:
-            again = not self._has_run or (self._is_settled and not math.isinf(self._per_loop))
-            if again or one.settings.num_workers:  # whose workers may have raised
+            again = not self._has_run or (was_settled and not math.isinf(self._per_loop))
+            if again or (one.settings.num_workers and TIMED_OUT.search(str(error))):
                 raise
             said = ended(error).line
-            if self._stretch is not None:
-                self._stretch.give_up()
         else:
-            self._is_settled, self._has_run = False, True
+            self._has_run = True
             return
+        self._run_anew()
         self._step.tell([said])
-        self.settle()
+
+    def _run_anew(self) -> None:
+        """Once, from the state of before; as all later ones, unless that fails as well."""
+        __tracebackhide__ = True
+        before, stretch = self._per_loop, self._stretch
         with suppress(TypeError):  # an iterable says no length
             self._per_loop = len(self._loader)
-        if self._stretch is not None:
-            self._stretch.per_loop = self._per_loop
-        self._step.run(self._context)
+        if stretch is not None:
+            stretch.give_up()
+            stretch.per_loop = self._per_loop
+        self.settle()
         self._is_settled = False
+        try:
+            self._step.run(self._context)
+        except BaseException:
+            self._per_loop = before
+            raise
 
     def settle(self) -> None:
         """All that the step changed is put back."""

@@ -19,6 +19,7 @@ from speedkit_jupyter.plans.mistakes import problems_of
 from speedkit_jupyter.plans.sources import prepared
 from speedkit_jupyter.support import arguments, yaml_lines
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
+from speedkit_jupyter.support.tracebacks import lets_go
 
 
 class SpeedConfig(FromCatalog):
@@ -54,6 +55,7 @@ class SpeedConfig(FromCatalog):
         self._variables, self._firm, self._alone = variables, origin.firm, alone
 
     @classmethod
+    @lets_go
     def from_dict(cls, values: Mapping[str, Any]) -> SpeedConfig:
         """Build a config from plain values; raises ConfigError with every mistake."""
         if not isinstance(values, Mapping):
@@ -61,6 +63,7 @@ class SpeedConfig(FromCatalog):
         return cls(**{str(key): value for key, value in values.items()})
 
     @classmethod
+    @lets_go
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
         """Read a YAML file, safely; raises ConfigError with file, line and key of every mistake.
 

@@ -19,6 +19,7 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.fields import ALONE
 from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.tracebacks import lets_go
 
 LEFT = "left as it is: this plan is what it names, and no more"
 
@@ -112,6 +113,7 @@ class Plan:
         return text
 
 
+@lets_go
 def plan(
     config: SpeedConfig | None = None,
     hardware: Hardware | None = None,

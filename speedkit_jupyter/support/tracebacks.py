@@ -9,7 +9,7 @@ from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from speedkit_jupyter.support import importers
-from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +31,7 @@ def lets_go(function: Callable[P, R]) -> Callable[P, R]:
 
     A notebook keeps the last traceback, and with it the variables of every frame, until the next
     error. The user's own frames keep theirs, for a debugger; of an error of the user's only they
-    are left.
+    are left, and of one that we raise on purpose none of ours: it says what to do.
     """
 
     @wraps(function)
@@ -48,6 +48,10 @@ def lets_go(function: Callable[P, R]) -> Callable[P, R]:
                 raise error.with_traceback(error.__traceback__)  # noqa: B904
             if line:
                 raise StepError(line) from None
+            if isinstance(error, SpeedKitError) and all(
+                map(_is_ours, _entries(error.__traceback__))
+            ):
+                raise error.with_traceback(None)  # noqa: B904
             raise
 
     _GATES.add(call.__code__)  # type: ignore[attr-defined]
@@ -72,6 +76,10 @@ def _leave_the_users(error: BaseException) -> bool:
         if reason is not error:
             reason.with_traceback(_chained(_entries(reason.__traceback__)))
     return True
+
+
+def _is_all_ours(error: BaseException) -> bool:
+    return all(map(_is_ours, _entries(error.__traceback__)))
 
 
 def _chained(entries: Iterable[TracebackType]) -> TracebackType | None:

@@ -19,6 +19,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning.tasks import Task, setting
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def or_learned(
     return (tuned(model, optimizers) if config.is_auto else None) or config
 
 
+@lets_go
 def tuned(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),

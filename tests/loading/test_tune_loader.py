@@ -247,6 +247,25 @@ def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
 
 
 @pytest.mark.real_time
+def test_a_schedule_with_few_steps_left_is_no_fault_of_workers() -> None:
+    net, loader = nn.Linear(4, 2), DataLoader(Slow(), batch_size=4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+
+    def epoch() -> None:
+        for x, y in loader:
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            schedule.step()
+
+    epoch()
+    with pytest.warns(StateWarning, match="each measured one begins as your first"):
+        fast = tune_loader(loader, epoch, budget_s=2.0)
+    assert not [one.failure for one in fast.tuning.race.candidates if one.failure]
+    assert schedule.last_epoch == 8
+
+
+@pytest.mark.real_time
 @pytest.mark.parametrize("left_after", [None, 5])
 def test_a_short_epoch_is_timed_whole(monkeypatch, left_after: int | None) -> None:
     drawn: list[list[int]] = []
