@@ -39,11 +39,13 @@ class Candidate:
     stream: Stream | None = field(default=None, repr=False)
 
     def batch_s(self, epoch: int, number: int | None = None) -> float:
-        """Seconds of a batch, in a round or in the middle, with its share of an epoch's start."""
+        """Seconds of a batch, in a round or in the middle, with its share of an epoch's start; in
+        epochs of one batch that is part of each time already.
+        """
         if not self.times_s:
             return math.inf
         own_s = median(self.times_s.values()) if number is None else self.times_s[number]
-        return (own_s * (epoch - 1) + self.begin_s) / epoch
+        return own_s if epoch == 1 else (own_s * (epoch - 1) + self.begin_s) / epoch
 
     @property
     def begin_s(self) -> float:
@@ -80,6 +82,11 @@ class Candidate:
         kind, line = type(error).__name__, lines[-1] if lines else ""
         self.failure = line if line.startswith(f"{kind}:") else f"{kind}: {line}"
         self.close()
+
+    def forget(self) -> None:
+        """What was timed of it."""
+        self.times_s.clear()
+        self.waits_s.clear()
 
     def close(self) -> None:
         """No worker of it is left."""

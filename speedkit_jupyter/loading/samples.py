@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.loading.kept import copied
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -41,6 +42,11 @@ class Samples:
     why_not_sent: str = ""
 
 
+@door
+def _drawn(dataset: Any, key: Any) -> Any:
+    return dataset[key]
+
+
 def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
     """Draw some of the samples of a map-style data set, each twice; `walk` went over what drawing
     reaches. What it changes is left so: it is for a step that is isolated. Whatever the data set
@@ -54,9 +60,9 @@ def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
         if keys and clock.now() - begun_s > LONGEST_S:
             break
         before, at_s = _randomness(), clock.now()
-        sample = loader.dataset[key]
+        sample = _drawn(loader.dataset, key)
         drawn_s.append(clock.now() - at_s)
-        again = loader.dataset[key]
+        again = _drawn(loader.dataset, key)
         at_s = clock.now()
         copied(sample)
         copied_s.append(clock.now() - at_s)

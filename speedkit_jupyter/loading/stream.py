@@ -101,7 +101,8 @@ class Stretch:
 
     A loop gets one batch at least, and up to `per_loop`; after `longest_s` the timed ones may be
     fewer. `seconds` are those of the `timed` ones, what the step does with them and waiting for
-    them together, without what beginning an epoch took; `waited_s` of them were spent on waiting.
+    them together, without the `begun_s` that beginning epochs took; `waited_s` of them were spent
+    on waiting. Where they go `to_the_end` of a call, what it does after its loop counts, too.
     `left_after` is how many batches the shortest loop took, where one was left before its end.
     """
 
@@ -111,8 +112,10 @@ class Stretch:
     number: int
     longest_s: float = math.inf
     per_loop: float = math.inf
+    to_the_end: bool = False
     seconds: float = 0.0
     waited_s: float = 0.0
+    begun_s: float = 0.0
     drawn: int = 0
     timed: int = 0
     left_after: int | None = None
@@ -138,8 +141,9 @@ class Stretch:
             ended = True
         finally:
             if loop is self._loop:
-                self._stop()
-                if not ended:
+                if not self.to_the_end:
+                    self.pause()
+                if not ended and not self.is_over:
                     self.left_after = min(given, self.left_after or given)
                     self.stream.left()
 
@@ -148,7 +152,7 @@ class Stretch:
         it, or may do so when another loop goes on already.
         """
         self._loop, self.left_after = None, self._left_before
-        self._stop()
+        self.pause()
         self.stream.left()
 
     def _next(self) -> Any:
@@ -161,13 +165,14 @@ class Stretch:
         batch, begin_s = self.stream.next()
         if is_timed and self._since_s is not None:
             self._since_s += begin_s
+            self.begun_s += begin_s
             self.waited_s += clock.now() - asked_s - begin_s
         self.drawn += 1
         self.timed += is_timed
         return batch
 
-    def _stop(self) -> None:
-        """At the end of a loop; another one goes on."""
+    def pause(self) -> None:
+        """At the end of a loop, or of a call that ends within one; another one goes on."""
         if self._since_s is not None:
             synchronize(self.device)
             self.seconds += clock.now() - self._since_s

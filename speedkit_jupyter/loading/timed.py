@@ -99,21 +99,28 @@ class Timed:
         __tracebackhide__ = True
         assert one.stream is not None
         whole = 1 < epoch <= WHOLE * self._batches
-        batches, lead = self._batches, one.settings.ahead + 1
+        batches, lead, longest_s = self._batches, one.settings.ahead + 1, LONGEST * STRETCH_S
         if whole:
             if self.left_after:  # a loop takes no rest of an epoch either
                 one.stream.left()
-            batches, lead = epoch, one.stream.left_of(epoch)
-        stretch = self.draw(one, batches, lead, LONGEST * WHOLE * STRETCH_S)
+            batches, lead, longest_s = epoch, one.stream.left_of(epoch), WHOLE * longest_s
+        stretch = self.draw(one, batches, lead, longest_s, to_the_end=whole or epoch == 1)
         one.stream.wait()
-        # The first batch of an epoch waits for its beginning, which is told apart.
-        waited = max(stretch.timed - whole, 1)
-        waited_s = stretch.waited_s / waited
-        one.times_s[number] = (stretch.seconds - stretch.waited_s) / stretch.timed + waited_s
+        step_s = (stretch.seconds - stretch.waited_s) / stretch.timed
+        if epoch == 1:  # each begins one
+            waited_s = (stretch.waited_s + stretch.begun_s) / stretch.timed
+        else:  # the first of an epoch waits for its beginning, which is told apart
+            waited_s = stretch.waited_s / max(stretch.timed - whole, 1)
+        one.times_s[number] = step_s + waited_s
         one.waits_s.append(waited_s)
 
     def draw(
-        self, one: Candidate, number: int, lead: int = 0, longest_s: float = math.inf
+        self,
+        one: Candidate,
+        number: int,
+        lead: int = 0,
+        longest_s: float = math.inf,
+        to_the_end: bool = False,
     ) -> Stretch:
         """So many batches of a candidate, after some that are not timed. Raises StepError where
         the step does not go through the loader.
@@ -121,13 +128,14 @@ class Timed:
         __tracebackhide__ = True
         assert one.stream is not None
         stretch = self._stretch = Stretch(
-            one.stream, self._device, lead, number, longest_s, self._per_loop
+            one.stream, self._device, lead, number, longest_s, self._per_loop, to_the_end
         )
         try:
             while not stretch.is_over:
                 before = stretch.drawn
                 with _threads(one.threads), self._step.around_blocks():
                     self._run(one)
+                stretch.pause()
                 if stretch.drawn == before:
                     raise StepError(NO_LOOP)
         finally:
@@ -149,7 +157,10 @@ class Timed:
         try:
             self._step.run(self._context)
         except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None
+            if self._stretch is None or not self._stretch.is_over:
+                raise StepError(OUT_OF_DATA) from None
+            self._has_run = True  # it asks for a number of batches, and has had enough of them
+            return
         except StepError:
             raise
         except Exception as error:

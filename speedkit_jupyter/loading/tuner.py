@@ -218,8 +218,17 @@ def _rounds(
         timed.settle()
         for one in race.round():
             yield Progress(budget.share, f"round {race.rounds + 1}: {one.words}")
-        race.epoch = timed.epoch(race.candidates[0]) or race.epoch
+        _know_epoch(race, timed)
         longest_s = clock.now() - begun_s
+
+
+def _know_epoch(race: Race, timed: Timed) -> None:
+    """What was timed before it was seen that each batch begins an epoch does not count."""
+    epoch = timed.epoch(race.candidates[0]) or race.epoch
+    if (epoch == 1) != (race.epoch == 1):
+        for one in race.candidates:
+            one.forget()
+    race.epoch = epoch
 
 
 def _near(race: Race, ways: Ways) -> Generator[Candidate, None, None]:

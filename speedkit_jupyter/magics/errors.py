@@ -26,6 +26,9 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
     except UsageError as error:
         raise UsageError(legible(str(error))) from None
     except SpeedKitError as error:
+        if users_part(error):  # one of the user's own, of a class of ours
+            _shows_the_users_part(shell, command, error)
+            raise
         raise UsageError(legible(f"{command}: {error}")) from None
     except KeyboardInterrupt as error:
         _shows(error, [f"KeyboardInterrupt: {str(error) or STOPPED}"])

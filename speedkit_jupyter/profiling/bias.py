@@ -18,6 +18,7 @@ def measured() -> Bias:
 
     value, now = torch.zeros(()), time.perf_counter
     plain, waited, passed, parted, between = (Split(now=now) for _ in range(5))
+    weight, alone, forward = torch.zeros((), requires_grad=True), Split(now=now), Split(now=now)
     part: Part
     with plain.run():
         for _ in range(CALLS):
@@ -34,6 +35,12 @@ def measured() -> Bias:
     with Outside(between).seen(), between.run():
         for _ in range(CALLS):
             value.dim()
+    with alone.run():
+        for _ in range(CALLS):
+            weight * weight
+    with Outside(forward).seen(), forward.run():
+        for _ in range(CALLS):
+            weight * weight
     return Bias(
         max(waited.seconds["rest"] - plain.seconds["rest"], 0.0) / CALLS,
         parted.seconds["rest"] / CALLS,
@@ -41,4 +48,6 @@ def measured() -> Bias:
         between.seconds["rest"] / CALLS,
         max(passed.seconds["data"] - plain.seconds["rest"], 0.0) / CALLS,
         max(waited.seconds["synchronizations"] - plain.seconds["rest"], 0.0) / CALLS,
+        max(forward.seconds["forward"] - alone.seconds["rest"], 0.0) / CALLS,
+        forward.seconds["rest"] / CALLS,
     )

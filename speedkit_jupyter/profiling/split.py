@@ -68,8 +68,9 @@ class Line(NamedTuple):
 class Bias(NamedTuple):
     """Seconds that telling takes, each time: of what waits, `before` the split knows of it; of a
     part, `around` it and `inside` of it; `between`, of a function of torch's that is called between
-    the parts; `passing`, of what waits where that is no part of its own (torch's own code does);
-    `waiting`, inside of one that waits.
+    the parts, and where that turns out to be forward, `within` it and `beside` it; `passing`, of
+    what waits where that is no part of its own (torch's own code does); `waiting`, inside of one
+    that waits.
     """
 
     before: float = 0.0
@@ -78,6 +79,8 @@ class Bias(NamedTuple):
     between: float = 0.0
     passing: float = 0.0
     waiting: float = 0.0
+    within: float = 0.0
+    beside: float = 0.0
 
 
 @dataclass
@@ -104,6 +107,7 @@ class Split:
     passed: Counter[Part] = field(default_factory=Counter, repr=False)
     _entered: Counter[tuple[Piece, Piece]] = field(default_factory=Counter, init=False, repr=False)
     _between: int = field(default=0, init=False, repr=False)
+    _forward: int = field(default=0, init=False, repr=False)
     _told: Counter[Piece] = field(default_factory=Counter, init=False, repr=False)
     _inside: list[Piece] = field(default_factory=list, init=False, repr=False)
     _since_s: float = field(default=0.0, init=False, repr=False)
@@ -170,7 +174,7 @@ class Split:
             counted.clear()
         for kept in (self.waited_s, self.pieces, self.taken_off):
             kept.clear()
-        self._between = 0
+        self._between = self._forward = 0
 
     def hides(self, part: Part) -> bool:
         """Whether it is no part of its own within the present one."""
@@ -231,6 +235,7 @@ class Split:
         took_s, whole = self.seconds[here] - mark, self._inside[-1][0]
         self._add((whole, here), -took_s)
         self._add((whole, part), took_s)
+        self._forward += part == "forward"
         self.begun[part] += 1
 
     def waited(self, line: Line, seconds: float) -> None:
@@ -245,7 +250,9 @@ class Split:
         for part, times in self.passed.items():
             whole = part if part in WHOLE else "rest"
             self._is_ours((whole, part), times * self.bias.passing)
-        self._is_ours(REST, self._between * self.bias.between)
+        stayed = self._between - self._forward
+        self._is_ours(REST, stayed * self.bias.between + self._forward * self.bias.beside)
+        self._is_ours(("rest", "forward"), self._forward * self.bias.within)
         for (around, inside), times in self._entered.items():
             if "ours" not in (around[1], inside[1]):
                 self._is_ours(around, times * self.bias.around)

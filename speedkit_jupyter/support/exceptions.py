@@ -9,11 +9,36 @@ SpeedKitError
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+PACKAGE = __name__.partition(".")[0]
 
 
 class SpeedKitError(Exception):
     """Base of every error that SpeedKit raises on purpose; its text is written for users."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython asks for its lines: the user's frames, and none of ours below."""
+        shell: Any = sys.modules["IPython"].get_ipython()
+        frames: list[TracebackType] = []
+        entry = self.__traceback__
+        while entry is not None:
+            frames.append(entry)
+            entry = entry.tb_next
+        while len(frames) > 2 and _is_ours(frames[-1]):  # IPython's own is the first
+            del frames[-1]
+        chain: TracebackType | None = None
+        for one in reversed(frames):
+            chain = TracebackType(chain, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        lines: list[str] = shell.InteractiveTB.structured_traceback(type(self), self, chain)
+        return lines
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE
 
 
 class ConfigError(SpeedKitError, ValueError):

@@ -300,3 +300,63 @@ def test_workers_that_give_nothing_are_waited_for_once_and_within_the_budget() -
     assert notes["1 worker"] == "gave no batch within 2 s"
     others = [note for words, note in notes.items() if "workers" in words and words[0] > "1"]
     assert all(note == "not tried: 1 worker gave no batch within 2 s" for note in others)
+
+
+LOOPS: dict[str, Callable[[DataLoader[Any], Callable[..., object]], Callable[[], object]]] = {
+    "an epoch, then one batch": lambda loader, train: (
+        lambda: (
+            [train(*batch) for batch in loader],
+            train(*next(iter(loader))),
+        )
+    ),
+    "beside itself": lambda loader, train: (
+        lambda: [train(*one) for pair in zip(loader, loader, strict=True) for one in pair]
+    ),
+    "all at once": lambda loader, train: lambda: [train(*batch) for batch in list(loader)],
+    "so many": lambda loader, train: (
+        lambda: [train(*next(batches)) for batches in [iter(loader)] for _ in range(6)]
+    ),
+}
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str) -> None:
+    data = Slow(wait_s=0.0)
+    loader = DataLoader(data, batch_size=4)
+
+    def train(x: torch.Tensor, y: torch.Tensor) -> None:
+        time.sleep(0.003)
+
+    tuning = tune_loader(loader, LOOPS[name](loader, train), budget_s=1.0, keep=False).tuning
+    assert tuning.race.epoch == (6 if name == "so many" else 8)
+    assert 0.0 < tuning.own.waiting < 0.5
+    assert tuning.own.batch_s(tuning.race.epoch) > 0.003
+
+
+@pytest.mark.real_time
+def test_where_each_batch_begins_an_epoch_that_is_waiting_too() -> None:
+    loader = DataLoader(Slow(length=4), batch_size=4)
+    tuning = tune_loader(loader, lambda x, y: None, budget_s=1.0, keep=False).tuning
+    assert tuning.race.epoch == 1
+    assert tuning.own.waiting > 0.5
+    assert tuning.own.batch_s(1) > 4 * 0.002
+
+
+@pytest.mark.real_time
+def test_an_iterator_that_outlives_its_call_is_timed() -> None:
+    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
+    kept: list[Any] = []
+
+    def step() -> None:
+        if not kept:
+            kept.append(iter(loader))
+        batch = next(kept[0], None)
+        if batch is None:
+            kept[0] = iter(loader)
+            next(kept[0])
+        time.sleep(0.003)
+
+    own = tune_loader(loader, step, budget_s=1.0).tuning.own
+    assert min(own.times_s.values()) > 0.003
+    assert own.waiting < 0.9

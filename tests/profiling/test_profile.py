@@ -562,3 +562,34 @@ def test_steps_of_an_optimizer_that_a_scheduler_has_wrapped_are_seen():
     found = profile(epoch, budget_s=2)
     assert found.steps == 4
     assert all(split.begun["optimizer"] >= 8 for split in found.splits)
+
+
+class Wrapped:
+    """A loader's batches, as people hand them through; each loop begins anew."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Wrapped:
+        self.batches = iter(self.loader)
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.batches)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_object_that_begins_anew_at_each_loop_is_gone_through_each_time(made_time, is_used):
+    batches = Wrapped(DataLoader(Samples(made_time.sleep, 0.1), batch_size=2))
+    if is_used:
+        list(batches)
+    before = dict(vars(batches))
+
+    def epoch() -> None:
+        for _ in batches:
+            pass
+
+    found = profile(epoch, budget_s=20)
+    assert found.step_s == pytest.approx(0.8, rel=0.1)
+    assert found.share("data") > 0.9
+    assert vars(batches).keys() == before.keys()

@@ -13,7 +13,12 @@ STDERR = 2
 # Its first event: one that finds nothing else had nothing to find, if this is there.
 BEGINS = "speedkit: the profiler begins"
 # The files of torch's sources that say it.
-SAID_BY = (b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp", b"DeviceProperties.cpp")
+SAID_BY = (
+    b"CPUAllocator.cpp",
+    b"SyncActivityProfilerHandler.cpp",
+    b"DeviceProperties.cpp",
+    b"profiler_kineto.cpp",
+)
 
 
 def is_in_use() -> bool:

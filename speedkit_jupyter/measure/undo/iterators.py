@@ -152,8 +152,8 @@ def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool
     """
     if issubclass(type(iterator), IOBase) or hasattr(type(iterator), "replays"):
         return False
-    if begins_anew(type(iterator)) and not is_the_users_class(type(iterator)):
-        return False  # a library's loader, whose attributes are put back
+    if begins_anew(type(iterator)):
+        return False  # a loader that a loop asks for more, whose attributes are put back
     if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # which is drawn from instead
         return False
     if _is_an_iterator(walk, iterator):
