@@ -38,7 +38,7 @@ from speedkit_jupyter.profiling.split import PARTS
 OFF = 0.05
 HAND = ("data", "host to device", "forward", "backward", "optimizer", "synchronizations")
 # Calls by hand.
-CALLS = 10
+CALLS = 30
 ROWS = torch.randn(256, 10, generator=torch.Generator().manual_seed(0))
 
 Stopwatch = Callable[[str], Any]
