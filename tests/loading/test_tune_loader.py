@@ -229,10 +229,11 @@ def test_the_error_of_a_step_that_fails_at_once_is_the_user_s(recwarn) -> None:
     assert not [one for one in recwarn if "follows others" in str(one.message)]
 
 
-def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
+def scheduled(steps: int) -> tuple[DataLoader[Any], Callable[[], None], Any]:
+    """A loader, an epoch of eight batches that goes through it, and its schedule of so many."""
     net, loader = nn.Linear(4, 2), DataLoader(Slow(), batch_size=4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
 
     def epoch() -> None:
         for x, y in loader:
@@ -240,6 +241,11 @@ def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
             optimizer.step()
             schedule.step()
 
+    return loader, epoch, schedule
+
+
+def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
+    loader, epoch, schedule = scheduled(9)
     with pytest.warns(StateWarning, match="Tried to step 10 times"):
         fast = tune_loader(loader, epoch, budget_s=1.0)
     assert schedule.last_epoch == 0
@@ -248,16 +254,7 @@ def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
 
 @pytest.mark.real_time
 def test_a_schedule_with_few_steps_left_is_no_fault_of_workers() -> None:
-    net, loader = nn.Linear(4, 2), DataLoader(Slow(), batch_size=4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
-
-    def epoch() -> None:
-        for x, y in loader:
-            nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            schedule.step()
-
+    loader, epoch, schedule = scheduled(20)
     epoch()
     with pytest.warns(StateWarning, match="each measured one begins as your first"):
         fast = tune_loader(loader, epoch, budget_s=2.0)
