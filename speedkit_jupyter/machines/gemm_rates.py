@@ -19,9 +19,15 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # Importing torch takes most of it; a machine that is busy takes longer.
 PATIENCE_S = 60.0
+# What holds an engine's instructions back, or lets it use more: rates belong to their values.
+VARIABLES = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DEBUG_CPU_TYPE", "LD_PRELOAD",
+)  # fmt: skip
 # Sides of square matrices, and of those in a batch; what all of them take is some 150 ms.
 SIZES = (64, 96, 128, 160, 192, 256, 512)
 BATCHED = (96, 128, 160, 192, 256)
+PRODUCTS = 3  # of each size
 # oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
 AHEAD = 1.1
 # All is timed twice: where both differ by more than this, others have kept the processor busy.
@@ -37,6 +43,8 @@ def by_onednn(a, b):
     out = a.new_empty(a.shape)
     for one, other, place in zip(a.unbind(), b.unbind(), out.unbind()):
         place.copy_(linear(one, other.t(), None, "none", [], ""))
+def pairs(a):  # as a training step has them: forward, and the gradients of inputs and weights
+    return (a, a.mT), (a, a), (a.mT, a)
 def best(call):
     call()
     shortest, end = 1e9, time.perf_counter() + 0.003
@@ -49,14 +57,14 @@ rows = []
 with torch.inference_mode():
     for _ in range(2):
         for size in sizes:
-            a = torch.ones(size, size)
-            blas = best(lambda: torch.mm(a, a))
-            rows.append([size, blas, best(lambda: linear(a, a.t(), None, "none", [], ""))])
+            some = pairs(torch.ones(size, size))
+            blas = best(lambda: [torch.mm(*pair) for pair in some])
+            onednn = best(lambda: [linear(a, b.t(), None, "none", [], "") for a, b in some])
+            rows.append([size, blas, onednn])
         for size in batched:
-            a = torch.ones(8, size, size)
-            pairs = (a, a), (a, a.mT), (a.mT, a)  # as a training step has them
-            blas = best(lambda: [torch.bmm(*pair) for pair in pairs])
-            rows.append([size, blas, best(lambda: [by_onednn(*pair) for pair in pairs])])
+            some = pairs(torch.ones(8, size, size))
+            blas = best(lambda: [torch.bmm(*pair) for pair in some])
+            rows.append([size, blas, best(lambda: [by_onednn(*pair) for pair in some])])
 print(json.dumps(rows))
 """
 
@@ -138,8 +146,8 @@ def _rates(rows: list[Row]) -> GemmRates:
     single, batched = best[: len(SIZES)], best[len(SIZES) :]
     size, blas_s, onednn_s = single[-1]
     return GemmRates(
-        blas=2 * size**3 / blas_s,
-        onednn=2 * size**3 / onednn_s,
+        blas=PRODUCTS * 2 * size**3 / blas_s,
+        onednn=PRODUCTS * 2 * size**3 / onednn_s,
         least=_least(single),
         least_batched=_least(batched),
         steady=all(max(a, b) <= STEADY * min(a, b) for r in both for a, b in zip(*r, strict=True)),

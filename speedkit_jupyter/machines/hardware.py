@@ -247,11 +247,13 @@ def _detect_cpu() -> Cpu:
 
 
 def _place(cpu: Cpu) -> str:
-    """What the engines' rates belong to: instructions can be held back by a variable."""
+    """What the engines' rates belong to."""
     import torch
 
-    isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
-    return " · ".join(filter(None, (cpu.name, f"{cpu.usable_cores}", torch.__version__, isa)))
+    held_back = (os.environ.get(variable, "") for variable in gemm_rates.VARIABLES)
+    return " · ".join(
+        filter(None, (cpu.name, f"{cpu.usable_cores}", torch.__version__, *held_back))
+    )
 
 
 def _detect_accelerators(cpu: Cpu) -> Iterator[Accelerator]:

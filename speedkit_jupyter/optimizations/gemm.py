@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +25,8 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 WORTH_TRYING = 1.1
 # `torch.library.get_kernel`, by which torch's own kernels are kept; tried from this version on.
 SINCE = (2, 11)
+# Intel's switch for the same bits on every processor; oneDNN does not know it.
+REPRODUCIBLE = "MKL_CBWR"
 UNMEASURED = (
     "both engines are measured first, once for this machine, which takes 2 to 10 s: oneDNN must "
     "not be tried here where it dies"
@@ -193,4 +196,7 @@ def _compared(rates: GemmRates | None) -> str:
     if rates is None:
         return "not measured on this machine yet: a search does"
     blas, onednn = (f"{rate / 1e9:.0f} GFLOP/s" for rate in (rates.blas, rates.onednn))
-    return f"oneDNN multiplies float32 at {onednn} here, torch's BLAS at {blas}"
+    words = f"oneDNN multiplies float32 at {onednn} here, torch's BLAS at {blas}"
+    if os.environ.get(REPRODUCIBLE):
+        words += f"; the bits that {REPRODUCIBLE} asks for are the BLAS's alone"
+    return words

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,16 +14,10 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.line_times import LineTimes, Spot
-from speedkit_jupyter.profiling.split import PARTS, Line, Part, Piece, Split
+from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
+from speedkit_jupyter.profiling.untold import as_if_untold, is_costly, told_over_plain
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import lets_go
-
-# Telling takes up to so many times as long beside a step as alone, and once more.
-MOST_TIMES = 5.0
-# But of what a part seems to take, so much is its own (as loops timed by hand show).
-LEAST_LEFT = 0.25
-# Where telling makes a call so many times as long, others tell of the parts as a whole alone.
-COSTLY = 1.25
 
 
 class Wait(NamedTuple):
@@ -83,15 +76,12 @@ class Profile(Shown):
     @property
     def cost(self) -> float | None:
         """How many times as long a profiled call takes as a plain one; None where none was made."""
-        if not (self.plain_s and self.splits):
-            return None
-        whole_s = median(split.total_s + split.seconds["ours"] for split in self.splits)
-        return whole_s / median(self.plain_s)
+        return told_over_plain(self.splits, self.plain_s)
 
     @property
     def is_costly(self) -> bool:
         """Whether telling takes so long that it may hide how long the parts are."""
-        return (self.cost or 1.0) > COSTLY
+        return is_costly(self.cost)
 
     def seconds(self, part: Part) -> float:
         """Of one step. The parts sum to the step."""
@@ -99,37 +89,11 @@ class Profile(Shown):
 
     def share(self, part: Part) -> float:
         """Of all profiled calls, 0 to 1."""
-        seconds = self._without_telling()
+        whole = self.whole if self.is_costly else []
+        # The first call may have compiled, so plain ones say nothing of it.
+        seconds = as_if_untold(self.taken, whole, self.plain_s if self.splits else [])
         total_s = sum(seconds.values())
         return seconds[part] / total_s if total_s else 0.0
-
-    def _without_telling(self) -> dict[Part, float]:
-        """Seconds of each part in all profiled calls, as if none had been told.
-
-        What telling takes was measured alone, where everything that it needs lies in the
-        processor's caches. Beside a step it takes some times as long, and what comes after it takes
-        longer, too: how much in all, the plain calls say; and how much of it within each part, the
-        calls that were told of that as a whole.
-        """
-        pieces, off = _summed(self.taken)
-        if not (self.plain_s and self.splits):
-            return _by_part(pieces)
-        if not (self.whole and self.is_costly):
-            return _by_part(_less(pieces, off, self._longer_s(self.splits)))
-        wholes = _by_part(_less(*_summed(self.whole), self._longer_s(self.whole)))
-        found: dict[Piece, float] = {}
-        for part, all_s in wholes.items():
-            whole_s = all_s * len(self.splits) / len(self.whole)
-            within = {piece: seconds for piece, seconds in pieces.items() if piece[0] == part}
-            some = _less(within, off, sum(within.values()) - whole_s)
-            scale = whole_s / (sum(some.values()) or 1.0)
-            found |= {piece: scale * seconds for piece, seconds in some.items()}
-        return _by_part(found)
-
-    def _longer_s(self, splits: Sequence[Split]) -> float:
-        """How many seconds longer than plain calls they took, in all, after what was taken off."""
-        total_s = median(split.total_s for split in splits)
-        return len(splits) * (total_s - median(self.plain_s))
 
     def quantities(self) -> dict[str, float]:
         """What the machine counts, by name: of a step, and of a sample where those are known."""
@@ -228,35 +192,3 @@ class Profile(Shown):
             "operators": [cost.to_dict() for cost in self.costs.operators],
             "busy": self.costs.busy,
         }
-
-
-def _summed(splits: Iterable[Split]) -> tuple[dict[Piece, float], dict[Piece, float]]:
-    """Seconds of pieces, but for what is ours, and what was taken off."""
-    seconds, off = defaultdict[Piece, float](float), defaultdict[Piece, float](float)
-    for split in splits:
-        for kept, counted in ((seconds, split.pieces), (off, split.taken_off)):
-            for piece, spent_s in counted.items():
-                if piece[1] != "ours":
-                    kept[piece] += spent_s
-    return seconds, off
-
-
-def _less(
-    seconds: Mapping[Piece, float], off: Mapping[Piece, float], longer_s: float
-) -> dict[Piece, float]:
-    """Without what telling took beyond what was taken off already, `longer_s` in all; where that is
-    below 0, too much was.
-    """
-    off_s = sum(off.get(piece, 0.0) for piece in seconds)
-    times = min(max(longer_s / off_s, -1.0), MOST_TIMES) if off_s else 0.0
-    return {
-        piece: max(spent_s - times * off.get(piece, 0.0), LEAST_LEFT * spent_s)
-        for piece, spent_s in seconds.items()
-    }
-
-
-def _by_part(pieces: Mapping[Piece, float]) -> dict[Part, float]:
-    found: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
-    for (_, part), seconds in pieces.items():
-        found[part] += seconds
-    return found

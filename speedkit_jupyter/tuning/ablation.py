@@ -13,6 +13,9 @@ from speedkit_jupyter.measure.results.statistics import SAME, Ratio, bonferroni_
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.early_stopping import WORTH_IT
 
+# What seems to bring so much is no idle part, however few the rounds are that say it.
+MUCH = 1.05
+
 
 @dataclass(frozen=True)
 class Part:
@@ -116,7 +119,12 @@ def lead(comparison: Comparison, without: Candidate, whole: Candidate) -> Ratio 
     return _ratio(records, without.name, whole.name, bonferroni_share(comparison.error, 2))
 
 
-def idle(parts: Sequence[Part]) -> list[str]:
+def seems_much(ratio: Ratio | None) -> bool:
+    """Whether a plan would lose by it, as far as the rounds can tell."""
+    return ratio is not None and ratio.median >= MUCH
+
+
+def unproven(parts: Sequence[Part]) -> list[str]:
     """The names of the parts that were measured and are not proven, what brings least first."""
     measured = [
         (part.ratio.median, part.name) for part in parts if part.ratio and not part.is_proven

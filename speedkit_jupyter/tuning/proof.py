@@ -97,22 +97,22 @@ class Proof:
     def _drop_what_is_idle(
         self, best: Candidate, comparison: Comparison
     ) -> Generator[Progress, None, None]:
-        """A part stays only where leaving it out costs something that is proven.
+        """A part stays only where leaving it out costs something that is proven, or where it seems
+        to cost much and the rounds were too few to prove it.
 
         Where that is so of none of them, the one that brings most is what helps.
         """
         __tracebackhide__ = True
-        idle = self.idle(best, self.stages.tuning.parts_found)
-        if self.stages.tuning.objective == "memory" or not idle:
+        parts = self.stages.tuning.parts_found
+        unproven, idle = self.unproven(best, parts), self.idle(best, parts)
+        if self.stages.tuning.objective == "memory":
             return
-        if len(idle) > 1 and (yield from self._drop_together(best, idle)):
-            return
-        rest = best.without(idle[0])  # which brings least; the rounds have the plan without it
-        if not self._is_proven(comparison, rest):
-            self._say_not_alone(best, idle)
-            return
-        self._settle_for(rest, comparison, idle[:1])
-        self._say_not_alone(best, idle[1:])
+        gone = idle if len(idle) > 1 and (yield from self._drop_together(best, idle)) else []
+        rest = best.without(*idle[:1])  # which brings least; the rounds have the plan without it
+        if idle and not gone and self._is_proven(comparison, rest):
+            gone = idle[:1]
+            self._settle_for(rest, comparison, gone)
+        self._say_not_alone(best, [name for name in unproven if name not in gone])
 
     def _drop_together(
         self, best: Candidate, idle: Sequence[str]
@@ -130,7 +130,9 @@ class Proof:
             Checking(stages.right, [rest.name]),
         )
         together = ablation.lead(shorter, rest, best)
-        if together is None or together.low > 1 or not self._is_proven(shorter, rest):
+        if together is None or together.low > 1 or ablation.seems_much(together):
+            return False
+        if not self._is_proven(shorter, rest):
             return False
         self._settle_for(rest, shorter, idle)
         return True
@@ -146,10 +148,15 @@ class Proof:
         now = [part for part in ablation.parts(rest, comparison) if part.ratio is not None]
         tuning.parts_found = list((before | {part.name: part for part in now}).values())
 
-    def idle(self, best: Candidate, parts: Sequence[Part]) -> list[str]:
+    def unproven(self, best: Candidate, parts: Sequence[Part]) -> list[str]:
         """The names of parts that are not proven, but for the one that brings most of these."""
-        idle = ablation.idle(parts)
-        return idle[:-1] if len(idle) == len(best.values) else idle
+        names = ablation.unproven(parts)
+        return names[:-1] if len(names) == len(best.values) else names
+
+    def idle(self, best: Candidate, parts: Sequence[Part]) -> list[str]:
+        """Those of them that don't seem to bring much either."""
+        much = [part.name for part in parts if ablation.seems_much(part.ratio)]
+        return [name for name in self.unproven(best, parts) if name not in much]
 
     def helps(self, comparison: Comparison, candidate: Candidate) -> bool:
         """Whether it is proven better, and not wrong as far as it was checked."""

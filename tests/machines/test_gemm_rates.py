@@ -33,14 +33,14 @@ def sizes(monkeypatch):
 def test_from_the_smallest_size_on_that_is_faster_like_all_larger_ones(sizes, rows, least):
     found = gemm_rates._rates([*rows, *rows] * 2)
     assert (found.least, found.least_batched, found.steady) == (least, least, True)
-    assert found.blas == 2 * 256**3 / 4.0
+    assert found.blas == 3 * 2 * 256**3 / 4.0
 
 
 def test_the_faster_of_two_times_counts_and_a_busy_machine_is_noticed(sizes):
     rows = [(64, 1.0, 2.0), (128, 2.0, 1.0), (256, 4.0, 2.0)] * 2
     slower = [(size, 3 * blas, onednn) for size, blas, onednn in rows]
     found = gemm_rates._rates([*slower, *rows])
-    assert found.blas == 2 * 256**3 / 4.0
+    assert found.blas == 3 * 2 * 256**3 / 4.0
     assert not found.steady
     assert gemm_rates._rates([*rows, *rows]).steady
 
@@ -76,6 +76,15 @@ def test_it_is_measured_once_and_kept(monkeypatch):
     assert calls == [2]
     assert gemm_rates.known("here").gain == 2
     assert gemm_rates.known("there") is None
+
+
+@pytest.mark.parametrize("variable", gemm_rates.VARIABLES)
+def test_what_holds_an_engine_back_has_rates_of_its_own(variable, monkeypatch, here):
+    rates = GemmRates(blas=1.0, onednn=2.0, least=5, least_batched=7)
+    monkeypatch.setattr(gemm_rates, "_measure", lambda *given: rates)
+    assert Hardware.detect().with_gemm().cpu.gemm == Hardware.detect().cpu.gemm == rates
+    monkeypatch.setenv(variable, "AVX2")
+    assert Hardware.detect().cpu.gemm is None
 
 
 @pytest.mark.parametrize("text", [b"{", b'{"blas": -1}', b"\xff", 5, b'{"x": 1}', b'{"least": 1}'])

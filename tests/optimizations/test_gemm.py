@@ -49,6 +49,12 @@ def test_auto_offers_what_is_faster_here_and_turns_nothing_on():
     assert "200" in decision.reason
 
 
+def test_that_a_users_wish_for_reproducible_bits_is_the_blas_alone_is_said(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    decision = plan(SpeedConfig(), with_rates(SLOW_BLAS), Facts())["gemm"]
+    assert "the bits that MKL_CBWR asks for" in decision.reason
+
+
 @pytest.mark.parametrize("rates", [EQUAL, None, GemmRates(failure="signal 8")])
 def test_where_nothing_is_to_be_gained_or_known_nothing_is_offered(rates):
     decision = plan(SpeedConfig(), with_rates(rates), Facts())["gemm"]

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedkit_jupyter.profiling.profile import LEAST_LEFT, MOST_TIMES, Profile
+from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Bias, Line, Split
+from speedkit_jupyter.profiling.untold import LEAST_LEFT, MOST_TIMES
 
 
 class Clock:
