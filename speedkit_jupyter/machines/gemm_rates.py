@@ -24,8 +24,10 @@ VARIABLES = (
     "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "MKL_DEBUG_CPU_TYPE", "LD_PRELOAD",
 )  # fmt: skip
-# Sides of square matrices, and of those in a batch; what all of them take is some 150 ms.
-SIZES = (64, 96, 128, 160, 192, 256, 512)
+# Sides of square matrices, and of those in a batch; what all of them take is some 200 ms. Not only
+# powers of two: an engine may stumble over just those, whose rows lie on top of one another in the
+# cache (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
+SIZES = (64, 96, 128, 160, 192, 256, 384, 512)
 BATCHED = (96, 128, 160, 192, 256)
 PRODUCTS = 3  # of each size
 # oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
@@ -70,7 +72,7 @@ print(json.dumps(rows))
 
 
 class GemmRates(BaseModel):
-    """Operations per second of a large float32 product by each engine; from `least` multiply-adds
+    """Operations per second of float32 products by each engine, at the size that it is fastest at; from `least` multiply-adds
     on oneDNN was faster, and from `least_batched` in each product of a batch on (0: at no size that
     was tried). `failure` says why there is nothing to go by.
     """
@@ -86,7 +88,7 @@ class GemmRates(BaseModel):
 
     @property
     def gain(self) -> float:
-        """How many times as fast oneDNN is on a large product; 0 where that is not known."""
+        """How many times as fast as the BLAS oneDNN is; 0 where that is not known."""
         return self.onednn / self.blas if self.blas else 0.0
 
 
@@ -144,10 +146,11 @@ def _rates(rows: list[Row]) -> GemmRates:
     both = list(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
     best = [(size, min(a, c), min(b, d)) for (size, a, b), (_, c, d) in both]
     single, batched = best[: len(SIZES)], best[len(SIZES) :]
-    size, blas_s, onednn_s = single[-1]
+    rates = [[PRODUCTS * 2 * size**3 / s for s in seconds] for size, *seconds in single]
+    blas, onednn = map(max, zip(*rates, strict=True))
     return GemmRates(
-        blas=PRODUCTS * 2 * size**3 / blas_s,
-        onednn=PRODUCTS * 2 * size**3 / onednn_s,
+        blas=blas,
+        onednn=onednn,
         least=_least(single),
         least_batched=_least(batched),
         steady=all(max(a, b) <= STEADY * min(a, b) for r in both for a, b in zip(*r, strict=True)),

@@ -36,7 +36,7 @@ from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.report.history_report import since
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
-from speedkit_jupyter.support.exceptions import SpeedKitError, is_text
+from speedkit_jupyter.support.exceptions import is_text
 from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.support.words import count
@@ -68,27 +68,24 @@ def run(
     check_result_name("%%speedbench", arguments.v, shell.user_ns)
     cell = Cell(shell, source, line)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
-    try:
-        work = _work(shell, cell, arguments, setup, command)
-        work.begun_s = begun_s
-        title = next((row for row in source.splitlines() if row.strip()), "")
-        session.measured = MeasuredCell(
-            title.strip(),
-            partial(step_again, shell, cell, arguments),
-            partial(profiler_again, shell, cell, arguments, command),
-        )
-        skipped: list[str] = []
-        earlier = database.saved(arguments.save, skipped)[-1:] if arguments.save else []
-        given = work if arguments.apply else None
-        with streams_kept(), Applied(shell, session, given) as applied:
-            result = _drain(work, arguments, earlier, shell.user_ns)
-            applied.settle()
-        if arguments.save:
-            database.save(arguments.save, result.to_dict())
-            for note in skipped:
-                print(note)
-    except SpeedKitError as error:
-        raise UsageError(f"%%speedbench: {error}") from None
+    work = _work(shell, cell, arguments, setup, command)
+    work.begun_s = begun_s
+    title = next((row for row in source.splitlines() if row.strip()), "")
+    session.measured = MeasuredCell(
+        title.strip(),
+        partial(step_again, shell, cell, arguments),
+        partial(profiler_again, shell, cell, arguments, command),
+    )
+    skipped: list[str] = []
+    earlier = database.saved(arguments.save, skipped)[-1:] if arguments.save else []
+    given = work if arguments.apply else None
+    with streams_kept(), Applied(shell, session, given) as applied:
+        result = _drain(work, arguments, earlier, shell.user_ns)
+        applied.settle()
+    if arguments.save:
+        database.save(arguments.save, result.to_dict())
+        for note in skipped:
+            print(note)
     return result if arguments.o else None
 
 

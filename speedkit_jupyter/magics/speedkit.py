@@ -11,6 +11,7 @@ from speedkit_jupyter.magics import line as words
 from speedkit_jupyter.magics.commands import COMMANDS
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.support.tracebacks import users_part
 
 
 def run(names: MutableMapping[str, Any], session: Session, line: str) -> None:
@@ -29,6 +30,8 @@ def run(names: MutableMapping[str, Any], session: Session, line: str) -> None:
     try:
         command.run(names, session, command.parse(rest))
     except SpeedKitError as error:
+        if users_part(error):  # one of the user's own, of a class of ours
+            raise
         raise UsageError(str(error)) from None
     except KeyboardInterrupt as error:  # no line of ours, nor of what the first one imports
         raise KeyboardInterrupt(str(error) or "stopped; everything is as before") from None

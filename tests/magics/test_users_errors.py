@@ -40,6 +40,8 @@ class Sealed(Exception):
         if name[:2] != "__":
             raise TypeError("sealed")
         super().__setattr__(name, value)
+class Kin(__import__("speedkit_jupyter").SpeedKitError):
+    pass
 broken, loader = Broken(), torch.utils.data.DataLoader(Items(), batch_size=2)
 calls = itertools.count()
 """
@@ -48,6 +50,7 @@ KINDS = {
     "its own": TRAIN + "raise ValueError('mine')",
     "two arguments": TRAIN + "raise Proud(1, 2)",
     "sealed": TRAIN + "raise Sealed('mine')",
+    "of our kin": TRAIN + "raise Kin('mine')",
     "in forward": "broken(torch.rand(4, 4)).sum().backward()",
     "in a loader": "for batch in loader:\n    model(batch)",
     "no device": TRAIN + "x.to('cuda:99')",
