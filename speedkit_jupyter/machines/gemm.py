@@ -24,7 +24,7 @@ class _Installed:
         import torch
 
         self.crossover = crossover
-        _, _, others = internals()
+        others = internals().others
         replacing = kernels(crossover)
         if others := others & {f"aten/{name}/CPU" for name in replacing}:
             named = ", ".join(sorted(others))

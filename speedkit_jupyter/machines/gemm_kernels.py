@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -37,23 +37,47 @@ class Crossover:
     terms: int = 32
 
 
-def internals() -> tuple[Callable[..., Any], Callable[[], bool], set[str]]:
+class Internals(NamedTuple):
     """What this stands on and torch does not promise: oneDNN's product, whether oneDNN may be used
-    (`torch.backends.mkldnn.flags`), the kernels that users have put on the dispatcher. Raises
-    AttributeError where torch has moved one of them.
+    (`torch.backends.mkldnn.flags`), the kernels that users have put on the dispatcher, what says
+    which code torch.compile leaves alone, and how it does (that and all it calls).
     """
+
+    product: Callable[..., Any]
+    is_allowed: Callable[[], bool]
+    others: set[str]
+    set_strategy: Callable[..., None]
+    skip: Any
+
+
+def internals() -> Internals:
+    """Raises AttributeError where torch has moved one of them."""
     import torch
 
-    product = torch.ops.mkldnn._linear_pointwise.default
-    return product, torch._C._get_mkldnn_enabled, torch.library._impls
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    return Internals(
+        torch.ops.mkldnn._linear_pointwise.default,
+        torch._C._get_mkldnn_enabled,
+        torch.library._impls,
+        frames.set_code_exec_strategy,
+        frames._FrameExecStrategy(skip, skip),
+    )
 
 
 def kernels(crossover: Crossover) -> dict[str, Kernel]:
-    """oneDNN's by operator, from the crossover on; torch's own go on for what is smaller."""
-    products = _single(crossover.single)
-    if crossover.batched is None:
-        return products
-    return products | _batched(crossover.batched, crossover.terms)
+    """oneDNN's by operator, from the crossover on; torch's own go on for what is smaller.
+
+    Where a compiled model computes between its graphs, torch.compile looks at every Python function
+    that is called, these too: it would compile them, and Inductor fails on oneDNN's product.
+    """
+    found = _single(crossover.single)
+    if crossover.batched is not None:
+        found |= _batched(crossover.batched, crossover.terms)
+    within = internals()
+    for kernel in found.values():
+        within.set_strategy(kernel.__code__, within.skip)
+    return found
 
 
 def _single(least: int) -> dict[str, Kernel]:
@@ -140,7 +164,7 @@ def _plain(names: tuple[str, ...]) -> list[Kernel]:
 
 
 def _product() -> Callable[..., torch.Tensor]:
-    linear, _, _ = internals()
+    linear = internals().product
 
     def product(a: torch.Tensor, b: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
         weight = b.t()
@@ -159,7 +183,7 @@ def _suits(
     """Whether oneDNN is given a product: what is wrong with one torch says itself."""
     import torch
 
-    (_, is_allowed, _), float32 = internals(), torch.float32
+    is_allowed, float32 = internals().is_allowed, torch.float32
 
     def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if a.dim() != dimensions or b.dim() != dimensions:

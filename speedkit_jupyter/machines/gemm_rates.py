@@ -72,9 +72,9 @@ print(json.dumps(rows))
 
 
 class GemmRates(BaseModel):
-    """Operations per second of float32 products by each engine, at the size that it is fastest at; from `least` multiply-adds
-    on oneDNN was faster, and from `least_batched` in each product of a batch on (0: at no size that
-    was tried). `failure` says why there is nothing to go by.
+    """Operations per second of float32 products by each engine, at the size that it is fastest at;
+    from `least` multiply-adds on oneDNN was faster, and from `least_batched` in each product of a
+    batch on (0: at no size that was tried). `failure` says why there is nothing to go by.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -49,9 +49,11 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of
         b = b if b.t().is_contiguous() else b.contiguous()  # else 200 times as slow
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), row, "none", [], "")
 
+    @torch.compiler.disable  # between a compiled model's graphs it would look into these, too
     def mm(keys, a, b):
         return product(a, b) if suits(a, b) else plain_mm.call_boxed(keys, a, b)
 
+    @torch.compiler.disable
     def addmm(keys, row, a, b, *, beta=1, alpha=1):
         fits = row.shape == b.shape[1:] and row.dtype is b.dtype and beta == alpha == 1
         if fits and suits(a, b):
@@ -64,6 +66,7 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of
 BATCHED_CODE = """\
     plain_bmm = torch.library.get_kernel("aten::bmm", "CPU")
 
+    @torch.compiler.disable
     def bmm(keys, a, b):
         if suits(a, b, 3, {least}) and len(a) and a.shape[2] >= {terms}:
             return torch.stack([product(one, other) for one, other in zip(a, b)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +27,7 @@ from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.optimizations.gemm import _crossover_here
 
 SLOW_BLAS = GemmRates(blas=2e11, onednn=4.3e11, least=128**3)
+Z = torch.zeros(32)
 EQUAL = GemmRates(blas=4.2e11, onednn=4.3e11, least=0)
 
 
@@ -228,14 +232,14 @@ SPREAD = {
 @pytest.mark.parametrize("layout", SPREAD)
 def test_onednn_is_given_its_second_operand_in_one_piece(layout, monkeypatch):
     """Else it takes a reference kernel, which was over 200 times as slow."""
-    linear, *others = gemm_kernels.internals()
+    internals = gemm_kernels.internals()
     pieces: list[bool] = []
 
     def watched(x, weight, *more):
         pieces.append(weight.is_contiguous() or weight.t().is_contiguous())
-        return linear(x, weight, *more)
+        return internals.product(x, weight, *more)
 
-    monkeypatch.setattr(gemm_kernels, "internals", lambda: (watched, *others))
+    monkeypatch.setattr(gemm_kernels, "internals", lambda: internals._replace(product=watched))
     kernels = gemm_kernels.kernels(Crossover(1, 1, 1))
     a, b, row = SPREAD[layout](16, 24), SPREAD[layout](24, 8), torch.randn(8)
     wide, close = (a.double() @ b.double()).float(), {"rtol": 1e-5, "atol": 1e-5}
@@ -472,6 +476,52 @@ def test_a_plan_inside_another_leaves_its_sizes_and_all_ends_as_it_began(monkeyp
         assert gemm.engine() == "blas"
         assert set(torch.library._impls) == kernels
     _crossover_here.cache_clear()
+
+
+def taken_home() -> Callable[[], None]:
+    """The same by the code that a plan is taken home as; called, it is undone."""
+    machine = with_rates(SLOW_BLAS)
+    source = code(plan(SpeedConfig(gemm="onednn").alone(), machine, Facts()))
+    names: dict[str, Any] = {"torch": torch, "__name__": "cell"}
+    setup = source[source.index("if torch.backends.mkldnn") :]
+    cell = compile(setup[: setup.index("\n\n\n")], "/cells/cell.py", "exec")  # torch skips <string>
+    exec(cell, names)
+    return names["gemm"]._destroy
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["applied", "taken home"])
+@pytest.mark.parametrize("product", [torch.mm, torch.bmm, functools.partial(torch.addmm, Z)])
+def test_between_the_graphs_of_a_compiled_model_no_kernel_is_compiled(product, ours, monkeypatch):
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def half_compiled(x: torch.Tensor) -> torch.Tensor:
+        return eager(x * 2) + 1
+
+    @torch._dynamo.disable(recursive=False)  # what it calls is looked at
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        return product(x, x)
+
+    x = torch.randn((2, 32, 32) if product is torch.bmm else (32, 32))
+    wanted, before = half_compiled(x), len(graphs)
+    torch._dynamo.reset()
+    rates = SLOW_BLAS.model_copy(update={"least": 1, "least_batched": 1})
+    monkeypatch.setattr(gemm_rates, "known", lambda machine: rates)
+    undo = None if ours else taken_home()
+    if ours:
+        gemm.use(gemm.ONEDNN, Crossover(1, 1, 1))
+    try:
+        found = half_compiled(x)
+    finally:
+        (undo or functools.partial(gemm.use, gemm.BLAS))()
+        torch._dynamo.reset()
+    assert before
+    assert len(graphs) == 2 * before
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.compile
