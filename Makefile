@@ -13,14 +13,18 @@ ON_MACHINES := $(addprefix tests/,measure/rounds/test_inside.py measure/rounds/t
 # The oldest torch that the package declares, Colab's, and the newest that there is.
 TORCHS := 2.9.1 2.11.0 newest
 
-.PHONY: demo test quick machines profiles slow thorough lint notebooks browser colab versions gpu benchmarks clean
+# What needs optional packages, which lie beside .venv: transformers imports torchao where it is.
+OPTIONAL := $(addprefix tests/optimizations/test_,$(addsuffix .py,catalog float8 fused_kernels \
+  fused_kernels_run int4 int8 linear_cross_entropy low_bit_optimizer mx sparsity))
+
+.PHONY: demo test quick machines profiles slow optional thorough lint notebooks browser colab versions gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-test: lint quick machines slow notebooks browser colab
+test: lint quick machines slow optional notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -42,6 +46,9 @@ profiles: .venv/installed
 
 slow: .venv/installed
 	$(BIN)/pytest -m "slow and not thorough"
+
+optional: .venv/optional/installed
+	PYTHONPATH=.venv/optional $(BIN)/pytest -q -m "not thorough" $(OPTIONAL)
 
 # The rest of the long lists, some minutes: before a release, and after work on what they test.
 thorough: .venv/installed
@@ -87,6 +94,11 @@ benchmarks: .venv/installed
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check \
 	  --constraint configs/constraints.txt --editable '.[test]'
+	@touch $@
+
+.venv/optional/installed: .venv/installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check --target .venv/optional --upgrade \
+	  --no-deps --constraint configs/constraints.txt torchao liger-kernel
 	@touch $@
 
 .venv-colab/installed: pyproject.toml configs/constraints-colab.txt

@@ -328,7 +328,7 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str) -> None:
     tuning = tune_loader(loader, LOOPS[name](loader, train), budget_s=0.5, keep=False).tuning
     assert tuning.race.epoch == (6 if name == "so many" else 8)
     assert 0.0 < tuning.own.waiting < 0.5
-    assert tuning.own.batch_s(tuning.race.epoch) > 0.003
+    assert tuning.own.batch_s(tuning.race.epoch) > 0.001  # of 3 ms: the loop was not timed empty
 
 
 @pytest.mark.real_time
