@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import get_start_method
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, ModuleType
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # What is open for one process alone; libraries by name, which need not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
+# What torch's loader keeps of its length.
+_REMEMBERED = "_IterableDataset_len_called"
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
 
@@ -139,6 +142,20 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
     from torch.utils.data import IterableDataset
 
     return isinstance(loader.dataset, IterableDataset)
+
+
+def length(loader: DataLoader[Any]) -> int | None:
+    """In batches; None where the data set says none. Asked for it, the loader of an iterable
+    remembers the answer, and warns of an epoch that is longer: so it forgets it again.
+    """
+    kept = vars(loader).get(_REMEMBERED)
+    try:
+        with suppress(Exception):  # an iterable's length is its user's to give, or not
+            return len(loader)
+        return None
+    finally:
+        if _REMEMBERED in vars(loader):
+            vars(loader)[_REMEMBERED] = kept
 
 
 def asks_for_its_share(dataset: Any) -> bool:

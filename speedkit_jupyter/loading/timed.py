@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.candidate import TIMED_OUT, Candidate
 from speedkit_jupyter.loading.kept import KeptSome
+from speedkit_jupyter.loading.obstacles import length
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.stream import Stream, Stretch
 from speedkit_jupyter.loading.tuned_loader import rebuilt
@@ -178,8 +179,7 @@ class Timed:
         """Once, from the state of before; as all later ones, unless that fails as well."""
         __tracebackhide__ = True
         before, stretch = self._per_loop, self._stretch
-        with suppress(TypeError):  # an iterable says no length
-            self._per_loop = len(self._loader)
+        self._per_loop = length(self._loader) or self._per_loop
         if stretch is not None:
             stretch.give_up()
             stretch.per_loop = self._per_loop

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import order, samples
 from speedkit_jupyter.loading.candidate import LONG_EPOCH, Candidate
 from speedkit_jupyter.loading.loader_tuning import LoaderTuning
-from speedkit_jupyter.loading.obstacles import drawing, is_iterable, why_not_sent
+from speedkit_jupyter.loading.obstacles import drawing, is_iterable, length, why_not_sent
 from speedkit_jupyter.loading.race import Race
 from speedkit_jupyter.loading.remarks import beside, remarks, unproven
 from speedkit_jupyter.loading.samples import Samples
@@ -88,7 +87,7 @@ class LoaderTuner:
             budget.reserved_s = visit.taking_s
             timed = Timed(self.step, self._loader, self._device, self.budget_s, visit.state.restore)
             own = Candidate(Settings.of(self._loader))
-            race = Race([own], timed.block, self._length() or LONG_EPOCH)
+            race = Race([own], timed.block, length(self._loader) or LONG_EPOCH)
             try:
                 with timed.installed():
                     yield Progress(0.0, "a look at the samples")
@@ -123,7 +122,7 @@ class LoaderTuner:
     def _ways(self, seen: Samples) -> Ways:
         cores = Hardware.current().cpu.usable_cores
         keep, any_order = self._allowed
-        return Ways(self._loader, seen, cores, self._device, self._length(), keep, any_order)
+        return Ways(self._loader, seen, cores, self._device, length(self._loader), keep, any_order)
 
     def _look(self, settle: Callable[[], object]) -> Samples:
         if is_iterable(self._loader):
@@ -137,11 +136,6 @@ class LoaderTuner:
             seen = replace(seen, why_not_sent=why_not_sent(self._loader, few))
         settle()
         return seen
-
-    def _length(self) -> int | None:
-        with suppress(Exception):  # an iterable's length is its user's to give, or not
-            return len(self._loader)
-        return None
 
     def _drop_what_differs(self, race: Race, ways: Ways, seen: Samples, state: State) -> None:
         """Until the quickest of the others give the same samples in the same order."""

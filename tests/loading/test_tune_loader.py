@@ -207,6 +207,21 @@ def test_an_iterable_data_set_is_measured_with_one_worker() -> None:
     assert tuning.race.epoch == 8
 
 
+class Sized(Rows):
+    def __len__(self) -> int:
+        return 16
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("step", [None, lambda batch: None])
+def test_the_loader_of_an_iterable_is_not_left_asked_for_its_length(step: Any) -> None:
+    """It would warn of longer epochs from then on."""
+    loader = DataLoader(Sized(), batch_size=2)
+    before = dict(vars(loader))
+    tune_loader(loader, step, budget_s=0.3)
+    assert vars(loader) == before
+
+
 class Augmented(Slow):
     def __getitem__(self, index: int) -> Any:
         return torch.rand(4) + index, index % 2
