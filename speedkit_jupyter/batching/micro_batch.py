@@ -106,12 +106,17 @@ class MicroBatch:
             raise
         return total.result()
 
+    @lets_go
     def stream(self, *given: Any, **named: Any) -> Iterator[Any]:
         """The results of one part after another, each where `to` says."""
         call = Call.of(given, named, self._whole)
         self._refuse_batch_norm(call)
-        for part in call.parts(self.size):
-            yield self._moved(self._function(*part.arguments, **part.named))
+        return map(self._of_part, call.parts(self.size))
+
+    @lets_go
+    @door
+    def _of_part(self, part: Call) -> Any:
+        return self._moved(self._function(*part.arguments, **part.named))
 
     def _gives_loss(self, call: Call) -> bool:
         """Whether it gives a loss; the first time whether parts make up the whole."""
