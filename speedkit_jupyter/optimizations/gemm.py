@@ -91,7 +91,11 @@ class Gemm(Optimization):
     excludes = frozenset({"precision", "tf32"})  # what is in bf16 goes to oneDNN anyway
     summary = "the engine of float32 matrix products on a CPU"
     helps = "CPUs where torch's BLAS does not use what the processor has: AMD with AVX-512"
-    risk = "the order of summation; every product pays some 2 microseconds, so tiny models lose"
+    risk = (
+        "the order of summation; every product pays some 2 microseconds, so tiny models lose; "
+        "products that stay torch's own hold Python's lock, so threads of yours that multiply wait "
+        "for one another"
+    )
     undone = "torch's own kernels are on the dispatcher again"
     page = "https://docs.pytorch.org/docs/stable/library.html"
     Options = Annotated[
