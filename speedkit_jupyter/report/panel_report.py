@@ -17,16 +17,17 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Changed, Code, Picture, Row, Section, Table
 from speedkit_jupyter.report.plan_report import outcome, worth_measuring
 from speedkit_jupyter.report.units import word
+from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import torch
 
 
-def state_report(preview: Preview, name: str) -> Document:
+def state_report(preview: Preview, name: str, found: Found | None = None) -> Document:
     """What is applied, what the choice would change, and why."""
     sections = [Section(changes(preview)), Section(reasons(preview), "Why")]
-    sections += worth_measuring(preview.plan)
+    sections += worth_measuring(preview.plan, found)
     headline, pinned = _headline(preview, name), preview.plan.hardware.pinned
     if pinned:
         headline += f" ({machines.as_for(pinned)})"
@@ -34,10 +35,14 @@ def state_report(preview: Preview, name: str) -> Document:
 
 
 def panel_report(
-    preview: Preview, name: str, message: str = "", result: Document | None = None
+    preview: Preview,
+    name: str,
+    message: str = "",
+    result: Document | None = None,
+    found: Found | None = None,
 ) -> Document:
     """All that a panel shows, for front ends without widgets."""
-    state = state_report(preview, name)
+    state = state_report(preview, name, found)
     config = preview.plan.config
     chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
     rest = "auto for all else" if chosen else "auto for everything"

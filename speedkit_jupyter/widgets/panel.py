@@ -96,7 +96,9 @@ class Panel:
     def report(self) -> Document:
         """All that the panel shows, as a document. Raises SpeedKitError once the model is gone."""
         choice = self._choice
-        return panel_report(choice.preview(), choice.name, choice.message, choice.report)
+        return panel_report(
+            choice.preview(), choice.name, choice.message, choice.report, choice.found
+        )
 
     def __repr__(self) -> str:
         return self._static()["text/plain"]
@@ -151,7 +153,7 @@ class Panel:
         choice = self._choice
         for path, control in self.controls.items():
             control.show(choice.config, preview.words[path.partition(".")[0]])
-        self.state.value = state_report(preview, choice.name).to_html()
+        self.state.value = state_report(preview, choice.name, choice.found).to_html()
         idle = not choice.busy
         self.buttons["Apply"].disabled = not (idle and (preview.pending or preview.applied is None))
         self.buttons["Restore"].disabled = not (idle and preview.applied is not None)
