@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.report.attention_table import evidence
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
+from speedkit_jupyter.report.elements import Code, Hinted, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import size, word
 from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.words import count
@@ -128,7 +129,7 @@ def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
         rows.append(
             Row(
                 (
-                    decision.name,
+                    Hinted(decision.name, named(decision.name).summary),
                     state,
                     word(decision.value),
                     SOURCES[decision.source],

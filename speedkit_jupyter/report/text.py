@@ -31,6 +31,8 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
         text = f"… {body.summary}: in the result's report(), which -v NAME keeps"
     else:
         assert isinstance(body, str | Folded)
-        lines = body if isinstance(body, str) else body.text
+        lines = body if isinstance(body, str) else body.body
+        if isinstance(lines, Table):
+            return f"{body.summary}\n{text_table.render(lines, width)}"  # type: ignore[union-attr]
         text = "\n".join(textwrap.fill(line, width) for line in lines.splitlines())
     return f"{section.title}\n{text}" if section.title else text

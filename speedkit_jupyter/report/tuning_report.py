@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
+from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.report.attention_table import TITLE, attention_table
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
 from speedkit_jupyter.report.score_words import judged
-from speedkit_jupyter.report.units import day, ratio, seconds, size
+from speedkit_jupyter.report.units import between, day, ratio, seconds, size
 from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.words import count
@@ -104,9 +103,9 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
 
 def _learned(entry: Learned) -> Row:
     plan = entry.plan
-    high = "" if plan["high"] is None else ratio(plan["high"])
     gain = "–" if plan["speedup"] is None else ratio(plan["speedup"])
-    interval = f"{gain} ({ratio(plan['low'])} to {high})" if plan["low"] else gain
+    known = plan["low"] and plan["high"] is not None
+    interval = f"{gain} ({between(plan['low'], plan['high'])})" if known else gain
     work = "training" if plan["trains"] else "inference"
     subject = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     inputs = ", ".join(plan["inputs"]) or "not seen"
@@ -147,7 +146,7 @@ def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
 def _proof(tuning: Tuning) -> list[Section]:
     """What each part is worth, in numbers and as a picture, and what it does to memory."""
     parts, comparison, record = tuning.parts(), tuning.comparison, tuning.record
-    rows = [Row((name, f"{ratio(r.median)}", _interval(r))) for name, r in parts]
+    rows = [Row((name, f"{ratio(r.median)}", between(r.low, r.high))) for name, r in parts]
     sections = []
     if rows:
         columns = ("part", "the plan with it over the plan without it", INTERVAL)
@@ -160,12 +159,6 @@ def _proof(tuning: Tuning) -> list[Section]:
         if rows and comparison.baseline.times_s:
             sections.append(Section(Picture(lambda: _parts(tuning), "What each part is worth")))
     return sections
-
-
-def _interval(gain: Ratio) -> str:
-    if math.isinf(gain.high):
-        return "too few rounds"
-    return f"{ratio(gain.low)} to {ratio(gain.high)}"
 
 
 def _parts(tuning: Tuning) -> bytes:

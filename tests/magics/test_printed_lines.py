@@ -46,7 +46,9 @@ def parsed(line: str) -> None:
 def check(text: str, where: str) -> int:
     # An error begins with the command and a colon; a synopsis has brackets.
     lines = [*QUOTED.findall(text), *(line.partition(": ")[0] for line in OWN_LINE.findall(text))]
-    whole = [line for line in lines if not re.search(rf"\||\[[a-z-]|--{HOLE}|help {HOLE}", line)]
+    whole = [
+        line for line in lines if not re.search(rf"\||\[[a-z-]|--{HOLE}|(help|config) {HOLE}", line)
+    ]
     for line in whole:
         try:
             parsed(line)

@@ -104,7 +104,11 @@ def _plan(session: Session, step: Step) -> Any:
 
 def _arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--steps", type=whole_number, default=50, metavar="NUMBER", help="steps of each curve (50)"
+        "--steps",
+        type=whole_number,
+        default=50,
+        metavar="NUMBER",
+        help="how often each run calls the step (50)",
     )
     step = "the function that trains; without it the last %%speedbench cell"
     parser.add_argument("--step", metavar="NAME", help=step)
