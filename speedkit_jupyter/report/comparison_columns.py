@@ -122,7 +122,7 @@ def _groups(comparison: Comparison) -> list[list[Record]]:
     groups: dict[str, list[Record]] = {}
     for record in comparison.records:
         alone = not record.failure and comparison.times_s(record)
-        key = record.name if alone else f"without times: {_verdict(comparison, record)}"
+        key = str(id(record)) if alone else _verdict(comparison, record)
         groups.setdefault(key, []).append(record)
     return list(groups.values())
 

@@ -266,7 +266,7 @@ def _draw_memory(axes: Any, sizes: Sequence[Size]) -> None:
 def round_sizes(largest: float) -> list[float]:
     """Return from 0 on the round numbers of bytes that are the ticks of an axis: 0, 20, 40 MiB."""
     unit = 1024.0 ** max(int(math.log(max(largest, 1), 1024)), 0)
-    rough = largest / unit / 4
+    rough = largest / unit / 3
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor for factor in (1, 2, 5, 10) if factor * power >= rough) * power * unit
+    step = max(factor for factor in (1, 2, 5) if factor * power <= rough) * power * unit
     return [number * step for number in range(int(largest / step) + 1)]

@@ -27,7 +27,7 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
         text = text_table.render(body, width)
     elif isinstance(body, Code):
         text = body.text if body.language else textwrap.indent(body.text, "    ")
-    elif isinstance(body, Folded) and is_brief:
+    elif isinstance(body, Folded) and is_brief and not body.title:
         text = f"… {body.summary}: in the result's report(), which -v NAME keeps"
     else:
         assert isinstance(body, str | Folded)
