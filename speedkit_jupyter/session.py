@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -176,6 +177,12 @@ def current(names: MutableMapping[str, Any] | None = None) -> Session:
     if names is not None and _CURRENT[0].names is None:
         _CURRENT[0].names = names
     return _CURRENT[0]
+
+
+def notebook() -> MutableMapping[str, Any] | None:
+    """Return the namespace of the notebook that this runs in; None in a script."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return None if shell is None else shell.user_ns  # type: ignore[no-any-return]
 
 
 def begin(names: MutableMapping[str, Any]) -> Session:

@@ -26,7 +26,7 @@ def test_status_shows_what_apply_would_do(shell):
 
 @pytest.mark.smoke
 def test_apply_puts_the_context_into_the_namespace_and_shows_the_loop(shell):
-    shown = shell.run("%speedkit apply model --optimizer optimizer --ctx fast")
+    shown = shell.run("%speedkit apply model --optimizer optimizer --ctx fast --precision bf16")
     assert shell.names["fast"].active
     assert "with fast.autocast():\n        loss = loss_fn(model(x), y)" in shown
     assert "Before and after" in shown
