@@ -240,7 +240,7 @@ def test_what_is_typed_wins_over_the_environment_which_wins_over_the_session(she
 
 
 def test_status_marks_a_model_whose_name_means_another_by_now(shell):
-    shell.run("%speedkit apply model\nmodel = nn.Linear(2, 2)")
+    shell.run("kept = [model]\n%speedkit apply model\nmodel = nn.Linear(2, 2)")
     assert "model (an earlier model)" in shell.run("%speedkit")
 
 
