@@ -177,11 +177,7 @@ def _as_now(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     import torch
 
     kind = device.type
-    autocast = {
-        "dtype": torch.get_autocast_dtype(kind),
-        "enabled": torch.is_autocast_enabled(kind),
-        "cache_enabled": torch.is_autocast_cache_enabled(),
-    }
+    autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
     devices = [] if kind == "cpu" else [device]
     random = [
         torch.get_rng_state(),
@@ -191,7 +187,7 @@ def _as_now(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     def later() -> Any:
         with (
             torch.enable_grad(),
-            torch.autocast(kind, **autocast),
+            autocast,
             torch.random.fork_rng(devices, device_type=kind if devices else "cuda"),
         ):
             torch.set_rng_state(random[0])
@@ -243,4 +239,5 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return tensor.clone()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor)  # type: ignore[call-overload]
+    empty: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(tensor)  # type: ignore[no-any-return]

@@ -16,7 +16,6 @@ from speedkit_jupyter.optimizations.facts.layers import (
     is_channels_last,
     is_convolution,
     is_linear,
-    weight_of,
 )
 from speedkit_jupyter.optimizations.facts.optimizers import (
     OptimizerFacts,
@@ -24,6 +23,7 @@ from speedkit_jupyter.optimizations.facts.optimizers import (
     words,
 )
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
+from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
 from speedkit_jupyter.optimizations.rewriting.rewritable import Rewritable, rewritable
 from speedkit_jupyter.support.wrappers import each_once, layers
 
@@ -147,7 +147,7 @@ class Facts:
             blocks=len(repeated),
             block_classes=distinct(type(block).__name__ for block in repeated),
             own_checkpointing=_own_checkpointing(modules),
-            training=any(module.training for module in modules),
+            training=any(getattr(module, "training", False) for module in modules),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
             rewritable=tuple(place for place, _ in rewritable(model)),
