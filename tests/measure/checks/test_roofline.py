@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks import roofline
 from speedkit_jupyter.measure.checks.roofline import Peak
-from speedkit_jupyter.measure.rounds import clock
 
 
 def test_operations_are_those_of_the_products():
@@ -55,17 +52,7 @@ def test_kernels_that_do_many_operations_at_once_are_counted_too():
     assert roofline.flops(infer, [layer]) > 2 * 16 * (4 * 32 * 32 + 2 * 32 * 64)
 
 
-@pytest.mark.real_time
-def test_no_convolution_is_faster_than_the_peak():
-    device, (x, weight) = (
-        torch.device("cpu"),
-        (torch.rand(8, 128, 28, 28), torch.rand(96, 128, 3, 3)),
-    )
-    operations = 2 * 8 * 28**2 * 128 * 96 * 3**2
-    with torch.no_grad():
-        for layout in (torch.contiguous_format, torch.channels_last):
-            images = x.to(memory_format=layout)
-            seconds = min(clock.timed(lambda: functional.conv2d(images, weight, padding=1), device)
-                          for _ in range(10))  # fmt: skip
-            # A shape may suit the kernels a little better than the one that the peak is taken of.
-            assert operations / seconds < 1.5 * roofline.peak(device, torch.float32).flops_per_s
+def test_the_peak_is_that_of_convolutions_where_these_are_faster(monkeypatch):
+    slow = 1e6  # operations per second: no convolution takes so long
+    monkeypatch.setattr(roofline, "_gemm_rate", lambda *_: slow)
+    assert roofline.peak(torch.device("cpu"), torch.float32).flops_per_s > 100 * slow
