@@ -22,8 +22,8 @@ KNEE = 0.95
 @dataclass
 class Size:
     """One batch size: `times_s` are seconds of a step of `samples`, one for each round, `first_s`
-    those of an early call; `received` is how much the model was seen to receive; `peak_bytes` is its
-    fullest moment; `why_not` where it was not measured.
+    those of an early call; `received` is how much its model was seen to receive; `peak_bytes` is
+    its fullest moment; `why_not` where it was not measured.
     """
 
     number: int
