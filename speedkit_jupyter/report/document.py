@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from speedkit_jupyter.report import html, page, text
+from speedkit_jupyter.report import html, text
 from speedkit_jupyter.report.elements import Content, Section
 
 
@@ -35,7 +35,7 @@ class Document(Content):
 
     def to_page(self) -> str:
         """As a whole HTML page with the plain values in it."""
-        return page.render(self)
+        return html.page(self)
 
     def __repr__(self) -> str:
         return self.to_text()

@@ -1,22 +1,26 @@
-"""Reports about plans: what was decided and why, what changed, what is left on the table."""
+"""Reports about plans and the catalog: what is decided and why, and what an entry does."""
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed
 from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.reaching import to_write, trained_by
-from speedkit_jupyter.report.attention_table import evidence
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Hinted, Row, Section, Table, Tone
-from speedkit_jupyter.report.units import size, word
+from speedkit_jupyter.report.units import ratio, seconds, size, word
 from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.words import count
 
@@ -254,3 +258,126 @@ def _data(context: SpeedContext) -> dict[str, Any]:
         "autocast_entered": context.autocast_entered,
         "active": context.active,
     }
+
+
+TITLE = "Attention kernels on the calls of the step"
+NOTE = (
+    "Seconds of one call, with its backward pass where it trains; over torch's own choice, in "
+    "shuffled rounds; error against the math kernel in float64."
+)
+
+
+def evidence(decisions: Iterable[Decision]) -> list[Section]:
+    """The tables behind the numbers of a plan; none where nothing was measured."""
+    rows = [row for decision in decisions for row in decision.evidence]
+    return [Section(attention_table(rows), TITLE), Section(NOTE)] if rows else []
+
+
+def attention_table(rows: Sequence[Measured]) -> Table:
+    """A row for each kernel of each kind of call."""
+    columns = ("call", "a step", "kernel", "time", "speed-up", INTERVAL, "error")
+    every = [
+        _attention_row(row, timed, first=number == 0)
+        for row in rows
+        for number, timed in enumerate(
+            sorted(row.kernels, key=lambda timed: timed.kernel != row.own)
+        )
+    ]
+    return Table(columns, tuple(every), ("a step", "time", "speed-up", INTERVAL, "error"),
+                 wraps=("call",))  # fmt: skip
+
+
+def _attention_row(row: Measured, timed: Timed, first: bool) -> Row:
+    is_own = timed.kernel == row.own
+    known = not is_own and not math.isinf(timed.high)
+    return Row(
+        (
+            describe_call(row.call, row.engine) if first else "",
+            f"{row.calls:,}×" if first else "",
+            f"{timed.kernel} (torch's own choice)" if is_own else timed.kernel,
+            seconds(timed.seconds),
+            "–" if is_own else ratio(timed.speedup),
+            f"{ratio(timed.low)} to {ratio(timed.high)}" if known else "–",
+            "–" if timed.error is None else f"{timed.error:.1g}",
+        ),
+        "good" if not is_own and timed.low > 1 else "bad" if timed.high < 1 else "plain",
+    )
+
+
+def describe_call(call: Call, engine: str = "") -> str:
+    """`8×12×128×64 float32, causal, training`."""
+    sizes = {"query": call.query, "key": call.key, "value": call.value}
+    if call.query == call.key == call.value:
+        text = _sizes(call.query)
+    elif call.key == call.value:
+        text = f"{_sizes(call.query)} by {_sizes(call.key)}"
+    else:
+        text = ", ".join(f"{name} {_sizes(size)}" for name, size in sizes.items())
+    options = [
+        "causal" if call.is_causal else "",
+        f"mask {call.mask}" if call.mask else "",
+        f"dropout {call.dropout:g}" if call.dropout else "",
+        f"scale {call.scale:.3g}" if call.scale is not None else "",
+        "grouped heads" if call.enable_gqa else "",
+        "training" if call.trains else "inference",
+        f"products by {engine}" if engine else "",
+    ]
+    return ", ".join([f"{text} {call.dtype}", *filter(None, options)])
+
+
+def _sizes(size: Sequence[int]) -> str:
+    return "×".join(map(str, size))
+
+
+def catalog_report(plan: Plan, name: str) -> Document:
+    """Every entry: what it does, and what would be on, as is or declined here."""
+    rows = tuple(_catalog_row(decision) for decision in plan)
+    table = Table(
+        ("optimization", "what it does", "state", "value", "why"), rows, wraps=WRAPS, least_last=38
+    )
+    more = Section("`%speedkit explain NAME` says where one helps, its risk, and how it is undone.")
+    return Document(
+        f"The catalog for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
+        (Section(table), *worth_measuring(plan), more),
+        {"plan": plan.to_dict()},
+    )
+
+
+WRAPS = ("what it does",)
+
+
+def _catalog_row(decision: Decision) -> Row:
+    state, tone = outcome(decision)
+    summary = named(decision.name).summary
+    return Row((decision.name, summary, state, word(decision.value), decision.reason), tone)
+
+
+def explain_report(optimization: Optimization, decision: Decision, name: str) -> Document:
+    """One entry, and what is decided about it for this model."""
+    state, _ = outcome(decision)
+    about = {
+        "what": " ".join(inspect.cleandoc(optimization.__doc__ or "").split()),
+        "helps": optimization.helps,
+        "risk": optimization.risk,
+        "numbers": optimization.effect.value,
+        "undone": optimization.undone,
+        "values": _values(optimization),
+        "here": f"{name} {state.partition(' ')[2]}: {word(decision.value)}; {decision.reason}",
+        "more": optimization.page,
+    }
+    table = Table(("", ""), tuple(Row(row) for row in about.items()))
+    return Document(
+        f"{optimization.name}: {optimization.summary}",
+        (Section(table), *evidence([decision])),
+        about
+        | {"name": optimization.name, "effect": optimization.effect.value}
+        | ({"evidence": [row.to_dict() for row in decision.evidence]} if decision.evidence else {}),
+    )
+
+
+def _values(optimization: Optimization) -> str:
+    """What its option takes; of several fields the first one's values, then the others by name."""
+    first, *others = [(name, info.description) for name, info in optimization.fields.items()] or [
+        ("", ", ".join(optimization.words) or optimization.free)
+    ]
+    return "; ".join([str(first[1]), *(f"{name}: {values}" for name, values in others)])

@@ -260,7 +260,7 @@ def test_a_wrong_config_file_is_one_error_with_every_mistake(shell, tmp_path: Pa
 
 
 def test_restore_without_anything_applied_says_so(shell):
-    assert "Nothing was applied" in shell.run("%speedkit restore")
+    assert "Nothing to restore" in shell.run("%speedkit restore")
 
 
 def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell):

@@ -7,8 +7,8 @@ import json
 import pytest
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics import speedbench_options
 from speedkit_jupyter.magics.commands import COMMANDS
+from speedkit_jupyter.magics.options import speedbench_parser
 
 HOLDERS = """
 class Trainer:
@@ -202,7 +202,7 @@ def test_applying_to_what_a_trainer_trains_names_the_code_for_its_arguments(shel
 
 
 PARSERS = {name: one.parser for name, one in COMMANDS.items() if one.takes_arguments}
-PARSERS["speedbench"] = speedbench_options.parser()
+PARSERS["speedbench"] = speedbench_parser()
 
 
 def words_of(parser) -> set[str]:

@@ -18,7 +18,7 @@ from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.rewrites import Rewrites
 from speedkit_jupyter.optimizations.rewriting import in_place
-from speedkit_jupyter.report.catalog_report import explain_report
+from speedkit_jupyter.report.plan_report import explain_report
 
 KINDS = tuple(Rewrites.kinds)
 
