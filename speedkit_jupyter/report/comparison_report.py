@@ -236,8 +236,8 @@ def _legend(comparison: Comparison) -> list[str]:
         lines.append(
             Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
         )
-    urgent = [comparison.repeats] * bool(comparison.repeats) + [*comparison.beyond]
-    lines += [Urgent(f"{_begun(line)}.") for line in urgent]
+    urgent = [comparison.busy, comparison.repeats, *comparison.beyond]
+    lines += [Urgent(f"{_begun(line)}.") for line in urgent if line]
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
         more = advice(2 * needed, "gives one", "one", comparison.budget_s)

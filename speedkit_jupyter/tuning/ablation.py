@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from speedkit_jupyter import optimizations
 from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import SAME, Ratio, bonferroni_share, paired_ratio
+from speedkit_jupyter.measure.results.record import Record, ratio_of
+from speedkit_jupyter.measure.results.statistics import SAME, Ratio, bonferroni_share
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.early_stopping import WORTH_IT
 
@@ -109,8 +109,7 @@ def _ratio(records: Mapping[str, Record], without: str, whole: str, error: float
     rest, plan = records.get(without), records.get(whole)
     if rest is None or plan is None or rest.failure or plan.failure:
         return None
-    pairs = min(len(rest.times_s), len(plan.times_s))
-    return paired_ratio(rest.times_s[:pairs], plan.times_s[:pairs], error) if pairs else None
+    return ratio_of(rest, plan, error)
 
 
 def lead(comparison: Comparison, without: Candidate, whole: Candidate) -> Ratio | None:

@@ -67,21 +67,35 @@ class Ratio:
 
 
 def paired_ratio(
-    baseline_s: Sequence[float], candidate_s: Sequence[float], error: float = ERROR
+    baseline_s: Sequence[float],
+    candidate_s: Sequence[float],
+    error: float = ERROR,
+    waited_s: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Ratio:
     """The median ratio of times that were taken round by round, side by side.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at
     the level 1 - `error`: see `error_of_a_look`. Below LEAST_PAIRS the interval is everything.
+    `waited_s` are the seconds of both in which other processes may have held them up. Pairs that
+    were left alone are used without the others, where they are enough; else each time may be
+    shorter by its waiting, and the interval is as wide as that makes it.
     """
     import numpy as np
 
-    logs = np.sort(np.log(np.asarray(baseline_s)) - np.log(np.asarray(candidate_s)))
-    median, pairs = float(np.exp(np.median(logs))), len(logs)
+    times = np.array([baseline_s, candidate_s], float)
+    waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, times)
+    alone = (waits <= SAME * times).all(0)
+    if alone.sum() >= least_pairs(error):
+        times, waits = times[:, alone], waits[:, alone]
+    with np.errstate(divide="ignore"):
+        longest, shortest = np.log(times), np.log(times - waits)
+    median, pairs = float(np.exp(np.median(longest[0] - longest[1]))), times.shape[1]
     rank = order_statistic(pairs, error)
     if pairs < LEAST_PAIRS or not rank:
-        return Ratio(median, 0.0, float("inf"), pairs)
-    return Ratio(median, float(np.exp(logs[rank - 1])), float(np.exp(logs[-rank])), pairs)
+        return Ratio(median, 0.0, math.inf, pairs)
+    low = np.sort(shortest[0] - longest[1])[rank - 1]
+    high = np.sort(longest[0] - shortest[1])[-rank]
+    return Ratio(median, float(np.exp(low)), float(np.exp(high)), pairs)
 
 
 @cache

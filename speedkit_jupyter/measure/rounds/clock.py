@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,6 +27,47 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
     step()
     synchronize(device)
     return time.perf_counter() - start
+
+
+class Interruptions:
+    """Seconds for which other processes may have held up this one since the object was made."""
+
+    def __init__(self) -> None:
+        self._begun = _spent()
+
+    def seconds(self) -> float:
+        """At most so many: what its threads waited for a core, as far as others can have had one.
+
+        0 where the system does not tell.
+        """
+        wall_s, cpu_s, waiting_s = (
+            after - before for after, before in zip(_spent(), self._begun, strict=True)
+        )
+        others_s = _cores() * wall_s - cpu_s  # threads of ours may wait for one another, too
+        return max(min(waiting_s, others_s, wall_s), 0.0)
+
+
+def _spent() -> tuple[float, float, float]:
+    """Seconds on the wall, on cores, and spent by threads that were ready and waited for a core."""
+    return now(), time.process_time(), waited_s()
+
+
+def waited_s() -> float:
+    """By Linux's count of each thread (nanoseconds, second column); 0 elsewhere."""
+    waited_ns = 0
+    try:
+        for thread in os.scandir("/proc/self/task"):
+            with open(f"{thread.path}/schedstat") as counts:
+                waited_ns += int(counts.read().split()[1])
+    except (OSError, IndexError, ValueError):  # another system; a thread that has just ended
+        pass
+    return waited_ns / 1e9
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class Stopwatch:
