@@ -240,7 +240,7 @@ def _legend(comparison: Comparison) -> list[str]:
     lines += [Urgent(f"{_begun(line)}.") for line in urgent if line]
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
-        more = advice(2 * needed, "gives one", "one", comparison.budget_s)
+        more = advice(2 * needed, "may give one", "one", comparison.budget_s)
         lines.append(Urgent(f"Too few rounds for an interval: {more}."))
     return lines
 

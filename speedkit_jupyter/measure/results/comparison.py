@@ -161,7 +161,8 @@ class Comparison(Shown):
         ratios = [self.ratio(record) for record in self.records]
         if self.round_s is None or not any(r is not None and math.isinf(r.high) for r in ratios):
             return None
-        return self.round_s * least_rounds(len(self.records) - 1)
+        least = least_rounds(len(self.records) - 1)
+        return self.round_s * least if len(self.baseline.times_s) < least else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` is a list of records."""

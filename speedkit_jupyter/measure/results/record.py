@@ -33,7 +33,6 @@ class Record:
 
     name: str
     times_s: list[float] = field(default_factory=list)
-    waited_s: list[float] = field(default_factory=list)
     first_call_s: float | None = None
     settling_s: float = 0.0
     failure: str | None = None
@@ -50,6 +49,7 @@ class Record:
     limit_s: float | None = None
     quantities: dict[str, float] = field(default_factory=dict)
     score: Scored | None = None
+    waited_s: list[float] = field(default_factory=list)
 
     @property
     def is_compiled(self) -> bool:

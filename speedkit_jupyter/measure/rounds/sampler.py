@@ -103,7 +103,7 @@ class Sampler:
         least = least_rounds(self._comparisons)
         if rounds >= least or len(self.runners) < 2:
             return ""
-        enough = advice(2 * least * self.expected_round_s(), f"gives {2 * least}", "one", given_s)
+        enough = advice(2 * least * self.expected_round_s(), "may give one", "one", given_s)
         few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
         return f"the budget leaves {few}; {enough}"
 
