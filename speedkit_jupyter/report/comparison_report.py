@@ -103,6 +103,9 @@ def describe_verdict(comparison: Comparison, record: Record) -> str:
     """
     gain = comparison.ratio(record)
     assert gain is not None
+    if not gain.is_bounded:
+        rounds = count(gain.pairs, "round")
+        return f"about {ratio(gain.median)} as fast as {comparison.baseline.name} in {rounds}"
     interval = f"{INTERVAL} {ratio(gain.low)} to {ratio(gain.high)}"
     if gain.low > 1 and not gain.is_precise(LOOSE):
         return f"at least {ratio(gain.low)} as fast as {comparison.baseline.name}, {interval}"

@@ -31,9 +31,7 @@ class Part:
         """What leaving it out costs, in numbers."""
         if self.ratio is None:
             return "not measured alone"
-        ratio = self.ratio
-        interval = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
-        return f"with it the plan is {interval} as fast as without"
+        return f"with it the plan is {self.ratio} as fast as without"
 
     @property
     def is_proven(self) -> bool:
@@ -50,7 +48,7 @@ class Part:
         ratio = self.ratio
         if ratio is None:
             return math.inf
-        if not ratio.low > 0 or math.isinf(ratio.high):  # no interval yet
+        if not ratio.is_bounded:
             return 2.0 * ratio.pairs
         half_width = math.log(ratio.high / ratio.low) / 2
         to_prove = math.log(ratio.median) if ratio.median >= self.least else 0.0

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 # A machine is never quite still: so many interrupted rounds are not worth a line.
 SELDOM = 0.1
 # Columns of `to_dict` whose values have parts, or may have.
-NESTED = ("times_s", "waited_s", "quartiles_s", "accuracy", "memory", "compilations", "quantities", "score")
+NESTED = (
+    "times_s",
+    "waited_s",
+    "quartiles_s",
+    "accuracy",
+    "memory",
+    "compilations",
+    "quantities",
+    "score",
+)
 
 
 @dataclass(frozen=True, repr=False)

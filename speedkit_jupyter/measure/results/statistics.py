@@ -61,6 +61,17 @@ class Ratio:
         """Whether the verdict is clear and the number is worth printing."""
         return self.verdict != "too noisy" and self.is_precise(PRECISE)
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is an interval: the rounds were enough, and left alone enough, for one."""
+        return self.low > 0 and math.isfinite(self.high)
+
+    def __str__(self) -> str:
+        """`1.50× [1.42, 1.61]`, or how many rounds it is that give no interval."""
+        if not self.is_bounded:
+            return f"about {self.median:.2f}× in {self.pairs} round{'s' * (self.pairs != 1)}"
+        return f"{self.median:.2f}× [{self.low:.2f}, {self.high:.2f}]"
+
     def is_precise(self, share: float) -> bool:
         """Whether the interval is as narrow as this share of the median to both sides."""
         return self.high - self.low <= 2 * share * self.median
