@@ -12,9 +12,11 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record, ratio_of
 from speedkit_jupyter.measure.results.statistics import (
     ERROR,
+    TICK_S,
     Ratio,
     Word,
     bonferroni_share,
+    held_up,
     least_rounds,
     pairs_needed,
     spread,
@@ -23,8 +25,6 @@ from speedkit_jupyter.measure.results.statistics import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# A machine is never quite still: so many interrupted rounds are not worth a line.
-SELDOM = 0.1
 # Columns of `to_dict` whose values have parts, or may have.
 NESTED = (
     "times_s",
@@ -109,16 +109,10 @@ class Comparison(Shown):
     @property
     def busy(self) -> str:
         """How much other processes held up the rounds, in a line; empty where they hardly did."""
-        rounds = list(zip_longest(*(record.interrupted for record in self.records)))
-        interrupted = sum(map(any, rounds))
+        rounds = zip_longest(*(record.interrupted for record in self.records))
         times_s = sum(sum(record.times_s) for record in self.records)
-        if interrupted <= SELDOM * len(rounds) or not times_s:
-            return ""
-        share = sum(sum(record.waited_s) for record in self.records) / times_s
-        return (
-            f"the machine was busy: other processes held up {interrupted} of {len(rounds)} rounds "
-            f"(up to {share:.0%} of the time), and these rounds narrow no interval"
-        )
+        waited_s = sum(sum(record.waited_s) for record in self.records)
+        return held_up([any(one) for one in rounds], "rounds", waited_s / max(times_s, TICK_S))
 
     def verdict(self, record: Record) -> Word:
         """One word for the variant."""

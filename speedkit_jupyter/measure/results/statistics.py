@@ -184,6 +184,23 @@ def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[flo
     return float(np.median(ordered)), float(low), float(high)
 
 
+# A machine is never quite still: so many interrupted rounds are not worth a line.
+SELDOM = 0.1
+
+
+def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
+    """What other processes did to a measurement, in a line; empty where they hardly did anything.
+
+    `share` is how much of the time they may have taken.
+    """
+    if sum(interrupted) <= SELDOM * len(interrupted):
+        return ""
+    return (
+        f"the machine was busy: other processes held up {sum(interrupted)} of {len(interrupted)} "
+        f"{rounds} (up to {share:.0%} of the time), and these {rounds} narrow no interval"
+    )
+
+
 # What took no time by a coarse clock took less than this.
 TICK_S = 1e-9
 

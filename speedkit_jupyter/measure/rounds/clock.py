@@ -33,23 +33,19 @@ class Interruptions:
     """Seconds for which other processes may have held up this one since the object was made."""
 
     def __init__(self) -> None:
-        self._begun = _spent()
+        self._cpu, self._waited = time.process_time(), waited_s()
 
-    def seconds(self) -> float:
-        """At most so many: what its threads waited for a core, as far as others can have had one.
-
-        0 where the system does not tell.
-        """
-        wall_s, cpu_s, waiting_s = (
-            after - before for after, before in zip(_spent(), self._begun, strict=True)
-        )
-        others_s = _cores() * wall_s - cpu_s  # threads of ours may wait for one another, too
-        return max(min(waiting_s, others_s, wall_s), 0.0)
+    def seconds(self, wall_s: float) -> float:
+        """At most so many, of `wall_s` since then; 0 where the system does not tell."""
+        return held_up_s(waited_s() - self._waited, wall_s, time.process_time() - self._cpu)
 
 
-def _spent() -> tuple[float, float, float]:
-    """Seconds on the wall, on cores, and spent by threads that were ready and waited for a core."""
-    return now(), time.process_time(), waited_s()
+def held_up_s(waited_s: float, wall_s: float, cpu_s: float) -> float:
+    """What threads waited for a core, as far as other processes can have had one meanwhile.
+
+    Threads of one process may wait for one another, too.
+    """
+    return max(min(waited_s, _cores() * wall_s - cpu_s, wall_s), 0.0)
 
 
 def waited_s() -> float:
@@ -74,13 +70,14 @@ class Stopwatch:
     """Wall-clock, CPU and device seconds between `begin()` and `end()`.
 
     `cpu_s` is what this process spent on all its cores until everything was asked of the device;
+    `waited_s` are the seconds of the wall clock in which other processes may have held it up;
     `device_s` is taken between two events on the device, and None where it has none.
     """
 
     def __init__(
         self, device: torch.device, timer: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.wall_s, self.cpu_s = 0.0, 0.0
+        self.wall_s = self.cpu_s = self.waited_s = 0.0
         self.device_s: float | None = None
         self._device, self._timer = device, timer
         self._events = devices.events(device)
@@ -90,6 +87,7 @@ class Stopwatch:
         synchronize(self._device)
         if self._events:
             self._events[0].record()
+        self._waited = waited_s()
         self._cpu = time.process_time()
         self._start = self._timer()
 
@@ -105,6 +103,7 @@ class Stopwatch:
         else:  # nothing between the last statement and the timer: a `pass` takes nanoseconds
             self.wall_s = self._timer() - self._start
             self.cpu_s = time.process_time() - self._cpu
+        self.waited_s = held_up_s(waited_s() - self._waited, self.wall_s, self.cpu_s)
         if self._events:
             self.device_s = self._events[0].elapsed_time(self._events[1]) / 1e3
 

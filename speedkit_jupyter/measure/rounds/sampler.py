@@ -259,7 +259,7 @@ class Sampler:
                 seconds = clock.timed(block, device)
             else:
                 seconds = sum(runner.timed() for _ in range(self._length))
-            waited_s = min(interruptions.seconds(), seconds)
+            waited_s = interruptions.seconds(seconds)
             skipped = runner.scale() < scale
         runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
         return None if skipped else (seconds / self._length, waited_s / self._length)

@@ -113,6 +113,7 @@ class Timer:
     def _note(self, run: Stopwatch) -> None:
         self.timing.all_runs.append(run.wall_s)
         self.timing.cpu_runs.append(run.cpu_s)
+        self.timing.waited_runs.append(run.waited_s)
         if run.device_s is not None:
             self.timing.device_runs.append(run.device_s)
 
