@@ -94,9 +94,7 @@ class Allowance:
 
     def more(self) -> str:
         """What may give a clear answer, or how long one would take."""
-        return advice(
-            self.enough_s, "may give a clear answer", "a clear answer", self.budget.seconds
-        )
+        return advice(self.enough_s, "may settle it", "settling it", self.budget.seconds)
 
     @property
     def _beside_a_proof_s(self) -> float:

@@ -175,8 +175,8 @@ def why_not(
 
 def _unbounded(comparison: Comparison, record: Record, ratio: Ratio, best: str) -> str:
     """Why rounds that give no interval were enough to leave it out, if they were."""
-    if ratio.pairs >= RACE_ROUNDS and ratio.median < 1:
-        return f"slower: {ratio}"
+    if ratio.pairs >= RACE_ROUNDS and ratio.median < WORTH_IT:
+        return f"{'slower' if ratio.median < 2 - WORTH_IT else 'no gain'}: {ratio}"
     taken = next((row for row in comparison.records[1:] if row.name == best), None)
     lead = taken and comparison.ratio(taken)
     if lead and ratio.pairs >= RACE_ROUNDS and lead.median >= ratio.median:

@@ -31,7 +31,8 @@ class Timing(Shown):
     `cpu_runs` are CPU seconds of each run over all cores, `waited_runs` those in which other
     processes may have held it up, `device_runs` seconds between two CUDA
     events (empty elsewhere). `repeats` says what is measured where a later call does less than the
-    first. `first_call_s` is None where every call belongs to a run.
+    first, `unreached` what of a plan in force did not act. `first_call_s` is None where every call
+    belongs to a run.
     """
 
     loops: int = 1
@@ -43,6 +44,7 @@ class Timing(Shown):
     precision: int = 3
     repeats: str = ""
     waited_runs: list[float] = field(default_factory=list)
+    unreached: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 

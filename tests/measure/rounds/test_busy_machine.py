@@ -44,10 +44,10 @@ def compared(inner: int) -> Comparison:
             for _ in range(inner * (2 if ctx.plan["sdpa"].active else 1)):
                 model(x)
 
-    return benchmark(step, "baseline,sdpa:math", model=model, budget_s=2.0)
+    return benchmark(step, "baseline,sdpa:math", model=model, budget_s=5.0)
 
 
-@pytest.mark.parametrize("inner", [10, 1000])  # a block of several steps, a step of some ms
+@pytest.mark.parametrize("inner", [10, 300])  # a block of several steps, a step of some ms
 def test_where_others_hold_the_cores_the_interval_is_wide_and_the_load_is_said(held_cores, inner):
     found = compared(inner)
     ratio = found.ratio(found.records[1])
