@@ -205,7 +205,8 @@ def _verdict(comparison: Comparison, record: Record) -> str:
     needed, gain = comparison.seconds_needed(record), comparison.ratio(record)
     if verdict != "too noisy":
         return verdict
-    word = "too few rounds" if gain is None or math.isinf(gain.high) else verdict
+    few = gain is None or (math.isinf(gain.high) and not comparison.busy)
+    word = "too few rounds" if few else verdict
     if needed is None:
         return word
     return f"{word}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"

@@ -110,6 +110,9 @@ def describe_verdict(comparison: Comparison, record: Record) -> str:
     """
     gain = comparison.ratio(record)
     assert gain is not None
+    if not gain.is_bounded:
+        rounds = count(gain.pairs, "round")
+        return f"about {ratio(gain.median)} as fast as {comparison.baseline.name} in {rounds}"
     interval = f"{INTERVAL} {ratio(gain.low)} to {ratio(gain.high)}"
     if gain.low > 1 and not gain.is_precise(LOOSE):
         return f"at least {ratio(gain.low)} as fast as {comparison.baseline.name}, {interval}"
@@ -244,8 +247,8 @@ def _legend(comparison: Comparison) -> list[str]:
         lines.append(
             Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
         )
-    urgent = [comparison.repeats] * bool(comparison.repeats) + [*comparison.beyond]
-    lines += [Urgent(f"{_begun(line)}.") for line in urgent]
+    urgent = [comparison.busy, comparison.repeats, *comparison.beyond]
+    lines += [Urgent(f"{_begun(line)}.") for line in urgent if line]
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
         more = advice(2 * needed, "may give one", "one", comparison.budget_s)
