@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics import completion
+from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.line import Parser, names_of, number, seconds, whole_number
 from speedkit_jupyter.magics.namespace import find_function
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named_accuracy
@@ -37,12 +37,12 @@ SWITCHES = {
 
 def add_model(parser: Parser, about: str = MODEL) -> None:
     """Add the model that a line is about."""
-    parser.option("model", "MODEL", about, completion.models, nargs="?")
+    parser.option("model", "MODEL", about, suggestions.models, nargs="?")
 
 
 def add_optimizer(parser: Parser, about: str = OPTIMIZER) -> None:
     """Add `--optimizer NAMES`."""
-    add_names(parser, "--optimizer", about, completion.optimizers)
+    add_names(parser, "--optimizer", about, suggestions.optimizers)
 
 
 def add_names(parser: Parser, option: str, about: str, found: Any = None) -> None:
@@ -52,7 +52,7 @@ def add_names(parser: Parser, option: str, about: str, found: Any = None) -> Non
 
 def add_step(parser: Parser, about: str = STEP) -> None:
     """Add `--step NAME`."""
-    parser.option("--step", "NAME", about, completion.functions)
+    parser.option("--step", "NAME", about, suggestions.functions)
 
 
 def add_budget(parser: Parser, about: str) -> None:
@@ -68,7 +68,7 @@ def add_result(parser: Parser, about: str = "the variable that the result gets")
 def add_accuracy(parser: Parser) -> None:
     """Add `--accuracy`, and what belongs to it."""
     about = "a function or expression that gives a number: it decides about changed results"
-    parser.option("--accuracy", "FUNCTION", about, completion.functions)
+    parser.option("--accuracy", "FUNCTION", about, suggestions.functions)
     allowed = "how much worse it may be, in its own units (a hundredth of what it is)"
     parser.option("--allowed", "NUMBER", allowed, type=number(float, "a number from 0 on", 0))
     better = "which way is better (by its name: lower for a loss or an error)"
@@ -113,10 +113,10 @@ def speedbench_parser() -> Parser:
 
     parser = Parser("%%speedbench")
     plans = "compare plans: baseline, current, auto, words as bf16+compile, YAML files, saved names"
-    parser.option("--compare", "NAMES", plans, completion.variants)
+    parser.option("--compare", "NAMES", plans, suggestions.variants)
     add_budget(parser, "for all but compiling (10, for a search 20, or more where a step is long)")
     models = "the models that get the plans; without it those that the cell uses"
-    add_names(parser, "--model", models, completion.models)
+    add_names(parser, "--model", models, suggestions.models)
     add_optimizer(parser, "their optimizers; without it those that the cell uses")
     add_names(
         parser, "--check", "what the cell leaves, to compare in place of what backward ran on"
@@ -133,7 +133,7 @@ def speedbench_parser() -> Parser:
     steps = "with --tune: the least total time for so many steps, compiling included"
     parser.option("--steps", "NUMBER", steps, type=whole_number)
     keep = "with --tune: the optimizations that stay as they are (precision,tf32: full float32)"
-    add_names(parser, "--keep", keep, completion.optimizations)
+    add_names(parser, "--keep", keep, suggestions.optimizations)
     loops = number(int, "a number of loops: give 1 or more, or 0 to choose it", 0)
     parser.option(
         "-n", "LOOPS", "timing: loops in a run; 0 or none: until it takes 0.2 s", type=loops

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import warnings
-from typing import Literal, get_args
+from typing import Literal, TextIO, get_args
 
 Verbosity = Literal["quiet", "normal", "debug"]
 LEVELS = dict(zip(get_args(Verbosity), (logging.WARNING, logging.INFO, logging.DEBUG), strict=True))
@@ -20,11 +20,17 @@ LOGGER = logging.getLogger("speedkit_jupyter")
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
-class _Shown(logging.Handler):
-    """Prints notes where `print` would at that time."""
+class _Shown(logging.StreamHandler[TextIO]):
+    """Shows notes where `print` would at that time."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        sys.stdout.write(f"{record.getMessage()}\n")
+    @property
+    def stream(self) -> TextIO:
+        """The stream of now: a cell's output is redirected while it is measured."""
+        return sys.stdout
+
+    @stream.setter
+    def stream(self, stream: TextIO) -> None:
+        """Leave it to the above, whatever it was made with."""
 
 
 def note(text: str) -> None:

@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.codegen.training_loop import Words
-from speedkit_jupyter.magics import completion
+from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.line import Command, Names, Parser
 from speedkit_jupyter.magics.namespace import (
     find_models,
@@ -96,7 +96,7 @@ def _add_options(parser: Parser) -> None:
     add_model(parser)
     add_optimizer(parser)
     parser.option("--ctx", "NAME", "the variable that the context gets (ctx)", lambda names: [CTX])
-    parser.option("--config", "FILE", "a YAML file to start from", completion.configs)
+    parser.option("--config", "FILE", "a YAML file to start from", suggestions.configs)
     parser.switch("--rules", "by rules, although tuning has learned a plan")
     for option, destination, annotation, summary in _fields():
         words = choices(annotation)

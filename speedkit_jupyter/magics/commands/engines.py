@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics import completion
+from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.line import Command, Names, Parser, names_of, whole_number
 from speedkit_jupyter.magics.namespace import (
     check_result_name,
@@ -128,7 +128,7 @@ def _advise_options(parser: Parser) -> None:
     add_model(parser)
     add_step(parser, "the function to look at; without it the last %%speedbench cell")
     hidden = "its DataLoader, where the code hides it"
-    parser.option("--loader", "NAME", hidden, completion.loaders)
+    parser.option("--loader", "NAME", hidden, suggestions.loaders)
     trying = "measure the opportunity of this number or rule: the step with it and as it is"
     parser.option("--try", "NUMBER", trying, type=_wanted, dest="wanted")
     add_budget(parser, "for all of it (10)")
@@ -179,7 +179,7 @@ def _step_with(names: Names, session: Session, name: str | None, loader: Any) ->
 
 def _loader_options(parser: Parser) -> None:
     about = "your DataLoader; without it the only one"
-    parser.option("loader", "LOADER", about, completion.loaders, nargs="?")
+    parser.option("loader", "LOADER", about, suggestions.loaders, nargs="?")
     add_step(
         parser,
         "a function that takes a batch, or goes through the loader; without it the last "
@@ -239,7 +239,7 @@ def _batch_options(parser: Parser) -> None:
     data = "the batch that it takes, or the tensors that it reads by name, with commas: x,y"
     parser.option("--data", "NAMES", data, type=names_of)
     about = "the DataLoader whose batches it takes, or goes through"
-    parser.option("--loader", "NAME", about, completion.loaders)
+    parser.option("--loader", "NAME", about, suggestions.loaders)
     sizes = "the smallest and the largest size (8:4096); each is twice the one before"
     parser.option("--range", "SIZES", sizes, type=_sizes, default=(8, 4096))
     add_budget(parser, "for all of it (20)")
@@ -309,7 +309,7 @@ def _verify_options(parser: Parser) -> None:
     parser.option("--steps", "NUMBER", calls, type=whole_number, default=50)
     add_step(parser)
     plan = "a plan as for --compare; without it what was tuned, applied or learned, or the rules'"
-    parser.option("--plan", "NAME", plan, completion.plans)
+    parser.option("--plan", "NAME", plan, suggestions.plans)
     add_accuracy(parser)
     add_result(parser)
 

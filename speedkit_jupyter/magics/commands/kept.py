@@ -7,7 +7,7 @@ from argparse import Namespace
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.magics import completion
+from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.line import Command, Names, Parser
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.report.document import Document
@@ -48,7 +48,7 @@ def _config_options(parser: Parser) -> None:
         ("show", "load", "save", "reset"),
     )
     parser.option("action", "ACTION", about, nargs="?", choices=choices, default="show")
-    parser.option("file", "FILE", "a YAML file, for load and save", completion.configs, nargs="?")
+    parser.option("file", "FILE", "a YAML file, for load and save", suggestions.configs, nargs="?")
 
 
 def tuned(names: Names, session: Session, arguments: Namespace) -> None:
@@ -73,7 +73,7 @@ def _tuned_options(parser: Parser) -> None:
     about, choices = "show them or drop one (list)", ("list", "forget")
     parser.option("action", "ACTION", about, nargs="?", choices=choices, default="list")
     parser.option(
-        "which", "NUMBER", "for forget: its number, or all", completion.learned, nargs="?"
+        "which", "NUMBER", "for forget: its number, or all", suggestions.learned, nargs="?"
     )
 
 
@@ -99,7 +99,7 @@ def history(names: Names, session: Session, arguments: Namespace) -> None:
 
 def _history_options(parser: Parser) -> None:
     about = "what was given to %%speedbench --save; without it all names"
-    parser.option("name", "NAME", about, completion.saved, nargs="?")
+    parser.option("name", "NAME", about, suggestions.saved, nargs="?")
     parser.switch("--forget", "delete what has this name")
 
 

@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.magics import completion
+from speedkit_jupyter.magics import suggestions
 from speedkit_jupyter.magics.line import Command, Names, Parser
 from speedkit_jupyter.magics.namespace import (
     find_function,
@@ -118,7 +118,7 @@ def explain(names: Names, session: Session, arguments: Namespace) -> None:
     __tracebackhide__ = True
     optimization = find(arguments.optimization)
     if optimization is None:
-        hint = did_you_mean(arguments.optimization, completion.optimizations(names))
+        hint = did_you_mean(arguments.optimization, suggestions.optimizations(names))
         raise UsageError(f"%speedkit explain: no {arguments.optimization!r} in the catalog.{hint}")
     rows = () if arguments.step is None else _measured(names, optimization, arguments.step)
     plan, name = planned_or_plain(names, session, arguments.model)
@@ -156,7 +156,7 @@ def _measured(names: Names, optimization: Optimization, name: str) -> tuple[Meas
 
 def _explain_options(parser: Parser) -> None:
     parser.option(
-        "optimization", "NAME", "a name of the catalog, as gemm", completion.optimizations
+        "optimization", "NAME", "a name of the catalog, as gemm", suggestions.optimizations
     )
     add_model(parser)
     add_step(parser, "sdpa: measure the kernels on the calls that this function makes")
