@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.widgets.controls import controls
-from speedkit_jupyter.widgets.layout import FIRST, GROUPS, MORE, Parts, label_px
+from speedkit_jupyter.widgets.controls import FIRST, GROUPS, MORE, Parts, controls, label_px
 
 
 def test_each_further_control_stands_once_below_what_it_does_to_the_numbers():
