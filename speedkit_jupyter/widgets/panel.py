@@ -19,7 +19,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.widgets.choice import Choice
-from speedkit_jupyter.widgets.controls import Parts, controls, label_px
+from speedkit_jupyter.widgets.controls import Parts, controls
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +121,7 @@ class Panel:
         if optimizer is not None:
             self._choice.give_optimizers(each_once(arguments.optimizers("optimizer", optimizer)))
         self._drawn_at, self._was_busy = 0.0, False
-        parts = Parts(controls(self._choice.choose, label_px))
+        parts = Parts(controls(self._choice.choose))
         self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
         self.code, self.progress, self.status = parts.code, parts.progress, parts.status
         self.state, self.outcome, self.listing = parts.state, parts.outcome, parts.listing
