@@ -70,8 +70,8 @@ HINTS = {
     "that the remedy concerns",
     "gone with it": "What you can't use any more after letting go",
 }
-
-
+# Whose cells have the tooltip, too.
+ASKED = ("verdict", "accuracy", "of limit")
 TONES = {
     "plain": "",
     "good": tint(GOOD, ".16"),
@@ -169,7 +169,7 @@ def _table(table: Table) -> str:
 
 def _row(table: Table, row: Row) -> str:
     cells = "".join(
-        f'<td{_title(HINTS.get(name, ""))} style="{CELL}{_align(table, name)}">'
+        f'<td{_title(HINTS[name] if name in ASKED else "")} style="{CELL}{_align(table, name)}">'
         f"{_cell(cell, name in table.wraps)}</td>"
         for name, cell in zip(table.columns, row.cells, strict=True)
     )
