@@ -33,7 +33,7 @@ CTX = "ctx"
 
 
 def modules_in(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
-    """The notebook's own modules, by name."""
+    """Return the notebook's own modules, by name."""
     import torch
 
     public = [(name, value) for name, value in list(names.items()) if name[:1] != "_"]
@@ -124,7 +124,7 @@ class Session:
         self.listeners.tell("tuned")
 
     def found_for(self, model: torch.nn.Module) -> Found | None:
-        """What the last search of this session has found for a model; None without one."""
+        """Return what the last search of this session has found for a model; None without one."""
         return self._found.get(unwrapped(model))
 
     def _applied_or_restored(self, model: torch.nn.Module) -> None:
@@ -133,7 +133,7 @@ class Session:
             found.is_newer = False
 
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-        """The contexts that are not restored, by the name of their model, those from Python too.
+        """Return the contexts that are not restored, by the name of their model.
 
         A name that means another object by now is marked.
         """
@@ -153,7 +153,7 @@ class Session:
         self.contexts = {n: context for n, context in self.contexts.items() if not context.restored}
 
     def remember(self, name: str, context: SpeedContext) -> None:
-        """A plan that was applied; one on an earlier model of that name stays known too.
+        """Remember a plan that was applied; one on an earlier model of that name stays known too.
 
         None of them keeps its model alive.
         """
@@ -167,7 +167,7 @@ class Session:
         self.contexts[name] = context
 
     def variable_for(self, name: str, model: torch.nn.Module) -> str:
-        """The variable that a new context of this model gets: `ctx`, where that is free.
+        """Return the variable that a new context of this model gets: `ctx`, where that is free.
 
         A context in force on another model stays where it is, as does what is the user's.
         """
@@ -180,19 +180,19 @@ class Session:
         return next(candidate for candidate in tried if is_free(names.get(candidate), model))
 
     def variable_of(self, context: SpeedContext) -> str:
-        """The name that a context has in the notebook."""
+        """Return the name that a context has in the notebook."""
         names = [] if self.names is None else list(self.names.items())
         return next((n for n, value in names if value is context and n[:1] != "_"), CTX)
 
     def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
-        """The name that the notebook gave to a model."""
+        """Return the name that the notebook gave to a model."""
         public = [
             (name, value) for name, value in list((self.names or {}).items()) if name[:1] != "_"
         ]
         return next((name for name, value in public if value is model), otherwise)
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """The optimizers of the notebook that hold a parameter of the model."""
+        """Return the optimizers of the notebook that hold a parameter of the model."""
         public = [value for name, value in list((self.names or {}).items()) if name[:1] != "_"]
         optimizers = {id(optimizer): optimizer for optimizer in optimizers_among(public)}
         return holding(optimizers.values(), model)
@@ -225,7 +225,7 @@ _CURRENT: list[Session] = []
 
 
 def current(names: MutableMapping[str, Any] | None = None) -> Session:
-    """The session of this process. `names` is the namespace for one that has none yet."""
+    """Return the session of this process; `names` is the namespace for one that has none yet."""
     if not _CURRENT:
         _CURRENT.append(Session())
     if names is not None and _CURRENT[0].names is None:
@@ -240,7 +240,7 @@ def notebook() -> MutableMapping[str, Any] | None:
 
 
 def begin(names: MutableMapping[str, Any]) -> Session:
-    """The session of a shell; another one's ends."""
+    """Return the session of a shell, and end another one's."""
     if current(names).names is not names:
         end()
     return current(names)

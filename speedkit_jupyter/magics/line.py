@@ -185,7 +185,7 @@ class Command:
 
     @cached_property
     def parser(self) -> Parser:
-        """Made at first use: the options of the catalog take a while."""
+        """The parser, made at first use: the options of the catalog take a while."""
         parser = Parser(f"%speedkit {self.name}")
         self.add_options(parser)
         return parser

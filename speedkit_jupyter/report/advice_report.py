@@ -19,7 +19,7 @@ BY_HAND = "%%speedbench --save NAME, before and after"
 
 
 def advice_report(advice: Advice) -> Document:
-    """What is expected to gain most comes first."""
+    """Return the opportunities, that with the largest expected gain first."""
     profile = advice.profile
     if not profile.taken:
         return Document("Nothing was measured")
@@ -75,7 +75,7 @@ def _remedies(found: list[Opportunity]) -> Table:
 
 
 def try_line(one: Opportunity, number: int) -> str:
-    """The line that compares the step as it is with the step as it would be."""
+    """Return the line that compares the step as it is with the step as it would be."""
     if one.line:
         return one.line
     return f"%speedkit advise --try {number}" if one.variant or one.trial else BY_HAND

@@ -28,11 +28,11 @@ LEVEL_COLOURS = ("#1158c7", "#2f6f9f")
 
 
 def rgba(colour: str, opacity: str) -> str:
-    """CSS for this colour, as opaque as said (0 to 1)."""
+    """Return cSS for this colour, as opaque as said (0 to 1)."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
 
 def tint(colour: str, opacity: str) -> str:
-    """CSS for a background in this colour, so light that any text stays legible on it."""
+    """Return CSS for a background in this colour that leaves any text on it legible."""
     return f"background:{rgba(colour, opacity)};"

@@ -128,7 +128,7 @@ def _score_title(comparison: Comparison) -> str:
 
 
 def spoken(comparison: Comparison, record: Record) -> str:
-    """The verdict in words for users."""
+    """Return the verdict in words for users."""
     word, gain = comparison.verdict(record), comparison.ratio(record)
     if word in ("slower", "same") and gain is not None and gain.median > NO_GAIN:
         return "no gain"
@@ -168,7 +168,7 @@ def _verdict(comparison: Comparison, record: Record) -> str:
 
 
 def reason(record: Record) -> str:
-    """Why there are no times; what declined it is named where it is not the variant itself."""
+    """Return why there are no times; what declined it is named, unless that is the variant."""
     if not (record.declined and record.declines):
         return record.failure or ""
     if len(record.declines) == 1 and record.name.partition(":")[0] in record.declines:
@@ -177,6 +177,6 @@ def reason(record: Record) -> str:
 
 
 def in_short(record: Record) -> str:
-    """The first clause of the reason; the whole of it stands below the table."""
+    """Return the first clause of the reason; the whole of it stands below the table."""
     first = re.split(r"; | \(|\. ", reason(record))[0]
     return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"

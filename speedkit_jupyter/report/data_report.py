@@ -22,7 +22,7 @@ TAKE = "The same in plain torch; `-v NAME` gives a variable the rebuilt loader"
 
 
 def loader_report(tuning: LoaderTuning) -> Document:
-    """The choice first, then all that was measured."""
+    """Return the choice first, then all that was measured."""
     rows = tuple(_loader_row(tuning, one) for one in tuning.race.candidates)
     sections = [Section(Table(COLUMNS, rows, COLUMNS[2:6], wraps=("settings",)))]
     if tuning.remarks:
@@ -83,7 +83,7 @@ WARNING = (
 
 
 def batch_report(found: BatchSizes) -> Document:
-    """What to choose first, then each size."""
+    """Return what to choose first, then each size."""
     if not found.measured:
         return Document("Nothing was measured")
     counts = any(one.energy_j is not None for one in found.sizes)
@@ -155,7 +155,7 @@ def _png(found: BatchSizes) -> bytes:
 
 
 def free_report(freed: Freed) -> Document:
-    """What held memory, and who holds what is left."""
+    """Return what held memory, and who holds what is left."""
     sections = []
     if freed.let_go:
         rows = tuple(map(_held, freed.let_go))

@@ -98,7 +98,7 @@ CODE = (
 
 
 def render(document: Content) -> str:
-    """The whole report as one `<div>`."""
+    """Return the whole report as one `<div>`."""
     parts = [f'<div style="font-weight:600;margin-bottom:6px">{_text(document.headline)}</div>']
     parts += [_section(section, document.is_brief) for section in document.sections]
     return f'<div class="speedkit" style="{FRAME}">{"".join(parts)}</div>'
@@ -238,7 +238,7 @@ pre {{ white-space: pre-wrap; }}
 
 
 def page(document: Content) -> str:
-    """The page; the plain values, raw samples among them, lie in it as JSON under `data`."""
+    """Return the page; the plain values, raw samples too, lie in it as JSON under `data`."""
     # "<" in a script element could end it; in JSON strings it may be written like this.
     data = document.to_json().replace("<", "\\u003c")
     command = document.data.get("command")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def state_report(preview: Preview, name: str, found: Found | None = None) -> Document:
-    """What is applied, what the choice would change, and why."""
+    """Return what is applied, what the choice would change, and why."""
     sections = [Section(changes(preview)), *reasons(preview)]
     sections += worth_measuring(preview.plan, found)
     headline, pinned = _headline(preview, name), preview.plan.hardware.pinned
@@ -49,7 +49,7 @@ def panel_report(
     result: Document | None = None,
     found: Found | None = None,
 ) -> Document:
-    """All that a panel shows, for front ends without widgets."""
+    """Return all that a panel shows, for front ends without widgets."""
     state = state_report(preview, name, found)
     config = preview.plan.config
     chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
@@ -73,7 +73,7 @@ def panel_report(
 
 
 def changes(preview: Preview) -> Table | str:
-    """Flags and state: as found, as they are, and as they would be."""
+    """Return flags and state: as found, as they are, and as they would be."""
     rows = preview.rows()
     if not rows:
         return "Every flag, the model and its optimizers would stay as they are."
@@ -89,7 +89,7 @@ def changes(preview: Preview) -> Table | str:
 
 
 def reasons(preview: Preview) -> list[Section]:
-    """One row for each decision; what is left as it is lies folded.
+    """Return one row for each decision; what is left as it is lies folded.
 
     What differs from the plan in force is marked.
     """
@@ -102,7 +102,7 @@ def reasons(preview: Preview) -> list[Section]:
 
 
 def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], str]]:
-    """The words that this machine or model can't do, those with one reason together."""
+    """Return the words that can't be had here, those with one reason together."""
     groups: dict[str, tuple[list[str], str]] = {}
     for asked, decision in decisions.items():
         if decision.declined:
@@ -112,7 +112,7 @@ def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], s
 
 
 def result_report(result: Any) -> Document:
-    """A result for the panel: drawn now, since a search would keep its model alive."""
+    """Return a result for the panel, drawn now: a search would keep its model alive."""
     from speedkit_jupyter.measure.results.comparison import Comparison
 
     is_comparison = isinstance(result, Comparison)
@@ -127,7 +127,7 @@ def as_code(
     model: torch.nn.Module | None = None,
     name: str = "model",
 ) -> Iterable[Section]:
-    """The plan to take along, in the user's word for the model."""
+    """Return the plan to take along, in the user's word for the model."""
     try:
         text = code(plan, "torch", optimizers, model=model, name=name)
         yield Section(Code(text.rstrip(), "python"), "As plain PyTorch")

@@ -243,13 +243,13 @@ NOTE = (
 
 
 def evidence(decisions: Iterable[Decision]) -> list[Section]:
-    """The tables behind the numbers of a plan; none where nothing was measured."""
+    """Return the tables behind the numbers of a plan; none where nothing was measured."""
     rows = [row for decision in decisions for row in decision.evidence]
     return [Section(attention_table(rows), TITLE), Section(NOTE)] if rows else []
 
 
 def attention_table(rows: Sequence[Measured]) -> Table:
-    """A row for each kernel of each kind of call."""
+    """Return a row for each kernel of each kind of call."""
     columns = ("call", "a step", "kernel", "time", "speed-up", INTERVAL, "error")
     every = [
         _attention_row(row, timed, first=number == 0)
@@ -280,7 +280,7 @@ def _attention_row(row: Measured, timed: Timed, first: bool) -> Row:
 
 
 def describe_call(call: Call, engine: str = "") -> str:
-    """`8×12×128×64 float32, causal, training`."""
+    """Return `8×12×128×64 float32, causal, training`."""
     sizes = {"query": call.query, "key": call.key, "value": call.value}
     if call.query == call.key == call.value:
         text = _sizes(call.query)
@@ -305,7 +305,7 @@ def _sizes(size: Sequence[int]) -> str:
 
 
 def catalog_report(plan: Plan, name: str) -> Document:
-    """Every entry: what it does, and what would be on, as is or declined here."""
+    """Return every entry: what it does, and what would be on, as is or declined here."""
     rows = []
     for one in plan:
         state, tone = outcome(one)
@@ -322,7 +322,7 @@ def catalog_report(plan: Plan, name: str) -> Document:
 
 
 def explain_report(optimization: Optimization, decision: Decision, name: str) -> Document:
-    """One entry, and what is decided about it for this model."""
+    """Return one entry, and what is decided about it for this model."""
     state, _ = outcome(decision)
     about = {
         "what": " ".join(inspect.cleandoc(optimization.__doc__ or "").split()),

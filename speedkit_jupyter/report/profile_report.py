@@ -37,7 +37,7 @@ MOST_LINES, LEAST_OF_A_LINE = 8, 0.02
 
 
 def profile_report(profile: Profile) -> Document:
-    """The parts in the order of a step, as table and as picture; then the lines that wait."""
+    """Return the parts in the order of a step, then lines, modules and operators."""
     if not profile.taken:
         return Document("Nothing was profiled")
     parts = [part for part in PARTS if profile.share(part) >= PROFILE_LEAST or part == "rest"]
@@ -133,7 +133,7 @@ LOADER = "enumerate(DataLoader)"
 
 
 def costs_sections(profile: Profile) -> Iterator[Section]:
-    """Tables of modules and operators, the tree of modules, and what the words mean."""
+    """Return tables of modules and operators, the tree of modules, and what the words mean."""
     costs = profile.costs
     if costs is None:
         if profile.why_no_costs:
@@ -153,7 +153,7 @@ def costs_sections(profile: Profile) -> Iterator[Section]:
 
 
 def roots(costs: Costs) -> dict[str, float]:
-    """The outermost modules with their shares, all inside of them included."""
+    """Return the outermost modules with their shares, all inside of them included."""
     return {name: part for name, part in costs.tree.items() if "." not in name}
 
 

@@ -29,7 +29,7 @@ NEXT = (
 
 
 def tuning_report(tuning: Tuning) -> Document:
-    """What to do, what it was proven to bring, and everything that was tried."""
+    """Return what to do, what it was proven to bring, and everything that was tried."""
     sections = []
     if tuning.record is not None and tuning.record.score is not None:
         sections.append(Section(f"{judged(tuning.record.score)}."))
@@ -58,8 +58,8 @@ def tuning_report(tuning: Tuning) -> Document:
 
 
 def found_by(tuning: Tuning) -> Found:
-    """What the session remembers of a search, so that every view speaks of it."""
-    proof = ""
+    """Return what the session remembers of a search, so that every view speaks of it."""
+    proof = tuning.winner.name if tuning.helped else ""
     if tuning.helped and tuning.comparison is not None and tuning.record is not None:
         proof = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
     return Found(tuning.config, proof, ",".join(tuning.named))
@@ -79,7 +79,7 @@ def _next_steps(named: Sequence[str], in_force: bool) -> str:
 
 
 def tuned_list(plans: Sequence[Learned]) -> Document:
-    """The plans that were learned, newest first."""
+    """Return the plans that were learned, newest first."""
     if not plans:
         return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
     columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
@@ -144,7 +144,7 @@ def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
 
 
 def _proof(tuning: Tuning) -> list[Section]:
-    """What each part is worth, in numbers and and what it does to memory."""
+    """What each part is worth, in numbers, and what it does to memory."""
     parts, comparison, record = tuning.parts(), tuning.comparison, tuning.record
     rows = [Row((name, f"{ratio(r.median)}", between(r.low, r.high))) for name, r in parts]
     sections = []

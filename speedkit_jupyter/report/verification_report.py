@@ -27,7 +27,7 @@ HINT = ". A step that scales its loss by itself should return it: what it return
 
 
 def verification_report(result: Verification) -> Document:
-    """The verdict with its numbers, the curves, and some steps of them."""
+    """Return the verdict with its numbers, the curves, and some steps of them."""
     verdict = result.verdict
     calls = count(len(result.runs.baseline), "call")
     title = f"{result.name}: {WORDS[verdict]}"

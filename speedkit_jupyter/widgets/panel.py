@@ -49,7 +49,7 @@ class Saved:
         self._shown: dict[str, str] = {}
 
     def bundle(self, static: dict[str, str]) -> dict[str, Any]:
-        """The view with the same content as HTML and text."""
+        """Return the view with the same content as HTML and text."""
         return {VIEW: self._view(), **static}
 
     def display(self, static: dict[str, str]) -> None:
@@ -149,7 +149,7 @@ class Panel:
         return self._choice.result
 
     def report(self) -> Document:
-        """All that the panel shows, as a document. Raises SpeedKitError once the model is gone."""
+        """Return all that the panel shows. Raises SpeedKitError once the model is gone."""
         choice = self._choice
         return panel_report(
             choice.preview(), choice.name, choice.message, choice.report, choice.found

@@ -32,7 +32,7 @@ EARLIER = re.compile(r" \((an )?earlier model.*\)$")
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:
-    """The plan in force, or what apply would do now; one that was tuned since comes first."""
+    """Show the plan in force, or what apply would do; one that was tuned since comes first."""
     applied = dict(session.applied(names))
     name = named(names, applied, arguments.model)
     context, note = applied.get(name), ""
