@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.measure.results.comparison import Comparison
 
+# Front ends draw each update; more than this many a second only cost time.
+INTERVAL_S = 0.2
+# While it runs something is left, also where the budget is spent.
+ALMOST = 0.97
 VIEW = "application/vnd.jupyter.widget-view+json"
 RECORD = (
     '<div style="opacity:.8;margin-bottom:6px">This is a record of a panel. Run its cell again '
@@ -80,12 +84,6 @@ class Saved:
         style = STYLE.format(live=self._live, saved=saved)
         html = f'<div class="{saved}">{RECORD}{static["text/html"]}</div>{style}'
         return {**static, "text/html": html}
-
-
-# Front ends draw each update; more than this many a second only cost time.
-INTERVAL_S = 0.2
-# While it runs something is left, also where the budget is spent.
-ALMOST = 0.97
 
 
 class Panel:
