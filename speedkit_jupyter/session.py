@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from speedkit_jupyter.measure.subject.discovery import holding, optimizers_among
 from speedkit_jupyter.plans import context
@@ -94,7 +94,8 @@ class Session:
         self.listeners = Listeners()
         self.shared: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._config = SpeedConfig()
-        self._found: WeakKeyDictionary[torch.nn.Module, Found] = WeakKeyDictionary()
+        # By the id of a model, which may be one that has no hash.
+        self._found: dict[int, tuple[ref[torch.nn.Module], Found]] = {}
         context.CHANGES.add(self._applied_or_restored)
 
     @property
@@ -120,16 +121,18 @@ class Session:
     def tuned(self, models: Iterable[torch.nn.Module], found: Found) -> None:
         """Remember what a search has found for these models."""
         for model in models:
-            self._found[unwrapped(model)] = found
+            self._found[id(unwrapped(model))] = (ref(unwrapped(model)), found)
         self.listeners.tell("tuned")
 
-    def found_for(self, model: torch.nn.Module) -> Found | None:
+    def found_for(self, model: torch.nn.Module | None) -> Found | None:
         """Return what the last search of this session has found for a model; None without one."""
-        return self._found.get(unwrapped(model))
+        whole = None if model is None else unwrapped(model)
+        reference, found = self._found.get(id(whole), (None, None))
+        return found if reference is not None and reference() is whole else None
 
-    def _applied_or_restored(self, model: torch.nn.Module) -> None:
+    def _applied_or_restored(self, model: torch.nn.Module | None) -> None:
         found = self.found_for(model)
-        if found is not None and applied_to(model) is not None:
+        if found is not None and model is not None and applied_to(model) is not None:
             found.is_newer = False
 
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
