@@ -221,7 +221,7 @@ def test_without_its_kernel_the_panel_says_so_and_its_last_state_stays(opened):
 def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
     """Write it anew, so that it shows what the panel looks like now."""
     cell = f"import os\nos.environ.pop('SPEEDKIT_HARDWARE')\n{SETUP}{WIDE}"
-    page = Page(open_notebook(cell, PANEL.format("train_step", 8), width=1250, height=1200))
+    page = Page(open_notebook(cell, PANEL.format("train_step", 15), width=1250, height=1200))
     page.page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")
     page.button("Apply").click()
     page.shows("Applied to model: fused_optimizer")
