@@ -103,8 +103,8 @@ def _distances(result: Verification, curve: Curve) -> Table:
         Row((label, f"{curve.yardstick:.3g}")),
         Row((ALLOWED, f"{curve.allowed:.3g}")),
     )
-    return Table(("distance from the baseline's losses", "root mean square"), rows,
-                 ("root mean square",))  # fmt: skip
+    columns = ("distance from the baseline's losses", "root mean square")
+    return Table(columns, rows, columns[1:], wraps=columns[:1])
 
 
 def _steps(name: str, curve: Curve) -> Table:
