@@ -14,8 +14,7 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.observed import observed
+from speedkit_jupyter.plans.context import SpeedContext, observed
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support.wrappers import each_once

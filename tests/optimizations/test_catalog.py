@@ -17,7 +17,7 @@ from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTAT
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.plans.observed import observed
+from speedkit_jupyter.plans.context import observed
 
 ROOT = Path(__file__).parents[2]
 MACHINES = machines.names()

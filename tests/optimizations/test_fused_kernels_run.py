@@ -394,7 +394,8 @@ def test_what_no_kernel_takes_is_computed_by_the_module_itself(use, running):
 def test_a_wrong_input_is_the_users_error_and_stops_nothing(running):
     norm = OwnNorm(11).to(DEVICE)
     mlp = FeedForward(11, 5).to(DEVICE)
-    with apply_speedups(nn.ModuleList([norm, mlp]), ON)[1] as context:
+    model = nn.ModuleList([norm, mlp])
+    with apply_speedups(model, ON)[1] as context:
         for module in (norm, mlp):
             with pytest.raises(RuntimeError):
                 module(INPUTS[..., :7])

@@ -160,7 +160,8 @@ def test_the_code_does_what_the_plan_does(word, changing_flags):
 def test_on_a_cpu_apply_declines_it_and_changes_nothing():
     before = now()
     config = SpeedConfig(reduced_reduction="fp16_accumulation").alone()
-    with apply_speedups(nn.Linear(2, 2), config)[1] as context:
+    model = nn.Linear(2, 2)
+    with apply_speedups(model, config)[1] as context:
         assert context.plan["reduced_reduction"].declined
         assert now() == before
 

@@ -105,8 +105,9 @@ def test_cells_that_run_again_leave_no_older_plans_behind(model, times):
 
 def test_flags_of_two_models_come_back_in_any_order():
     before = flags.snapshot()
-    _, first = apply_speedups(nn.Linear(2, 2), SpeedConfig(threads=1))
-    _, second = apply_speedups(nn.Linear(2, 2), SpeedConfig(threads=3, sdpa="math"))
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    _, first = apply_speedups(one, SpeedConfig(threads=1))
+    _, second = apply_speedups(other, SpeedConfig(threads=3, sdpa="math"))
     first.restore()
     assert torch.get_num_threads() == 3
     second.restore()

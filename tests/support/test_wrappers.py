@@ -138,7 +138,7 @@ def test_the_optimizer_behind_is_switched_and_restored(model, wrap):
     attributes, own = dict(vars(wrapper)), dict(vars(optimizer))
     groups = [dict(group) for group in optimizer.param_groups]
     _, context = apply_speedups(model, FUSED, optimizer=[wrapper, optimizer])
-    assert context.target.optimizers == [optimizer]
+    assert list(context.target.optimizers) == [optimizer]
     assert optimizer.param_groups[0]["fused"] is True
     assert [change.name for change in context.changes()] == ["Adam.fused"]
     model(torch.rand(4, 8)).sum().backward()
@@ -153,7 +153,7 @@ def test_a_wrapper_and_what_is_behind_it_count_once(model, wrap):
     optimizer = torch.optim.Adam(model.parameters())
     wrapper = wrap(optimizer)
     assert holding([wrapper, optimizer], model) == [optimizer]
-    assert Target(model, [wrapper, optimizer]).optimizers == [optimizer]
+    assert list(Target(model, [wrapper, optimizer]).optimizers) == [optimizer]
     assert Target(model, [wrapper]).live_optimizers() == [optimizer]
     names = {"outer": wrapper, "inner": optimizer, "model": model}
     assert Session(names).optimizers_of(model) == [optimizer]

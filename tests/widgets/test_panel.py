@@ -21,7 +21,7 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.observed import observed
+from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.tuning import learning, tasks
 from speedkit_jupyter.tuning.tasks import Task

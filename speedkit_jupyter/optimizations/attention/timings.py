@@ -5,11 +5,11 @@ Measured in `measure/checks`, and kept beside the model for as long as it lives.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.support.registry import Registry
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -82,15 +82,14 @@ class Measured:
 def keep(model: torch.nn.Module, rows: Sequence[Measured]) -> None:
     """Beside the model, in place of what was kept before."""
     inner = unwrapped(model)
-    for entry in _KEPT.on(inner):
-        _KEPT.take(inner, entry)
-    if rows:
-        _KEPT.put(inner, tuple(rows))
+    if id(inner) not in _KEPT:
+        weakref.finalize(inner, _KEPT.pop, id(inner), None)
+    _KEPT[id(inner)] = tuple(rows)
 
 
 def kept(model: torch.nn.Module) -> tuple[Measured, ...]:
     """What was measured for it."""
-    return next(iter(_KEPT.on(unwrapped(model))), ())
+    return _KEPT.get(id(unwrapped(model)), ())
 
 
 def speedups(rows: Iterable[Measured], kernel: str) -> dict[tuple[str, str], float]:
@@ -140,5 +139,5 @@ def _is_far_off(timed: Timed, own: Timed) -> bool:
 
 
 # State at module level, on purpose: what was measured belongs to the model, which carries nothing
-# of ours.
-_KEPT: Registry[tuple[Measured, ...]] = Registry(lambda entries: None)
+# of ours. By the model's id.
+_KEPT: dict[int, tuple[Measured, ...]] = {}

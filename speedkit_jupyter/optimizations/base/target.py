@@ -62,12 +62,16 @@ class Memo:
         default_factory=weakref.WeakKeyDictionary
     )
 
+    def let_go(self) -> None:
+        """Keep nothing that was made of the model's weights."""
+        self.compiled_call = self.predicting = self.graphed = self.twins = None
+
 
 @dataclass(eq=False)
 class Target:
     """What a plan is applied to: the model, and the optimizers behind their wrappers.
 
-    It doesn't keep the model alive, whose plan ends with it.
+    It keeps neither alive: the plan ends with its model.
 
     `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
     user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
@@ -86,16 +90,12 @@ class Target:
     _found: list[torch.optim.Optimizer] | None = None
 
     def __post_init__(self) -> None:
-        self.optimizers = each_once(self.optimizers)
+        self.optimizers = Alive(each_once(self.optimizers))
 
     @property
     def only_in(self) -> int | None:
         """The number of the one thread that a benchmark's plan acts in; None for all."""
         return None if self.search else threading.get_ident()
-
-    def let_go(self) -> None:
-        """Keep no optimizer alive from now on; those that are there are still known."""
-        self.optimizers = Alive(self.optimizers)
 
     @contextmanager
     def searched_once(self) -> Iterator[None]:
