@@ -28,6 +28,11 @@ def door(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def is_door(code: CodeType) -> bool:
+    """Whether this is code of ours that calls the user's."""
+    return code in _DOORS
+
+
 def lets_go(function: Callable[P, R]) -> Callable[P, R]:
     """Take our frames out of the errors that a public function raises, and empty those that stay.
 
