@@ -7,8 +7,7 @@ go leaves the original, and a switch that the user changed meanwhile is the user
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import fp32_precision
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.missing_in_torch import moved
+from speedkit_jupyter.support.torch_private import flags_can_be_set, moved
 
 Values = Mapping[str, Any]
 
@@ -32,6 +31,7 @@ class Switch(NamedTuple):
     others: tuple[Any, ...] = ()
 
 
+allowed = flags_can_be_set
 # What gives the switches that an optimization owns; the catalog enters its own when it is loaded.
 CATALOG = "speedkit_jupyter.optimizations"
 OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
@@ -62,7 +62,7 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 def restore(values: Values) -> None:
     """Make every switch what the snapshot says. An interrupt waits until that is done."""
-    with interrupts.undisturbed(), allowed():
+    with interrupts.undisturbed(), flags_can_be_set():
         _write_plain(values)
         if values.keys() & set(fp32_precision.NAMES):
             fp32_precision.restore({**fp32_precision.read(), **values})
@@ -111,7 +111,7 @@ class OverrideStack:
     def _push(self, layer: Layer, names: tuple[str, ...], change: Callable[[], object]) -> None:
         before = _read(names)
         try:
-            with allowed():
+            with flags_can_be_set():
                 change()
         except BaseException:
             _write(before)
@@ -174,20 +174,8 @@ def _read(names: Iterable[str]) -> Values:
     return {name: fp32[name] if name in fp32 else table[name].read() for name in names}
 
 
-@contextmanager
-def allowed() -> Iterator[None]:
-    """In the block flags of backends can be set, also where torch's own tests were imported: they
-    forbid it to everybody.
-    """
-    import torch
-
-    allow = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)
-    with allow():
-        yield
-
-
 def _write(values: Values) -> None:
-    with allowed():
+    with flags_can_be_set():
         _write_all(values)
 
 

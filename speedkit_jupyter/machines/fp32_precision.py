@@ -18,9 +18,16 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.torch_private import (
+    allow_tf32,
+    allows_tf32,
+    fp32_precision,
+    set_fp32_precision,
+)
 
 ROOT = ("generic", "all")
 BACKENDS = ("cuda", "mkldnn")
@@ -70,9 +77,9 @@ def restore(values: Mapping[str, Any]) -> None:
         if now[MATMUL_PRECISION] != values[MATMUL_PRECISION]:
             torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
         if values[CUDNN_TF32] is not None and now[CUDNN_TF32] != values[CUDNN_TF32]:
-            torch._C._set_cudnn_allow_tf32(values[CUDNN_TF32])
+            allow_tf32("cudnn", values[CUDNN_TF32])
         if values[MKLDNN_TF32] is not None and now[MKLDNN_TF32] != values[MKLDNN_TF32]:
-            torch._C._set_onednn_allow_tf32(values[MKLDNN_TF32])
+            allow_tf32("onednn", values[MKLDNN_TF32])
         for key in KEYS:
             for value in ("none", values[name_of(*key)]):
                 if _get(key) != values[name_of(*key)]:
@@ -104,9 +111,9 @@ def write(values: Mapping[str, Any]) -> None:
         if now[MATMUL_PRECISION] != values[MATMUL_PRECISION]:
             torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
         if now[CUDNN_TF32] != values[CUDNN_TF32]:
-            torch._C._set_cudnn_allow_tf32(values[CUDNN_TF32])
+            allow_tf32("cudnn", values[CUDNN_TF32])
         if values[MKLDNN_TF32] is not None and now[MKLDNN_TF32] != values[MKLDNN_TF32]:
-            torch._C._set_onednn_allow_tf32(values[MKLDNN_TF32])
+            allow_tf32("onednn", values[MKLDNN_TF32])
         _write_own({key: values[name_of(*key)] for key in KEYS})
 
 
@@ -116,7 +123,7 @@ def _told_matmul_precision(said: Mapping[tuple[str, str], str]) -> str:
 
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision()
-    lower = (said["cuda", "matmul"] == "tf32") is not _raises(torch._C._get_cublas_allow_tf32)
+    lower = (said["cuda", "matmul"] == "tf32") is not _raises(partial(allows_tf32, "cublas"))
     if not lower:
         return "highest"
     return "high" if said["mkldnn", "matmul"] == "bf16" else "medium"
@@ -163,10 +170,8 @@ def _repair_matmul() -> None:
 
 
 def _repair_convolutions() -> None:
-    import torch
-
     conv = _get(("cuda", "conv"))
-    torch._C._set_cudnn_allow_tf32(conv == "tf32")
+    allow_tf32("cudnn", conv == "tf32")
     for operation in ("conv", "rnn"):  # False leaves them to their parents, which may be tf32
         _set(("cuda", operation), conv if conv == "tf32" else "ieee")
 
@@ -180,15 +185,11 @@ def _raises(reader: Callable[[], Any]) -> bool:
 
 
 def _get(key: tuple[str, str]) -> str:
-    import torch
-
-    return torch._C._get_fp32_precision_getter(*key)
+    return fp32_precision(*key)
 
 
 def _set(key: tuple[str, str], value: str) -> None:
-    import torch
-
-    torch._C._set_fp32_precision_setter(*key, value)
+    set_fp32_precision(*key, value)
 
 
 def _own_values() -> dict[tuple[str, str], str]:
@@ -246,7 +247,7 @@ def _matmul_precision() -> str:
     import torch
 
     precision = torch.get_float32_matmul_precision()
-    torch._C._get_cublas_allow_tf32()  # raises where the two disagree, though the first did not
+    allows_tf32("cublas")  # raises where the two disagree, though the first did not
     return precision
 
 
@@ -262,14 +263,10 @@ def _readable_cudnn_tf32() -> bool:
 
 
 def _cudnn_tf32() -> bool:
-    import torch
-
-    return torch._C._get_cudnn_allow_tf32()
+    return allows_tf32("cudnn")
 
 
 def _mkldnn_tf32() -> bool | None:
-    import torch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "available for Intel GPUs" on every other build
-        return torch._C._get_onednn_allow_tf32()
+        return allows_tf32("onednn")

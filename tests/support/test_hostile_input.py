@@ -268,7 +268,7 @@ def test_a_store_that_another_program_holds_is_a_line(monkeypatch) -> None:
     other = sqlite3.connect(database.folder() / "speedkit.sqlite", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     try:
-        with pytest.raises(SpeedKitError, match="another program has held it for 0.2 s"):
+        with pytest.raises(SpeedKitError, match=r"another program has held it for 0\.2 s"):
             database.saved()
     finally:
         other.close()

@@ -8,7 +8,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.support.missing_in_torch import moved
+from speedkit_jupyter.support.torch_private import moved
 
 BY_REQUEST = "changes what the model computes, so it is there on request only"
 
