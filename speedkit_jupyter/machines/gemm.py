@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import warnings
 
-from speedkit_jupyter.machines.gemm_kernels import Crossover, internals, kernels
-from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.machines.gemm_kernels import Crossover, kernels
+from speedkit_jupyter.support import interrupts, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 BLAS, ONEDNN = "blas", "onednn"
@@ -24,7 +24,7 @@ class _Installed:
         import torch
 
         self.crossover = crossover
-        others = internals().others
+        others = torch_private.kernels_of_others()
         replacing = kernels(crossover)
         if others := others & {f"aten/{name}/CPU" for name in replacing}:
             named = ", ".join(sorted(others))
@@ -37,7 +37,7 @@ class _Installed:
 
     def remove(self) -> None:
         """torch's own kernels are in force again."""
-        self._library._destroy()
+        torch_private.remove_kernels(self._library)
 
 
 class _Engine:

@@ -89,6 +89,16 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
     return torch.ops.mkldnn._linear_pointwise.default  # type: ignore[no-any-return]
 
 
+def onednn_is_allowed() -> Callable[[], bool]:
+    """Return what tells whether `torch.backends.mkldnn.flags` allows oneDNN, asked at each product.
+
+    The public attribute, where there is one, takes ten times as long.
+    """
+    import torch
+
+    return torch._C._get_mkldnn_enabled
+
+
 def kernels_of_others() -> set[str]:
     """Return the kernels that users have put on the dispatcher, as `aten/mm/CPU`."""
     import torch

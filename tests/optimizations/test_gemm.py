@@ -25,6 +25,7 @@ from speedkit_jupyter.machines import flags, gemm, gemm_kernels, gemm_rates
 from speedkit_jupyter.machines.gemm_kernels import Crossover
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.optimizations.gemm import _crossover_here
+from speedkit_jupyter.support import torch_private
 
 SLOW_BLAS = GemmRates(blas=2e11, onednn=4.3e11, least=128**3)
 Z = torch.zeros(32)
@@ -232,14 +233,14 @@ SPREAD = {
 @pytest.mark.parametrize("layout", SPREAD)
 def test_onednn_is_given_its_second_operand_in_one_piece(layout, monkeypatch):
     """Else it takes a reference kernel, which was over 200 times as slow."""
-    internals = gemm_kernels.internals()
+    product = torch_private.linear_by_onednn()
     pieces: list[bool] = []
 
     def watched(x, weight, *more):
         pieces.append(weight.is_contiguous() or weight.t().is_contiguous())
-        return internals.product(x, weight, *more)
+        return product(x, weight, *more)
 
-    monkeypatch.setattr(gemm_kernels, "internals", lambda: internals._replace(product=watched))
+    monkeypatch.setattr(torch_private, "linear_by_onednn", lambda: watched)
     kernels = gemm_kernels.kernels(Crossover(1, 1, 1))
     a, b, row = SPREAD[layout](16, 24), SPREAD[layout](24, 8), torch.randn(8)
     wide, close = (a.double() @ b.double()).float(), {"rtol": 1e-5, "atol": 1e-5}

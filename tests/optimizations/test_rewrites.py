@@ -126,7 +126,8 @@ def test_on_a_cpu_it_is_said_that_tanh_has_been_slower():
 
 
 def test_each_module_is_named_in_the_report_and_before_and_after_are_told():
-    context = applied(block())
+    model = block()
+    context = applied(model)
     assert context.notes["rewrites"] == (
         "conv.1: InstanceNorm2d -> GroupNorm(8); act: GELU -> tanh; mlp.1: ReLU in place; "
         "mlp.3: SiLU in place"

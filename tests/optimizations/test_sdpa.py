@@ -27,14 +27,16 @@ def kernels() -> str:
 
 def test_math_runs_the_math_kernel_while_applied():
     assert "flash" in kernels()
-    with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="math"))[1]:
+    kept = torch.nn.Linear(2, 2)
+    with apply_speedups(kept, SpeedConfig(sdpa="math"))[1]:
         assert "flash" not in kernels()
         assert "math" in kernels()
     assert "flash" in kernels()
 
 
 def test_the_context_holds_where_another_plan_is_in_force():
-    _, first = apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="math"))
+    kept = torch.nn.Linear(2, 2)
+    _, first = apply_speedups(kept, SpeedConfig(sdpa="math"))
     first_tag = torch.compiler.config.cache_key_tag
     assert "sdpa:math" in first_tag
     torch.backends.cuda.enable_flash_sdp(True)  # somebody else's wish
@@ -51,7 +53,8 @@ def test_auto_leaves_torchs_order(hardware):
 
 
 def test_flash_on_a_cpu_is_declined_with_the_reason():
-    with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="flash"))[1] as context:
+    kept = torch.nn.Linear(2, 2)
+    with apply_speedups(kept, SpeedConfig(sdpa="flash"))[1] as context:
         assert context.plan["sdpa"].declined
         assert "CUDA kernel" in context.plan["sdpa"].reason
 
@@ -64,7 +67,8 @@ def test_flash_on_a_t4_becomes_efficient(hardware):
 def test_an_input_that_the_chosen_kernel_can_not_take_goes_to_another(machine):
     machine("cpu")
     q = torch.rand(1, 2, 8, 16, dtype=torch.float64)
-    with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(sdpa="math"))[1]:
+    kept = torch.nn.Linear(2, 2)
+    with apply_speedups(kept, SpeedConfig(sdpa="math"))[1]:
         assert scaled_dot_product_attention(q, q, q).isfinite().all()
 
 
