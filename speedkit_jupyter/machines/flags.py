@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -33,7 +32,6 @@ class Switch(NamedTuple):
 
 allowed = flags_can_be_set
 # What gives the switches that an optimization owns; the catalog enters its own when it is loaded.
-CATALOG = "speedkit_jupyter.optimizations"
 OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
 
@@ -201,8 +199,6 @@ def attribute(owner: Any, name: str, *values: Any) -> Switch:
 
 def switches() -> dict[str, Switch]:
     """All switches but the fp32 ones, which are coupled and have a module of their own."""
-    if not OWNERS:
-        import_module(CATALOG)
     owned = {name: switch for owner in OWNERS for name, switch in _of(owner).items()}
     return _nobodys() | owned
 
