@@ -275,8 +275,8 @@ dataset = [{"x": torch.rand(20), "labels": torch.rand(1)} for _ in range(16)]
     ("optimizer", "expected"),
     [
         ("AdamW(model.parameters(), lr=0.002, weight_decay=0, eps=1e-6)",
-         'assert arguments.optim == "adamw_torch_fused"\n'
-         "assert arguments.learning_rate == 0.002 and arguments.adam_epsilon == 1e-6\n"),
+         "assert trainer.optimizer.optimizer is optimizer\n"
+         "assert optimizer.defaults['lr'] == 0.002 and optimizer.defaults['eps'] == 1e-6\n"),
         ("SGD(model.parameters(), lr=0.002, momentum=0.9)",
          "assert trainer.optimizer.optimizer is optimizer\n"),
         ("AdamW(model.parameters(), lr=0.002, weight_decay=0.1)",  # Trainer's is another decay
