@@ -12,10 +12,8 @@ from pydantic import PrivateAttr, ValidationError
 
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.optimizations.base.decision import Request, Source
-from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
-from speedkit_jupyter.plans.fields import ALONE, FromCatalog, Origin
-from speedkit_jupyter.plans.mistakes import problems_of
+from speedkit_jupyter.plans.fields import ALONE, FromCatalog, Origin, problems_of
 from speedkit_jupyter.plans.sources import prepared
 from speedkit_jupyter.support import arguments, yaml_lines
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
@@ -105,7 +103,7 @@ class SpeedConfig(FromCatalog):
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
         """The same wishes, said to come from `source`; `why` stands in their reasons."""
-        twin = self._twin()
+        twin = self.model_copy()
         twin._sources, twin._why = dict.fromkeys(type(self).model_fields, source), why
         return twin
 
@@ -114,7 +112,7 @@ class SpeedConfig(FromCatalog):
 
         `why` is the reason for what is left, where there is a better one than that.
         """
-        twin = self._twin()
+        twin = self.model_copy()
         twin._alone, twin._left = True, why
         return twin
 
@@ -145,13 +143,6 @@ class SpeedConfig(FromCatalog):
             return str(value).lower()
         return "" if value is None else str(value)
 
-    def _twin(self) -> SpeedConfig:
-        twin = self.model_copy()
-        twin._variables, twin._sources = dict(self._variables), dict(self._sources)
-        twin._alone, twin._left = self._alone, self._left
-        twin._firm, twin._why = self._firm, self._why
-        return twin
-
     @property
     def is_alone(self) -> bool:
         """Whether what is auto is left as it is."""
@@ -172,7 +163,9 @@ class SpeedConfig(FromCatalog):
         value = getattr(self, name)
         if name in self._variables:
             return Request(name, value, "env", self._variables[name])
-        if value == _default(find(name)):
+        optimization = find(name)
+        assert optimization is not None
+        if value == optimization.default:
             return Request(name, value)
         return Request(name, value, self._sources.get(name, "user"), measured=self._why)
 
@@ -188,11 +181,6 @@ def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] =
 def nothing() -> SpeedConfig:
     """Asks for nothing, whatever rules and environment wish: everything is left as it is."""
     return from_arguments({}, "baseline", firm=(entry.name for entry in CATALOG)).alone()
-
-
-def _default(optimization: Optimization | None) -> Any:
-    assert optimization is not None
-    return optimization.default
 
 
 def _is_bare(name: str, value: Any) -> bool:

@@ -9,8 +9,7 @@ from typing import Any
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.optimizations import CATALOG, find
-from speedkit_jupyter.plans.fields import Origin
-from speedkit_jupyter.plans.mistakes import allowed_keys
+from speedkit_jupyter.plans.fields import Origin, allowed_keys
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import did_you_mean
 

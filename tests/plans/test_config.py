@@ -73,11 +73,6 @@ def test_wrong_type_or_range_is_named(path: Path, text: str, key: str) -> None:
     assert problem.startswith(f"speed.yaml, line 1: {key} is not allowed; allowed: ")
 
 
-def test_a_value_of_another_field_is_told_where_it_goes(path: Path) -> None:
-    (problem,) = problems(path, "compile: aot_eager")
-    assert problem.endswith("It is a value of compile.backend (--compile-backend).")
-
-
 @pytest.mark.parametrize(
     ("text", "start"),
     [
