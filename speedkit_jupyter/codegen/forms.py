@@ -14,7 +14,6 @@ from speedkit_jupyter.codegen import optimizers as of_optimizers
 from speedkit_jupyter.codegen.optimizers import is_made, making
 from speedkit_jupyter.codegen.script import (
     MODEL,
-    Block,
     Script,
     assembled,
     comment,
@@ -26,7 +25,7 @@ from speedkit_jupyter.codegen.script import (
     keywords,
 )
 from speedkit_jupyter.codegen.training_loop import call_of
-from speedkit_jupyter.codegen.wrapped import given, new_state, precision_of
+from speedkit_jupyter.codegen.wrapped import Block, given, new_state, precision_of
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext

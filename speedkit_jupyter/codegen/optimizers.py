@@ -9,7 +9,9 @@ from inspect import Parameter, signature
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.codegen.script import INDENT, TAKEN, Block, Script, comment, keywords
+from speedkit_jupyter.codegen.script import TAKEN, Script, comment, keywords
+from speedkit_jupyter.codegen.training_loop import INDENT
+from speedkit_jupyter.codegen.wrapped import Block
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError

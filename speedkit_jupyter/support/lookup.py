@@ -73,17 +73,16 @@ def _followed(
 
 
 def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word: str) -> str:
-    """What is missing, with the nearest that is there."""
-    if isinstance(node, ast.Attribute) and isinstance(error, AttributeError):
+    """Return what is missing, with the nearest that is there."""
+    if isinstance(node, ast.Attribute):
+        if not isinstance(error, AttributeError):
+            return f"{word}.{node.attr} raises {type(error).__name__}"
         there = [*getattr(owner, "_modules", {}), *getattr(owner, "__dict__", {})]
         return f"{word} has no attribute {node.attr!r}.{did_you_mean(node.attr, there)}"
-    if isinstance(node, ast.Attribute):
-        return f"{word}.{node.attr} raises {type(error).__name__}"
     key = ast.literal_eval(node.slice)
     if isinstance(error, KeyError) and isinstance(owner, Mapping):
-        keys = ", ".join(map(repr, owner)) if len(owner) <= MOST_KEYS else ""
-        hint = did_you_mean(key, owner) or (f" Here: {keys}." if keys else "")
-        return f"{word} has no key {key!r}.{hint}"
+        here = f" Here: {', '.join(map(repr, owner))}." if 0 < len(owner) <= MOST_KEYS else ""
+        return f"{word} has no key {key!r}.{did_you_mean(key, owner) or here}"
     if isinstance(error, IndexError):
         return f"{word} has no element {key!r}: there are {len(owner)}"
     return f"{word}[{key!r}] raises {type(error).__name__}"

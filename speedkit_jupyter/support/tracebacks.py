@@ -48,14 +48,7 @@ def lets_go(function: Callable[P, R]) -> Callable[P, R]:
         except BaseException as error:
             del args, kwargs  # this frame is at work still, and can't be emptied
             _clear(error)
-            below = _below_a_door(error)
-            if not all(map(_is_ours, below)):
-                error.with_traceback(_without_ours(below))
-                for reason in _reasons(error):
-                    if reason is not error:
-                        reason.with_traceback(_without_ours(_entries(reason)))
-            elif isinstance(error, SpeedKitError) and all(map(_is_ours, _entries(error))):
-                error.with_traceback(None)
+            _shorten(error)
             # A plain `raise` would bring the whole traceback back.
             raise error.with_traceback(error.__traceback__)  # noqa: B904
 
@@ -67,6 +60,15 @@ def users_part(error: BaseException) -> TracebackType | None:
     """Return the frames of the user's own error that `lets_go` left; None for an error of ours."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
+
+
+def _shorten(error: BaseException) -> None:
+    below = _below_a_door(error)
+    if not all(map(_is_ours, below)):
+        for reason in _reasons(error):
+            reason.with_traceback(_without_ours(below if reason is error else _entries(reason)))
+    elif isinstance(error, SpeedKitError) and all(map(_is_ours, _entries(error))):
+        error.with_traceback(None)
 
 
 def _below_a_door(error: BaseException) -> list[TracebackType]:

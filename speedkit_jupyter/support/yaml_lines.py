@@ -39,7 +39,8 @@ def load(text: str, name: str) -> tuple[dict[str, Any], dict[Path, int], list[tu
     lines: dict[Path, int] = {}
     duplicates: list[tuple[Path, int]] = []
     try:
-        loader = _Bounded(text)
+        _check(text)
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         _walk(node, (), lines, duplicates)
         values = None if node is None else loader.construct_document(node)
@@ -64,22 +65,17 @@ def shown(value: Any) -> str:
         return "a number with thousands of digits"
 
 
-class _Bounded(yaml.SafeLoader):
-    """Gives up while it reads, not after."""
-
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) or self._depth == MOST_DEPTH:
-            deep = f"more than {MOST_DEPTH} levels deep"
-            problem = deep if self._depth == MOST_DEPTH else "a config has no aliases"
-            raise yaml.composer.ComposerError(problem=problem, problem_mark=event.start_mark)
-        self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
+def _check(text: str) -> None:
+    """Refuse aliases and depth before anything is built of them."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        problem = "a config has no aliases" if isinstance(event, yaml.AliasEvent) else ""
+        problem = f"more than {MOST_DEPTH} levels deep" if depth > MOST_DEPTH else problem
+        if problem:
+            mark: Any = event.start_mark
+            raise yaml.composer.ComposerError(problem=problem, problem_mark=mark)
 
 
 def _line(error: Exception, text: str) -> str:
