@@ -251,7 +251,8 @@ class SpeedContext(Asked):
         self.restored = True
         _ON.take(unwrapped(self.model), self.__dict__)
         memo = self.target.memo
-        memo.compiled_call = memo.graphed = memo.twins = None
+        memo.compiled_call = memo.graphed = None
+        memo.twins.clear()
         self.target.let_go()
 
 

@@ -33,7 +33,6 @@ PLANS = [
     {"gemm": "onednn"},
     {"sdpa": "math"},
     {"threads": 2},
-    {"flush_denormals": True},
     {"reduced_reduction": "reduced"},
     {"inference": True},
     {"fused_optimizer": True, "channels_last": True, "cudnn_benchmark": True},
