@@ -31,7 +31,7 @@ ROOMS = (
     ("properties", "attention"),
     ("facts",),
     ("base",),
-    ("autocast", "compiling"),
+    ("compiling",),
 )
 # And for the rooms of two more.
 INNER_ROOMS = {

@@ -30,32 +30,17 @@ if TYPE_CHECKING:
 MANY_LAYERS, SMALL_LAYER = 8, 2048 * 2048
 # Recorded kinds of calls of a model, each with the memory of a step.
 MOST = 8
-# By torch's own function, which records what it is given first; the rest is what that leaves open.
 CODE = """\
-plain_forward, graphed = model.forward, {}
+plain_forward = model.forward
 
 
-def forward(*inputs, **more):
-    \"\"\"Recorded for the first shapes that it trains on; with others as before.\"\"\"
-    kind = tuple((one.shape, one.dtype, one.requires_grad) for one in inputs)
-    if more or not torch.is_grad_enabled() or (graphed and kind not in graphed):
-        return plain_forward(*inputs, **more)
-    if not graphed:
-        buffers = [buffer.clone() for buffer in model.buffers()]
-        drawn, model.forward = torch.cuda.get_rng_state(), plain_forward
-        cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # as it has to be while it is recorded
-        samples = tuple(one.detach().clone() for one in inputs)
-        for sample, one in zip(samples, inputs):
-            sample.requires_grad_(one.requires_grad)
-        torch.cuda.make_graphed_callables(model, samples, allow_unused_input=True)
-        torch.set_autocast_cache_enabled(cached)
-        graphed[kind], model.forward = model.forward, forward
-        # Warming up has changed these.
-        for buffer, before in zip(model.buffers(), buffers):
-            buffer.copy_(before)
-        torch.cuda.set_rng_state(drawn)
-    return graphed[kind](*inputs)
+def forward(*inputs):
+    \"\"\"Recorded at the first call; the others have to have its shapes.\"\"\"
+    model.forward = plain_forward
+    torch.set_autocast_cache_enabled(False)  # as it has to be while it is recorded
+    samples = tuple(one.detach().clone() for one in inputs)
+    torch.cuda.make_graphed_callables(model, samples, allow_unused_input=True)
+    return model(*inputs)
 
 
 model.forward = forward"""

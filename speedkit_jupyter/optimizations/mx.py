@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.autocast.autocast_source import autocast_source
+from speedkit_jupyter.optimizations.base.autocast import autocast_source
 from speedkit_jupyter.optimizations.base.compression import (
     FUSED,
     Compression,

@@ -12,10 +12,13 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
-from speedkit_jupyter.optimizations.autocast.autocast_source import DTYPES, autocast_source
-from speedkit_jupyter.optimizations.autocast.native import has_fp16, native_precision
-from speedkit_jupyter.optimizations.autocast.reused import Autocasts
-from speedkit_jupyter.optimizations.autocast.switches import autocast_switches
+from speedkit_jupyter.optimizations.base.autocast import (
+    DTYPES,
+    autocast_source,
+    autocast_switches,
+    has_fp16,
+    native_precision,
+)
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
@@ -136,7 +139,7 @@ class Precision(Optimization):
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
             dtype = getattr(torch, DTYPES[decision.value])
-            return Autocasts(device_type, dtype)
+            return partial(torch.autocast, device_type, dtype=dtype)
         if decision.source != "auto" and not decision.declined:
             return partial(torch.autocast, device_type, enabled=False)
         return nullcontext

@@ -33,7 +33,7 @@ PLANS = [
     {"gemm": "onednn"},
     {"sdpa": "math"},
     {"threads": 2},
-    {"reduced_reduction": "reduced"},
+    {"reduced_reduction": "full"},
     {"inference": True},
     {"fused_optimizer": True, "channels_last": True, "cudnn_benchmark": True},
 ]

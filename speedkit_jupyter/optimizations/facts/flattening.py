@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -16,47 +16,22 @@ FLATTENING = {"view", "parameters_to_vector", "vector_to_parameters"}
 
 
 def flattens(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its own code calls `.view` or torch's vectors of parameters, as LBFGS does.
-
-    Read from the compiled code of the class, its bases below torch's Optimizer, and the
-    functions of the same module that they call.
-    """
+    """Whether a method of its own calls `.view` or torch's vectors of parameters, as LBFGS does."""
     import torch
 
     kinds = type(optimizer).__mro__
     own = kinds[: kinds.index(torch.optim.Optimizer)] if torch.optim.Optimizer in kinds else kinds
-    return any(_flattens(kind) for kind in own)
+    return any(map(_flattens, own))
 
 
 @lru_cache(maxsize=256)
 def _flattens(kind: type) -> bool:
-    waiting = [
-        inspect.unwrap(function) for function in vars(kind).values() if inspect.isfunction(function)
-    ]
-    codes: set[Any] = set()
-    while waiting:
-        function = waiting.pop()
-        for code in _codes(function.__code__):
-            if code in codes:
-                continue
-            codes.add(code)
-            if FLATTENING & set(code.co_names):
-                return True
-            called = (function.__globals__.get(name) for name in code.co_names)
-            waiting += [
-                function
-                for function in map(_unwrapped, called)
-                if inspect.isfunction(function) and function.__module__ == kind.__module__
-            ]
-    return False
-
-
-def _unwrapped(value: Any) -> Any:
-    return inspect.unwrap(value) if inspect.isfunction(value) else value
+    methods = [inspect.unwrap(one) for one in vars(kind).values() if inspect.isfunction(one)]
+    return any(FLATTENING & {*code.co_names} for m in methods for code in _codes(m.__code__))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """It, and those of the functions inside it."""
+    """Yield it, and those of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
