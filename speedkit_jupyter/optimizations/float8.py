@@ -9,7 +9,6 @@ from pydantic import Field
 from speedkit_jupyter.optimizations.base.compression import FUSED, Compression, torchao
 from speedkit_jupyter.optimizations.base.decision import Decision, Switch
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Float8(Compression):
     since, units = (8, 9), "float8 Tensor Cores"
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
-    def made(self, decision: Decision, target: Target, layer: torch.nn.Linear) -> Any:
+    def made(self, decision: Decision, layer: torch.nn.Linear) -> Any:
         """torchao's layer over the user's own parameters."""
         config = torchao("float8").Float8LinearConfig(pad_inner_dim=True)
         new = torchao("float8.float8_linear").Float8Linear.from_float(layer, config=config)

@@ -8,23 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.compression import (
-    Compression,
-    by_torchao,
-    for_good,
-    own_weight,
-    torchao,
-    true_is,
-)
+from speedkit_jupyter.optimizations.base.compression import Compression, true_is
 from speedkit_jupyter.optimizations.base.decision import Decision
-from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
-from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 if TYPE_CHECKING:
     import torch
 
-OVERFLOWS = "without VNNI products of 8-bit integers may overflow on this CPU, so 7 bits are used"
 CONFIGS = {
     "dynamic": "Int8DynamicActivationInt8WeightConfig",
     "weights": "Int8WeightOnlyConfig",
@@ -55,36 +45,16 @@ class Int8(Compression):
             return ""
         return super().missing_units(value, hardware, facts)
 
-    def made(self, decision: Decision, target: Target, layer: torch.nn.Linear) -> Any:
-        """A weight of integers."""
-        more: dict[str, Any] = {}
-        if decision.value == "dynamic" and _has_to_be_narrow(own_weight(layer).device):
-            target.notes[self.name], more["reduce_range"] = OVERFLOWS, True
-        config = getattr(torchao(), CONFIGS[decision.value])
-        return by_torchao(config(set_inductor_config=False, **more), own_weight(layer))
-
-    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torchao's own call, which replaces the weights for good."""
-        name, imports, more = CONFIGS[decision.value], [], []
-        if decision.value == "dynamic" and facts.device_type == "cpu":
-            imports.append("from torchao.utils import should_reduce_range")
-            more.append('reduce_range=should_reduce_range(torch.device("cpu"))')
-        config = call(name, *more, set_inductor_config=False)
-        return Snippet(
-            for_good(decision),
-            imports=(f"from torchao.quantization import {name}, quantize_", *imports),
-            model=("quantize_(", "    model,", f"    {config},", ")"),
-        )
-
-
-def _has_to_be_narrow(device: torch.device) -> bool:
-    """As torchao says of this device, or as its products show."""
-    narrow = torchao("utils").should_reduce_range(device)
-    return bool(narrow) or (device.type == "cpu" and _overflows())
+    def config(self, decision: Decision, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+        """7 bits where sums of products of 8 would overflow."""
+        arguments: dict[str, Any] = {"set_inductor_config": False}
+        if decision.value == "dynamic" and device.type == "cpu" and overflows():
+            arguments["reduce_range"] = True
+        return "quantization", CONFIGS[decision.value], arguments
 
 
 @cache
-def _overflows() -> bool:
+def overflows() -> bool:
     """Whether products of integers are wrong on this CPU: without VNNI sums of two saturate."""
     import torch
 

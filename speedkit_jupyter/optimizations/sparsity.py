@@ -11,7 +11,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compression import Compression, for_good, own_weight
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 if TYPE_CHECKING:
@@ -23,20 +22,15 @@ NONE_FITS = (
     "no linear layer has a weight with two zeros in each four of a row; `sparsity: prune` leaves "
     "out the two smaller ones, which makes another model"
 )
-TAKE = """\
-for module in model.modules():
-    if type(module) is torch.nn.Linear and not any(n % 16 for n in module.weight.shape):
-        weight = module.weight.detach()
-        if (weight.reshape(-1, 4) != 0).sum(1).max() <= 2:
-            weight = to_sparse_semi_structured(weight.contiguous())
-            module.weight = torch.nn.Parameter(weight, requires_grad=False)"""
-PRUNE = """\
+CODE = """\
 for module in model.modules():
     if type(module) is torch.nn.Linear and not any(n % 16 for n in module.weight.shape):
         groups = module.weight.detach().reshape(-1, 4)
-        groups = groups.scatter(1, groups.abs().topk(2, largest=False).indices, 0)
-        weight = to_sparse_semi_structured(groups.view(module.weight.shape))
-        module.weight = torch.nn.Parameter(weight, requires_grad=False)"""
+        {line}
+            weight = to_sparse_semi_structured(groups.view(module.weight.shape))
+            module.weight = torch.nn.Parameter(weight, requires_grad=False)"""
+TAKE = "if (groups != 0).sum(1).max() <= 2:"
+PRUNE = "for groups in [groups.scatter(1, groups.abs().topk(2, largest=False).indices, 0)]:"
 
 
 class Sparsity(Compression):
@@ -80,7 +74,7 @@ class Sparsity(Compression):
         """Return also what makes them so."""
         return super().none_fits(decision) if decision.value == "prune" else NONE_FITS
 
-    def made(self, decision: Decision, target: Target, layer: torch.nn.Linear) -> Any:
+    def made(self, decision: Decision, layer: torch.nn.Linear) -> Any:
         """The weight as the kernels take it. That it is a prototype stands in torch's page."""
         import torch
 
@@ -92,7 +86,7 @@ class Sparsity(Compression):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torch's own call, which replaces the weights for good."""
-        text = PRUNE if decision.value == "prune" else TAKE
+        text = CODE.format(line=PRUNE if decision.value == "prune" else TAKE)
         return Snippet(
             for_good(decision),
             imports=("from torch.sparse import to_sparse_semi_structured",),

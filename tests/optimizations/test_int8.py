@@ -115,7 +115,7 @@ def test_it_computes_what_torchao_does_and_everything_comes_back(value):
     from torchao import quantization
 
     model, expected = tied(), tied()
-    seven_bits = value == "dynamic" and int8._has_to_be_narrow(torch.device("cpu"))
+    seven_bits = value == "dynamic" and int8.overflows()
     narrow = {"reduce_range": True} if seven_bits else {}
     make = getattr(quantization, int8.CONFIGS[value])
     quantization.quantize_(expected, make(set_inductor_config=False, **narrow))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.late_optimizers import newcomers
 from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.layers import is_linear
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -41,8 +41,9 @@ class Compression(Optimization):
     """By request only; one of them at a time.
 
     `for_training` says that optimizers may step. Rows and columns of a weight have to be
-    `multiples` of these numbers. `bare` is the word that the name alone stands for, where it is not
-    `true`; `since` is the first compute capability whose units multiply so.
+    `multiples` of these numbers; with `casts` it is made bfloat16 first. `bare` is the word that
+    the name alone stands for, where it is not `true`; `since` is the first compute capability whose
+    `units` multiply so.
     """
 
     effect = Effect.CHANGES_MODEL
@@ -51,6 +52,7 @@ class Compression(Optimization):
     undone = "the model's own weights are back, the same objects"
     for_training: ClassVar[bool] = False
     multiples: ClassVar[tuple[int, int]] = (1, 1)
+    casts: ClassVar[bool] = False
     bare: ClassVar[str] = ""
     hint: ClassVar[str] = ""
     since: ClassVar[tuple[int, int]] = (0, 0)
@@ -89,9 +91,37 @@ class Compression(Optimization):
             has = f"{gpu.name} has {_dotted(gpu.capability)}"
         return f"{self.units} need compute capability {_dotted(self.since)}; {has}"
 
-    @abstractmethod
-    def made(self, decision: Decision, target: Target, layer: torch.nn.Linear) -> Any:
+    def config(self, decision: Decision, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+        """Return torchao's module, the name of its config there, and the config's arguments."""
+        raise NotImplementedError
+
+    def made(self, decision: Decision, layer: torch.nn.Linear) -> Any:
         """Return what stands in for the layer's weight, a tensor, or for the layer, a module."""
+        weight = own_weight(layer).detach()
+        module, name, arguments = self.config(decision, weight.device)
+        values = weight.bfloat16().contiguous() if self.casts else weight
+        return by_torchao(getattr(torchao(module), name)(**arguments), values)
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """torchao's own call, which replaces the weights for good."""
+        import torch
+
+        module, name, arguments = self.config(decision, torch.device(facts.device_type))
+        rows, columns = self.multiples
+        sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
+        lines = [f"fits = lambda module, _: type(module) is torch.nn.Linear and {sizes}"]
+        if self.casts:
+            lines += ["for module in filter(lambda module: fits(module, None), model.modules()):"]
+            lines += ["    module.weight.data = module.weight.data.bfloat16()"]
+        config = call(name, **arguments)
+        return Snippet(
+            for_good(decision),
+            imports=(
+                f"from torchao.{module} import {name}",
+                "from torchao.quantization import quantize_",
+            ),
+            model=(*lines, f"quantize_(model, {config}, filter_fn=fits)"),
+        )
 
     def fits(self, decision: Decision, weight: torch.Tensor) -> bool:
         """Whether the kernels take such a weight."""
@@ -138,7 +168,7 @@ class Compression(Optimization):
         if known is not None and all(map(torch.equal, known[0], bits)):
             return known[1]
         with torch.no_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
-            made = self.made(decision, target, layer)
+            made = self.made(decision, layer)
             if not isinstance(made, torch.nn.Module):
                 made = torch.nn.Parameter(made, requires_grad=False)
         target.memo.twins[layer] = bits, stand_in(made, self.name)
