@@ -17,8 +17,13 @@ from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around, is_compiled
-from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks
+from speedkit_jupyter.optimizations.properties.calls import (
+    CALLS,
+    Call,
+    around,
+    has_forward_hooks,
+    is_compiled,
+)
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.marks import are_changed, marks, version
 

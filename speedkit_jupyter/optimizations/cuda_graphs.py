@@ -18,8 +18,13 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, layer_of
-from speedkit_jupyter.optimizations.properties.hooks import has_forward_hooks, has_hooks_of_all
+from speedkit_jupyter.optimizations.properties.calls import (
+    CALLS,
+    Call,
+    has_forward_hooks,
+    has_hooks_of_all,
+    layer_of,
+)
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:

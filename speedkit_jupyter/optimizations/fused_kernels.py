@@ -25,7 +25,7 @@ from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.patched import PATCHED
+from speedkit_jupyter.optimizations.properties.swapped import PATCHED
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import unwrapped
 

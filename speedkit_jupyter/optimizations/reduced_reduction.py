@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,6 @@ from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 ACCUMULATION = "cuda.matmul.allow_fp16_accumulation"
@@ -79,26 +77,12 @@ class ReducedReduction(Optimization):
             table[name] = flags.Switch(read, partial(setattr, matmul, attribute), values)
         return table | {ACCUMULATION: flags.attribute(matmul, "allow_fp16_accumulation", True)}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """The three switches."""
-        return self._values(decision.value)
-
-    def _values(self, word: str) -> dict[str, Any]:
+    def values(self, decision: Decision) -> Mapping[str, Any]:
+        """All three."""
         is_pair = isinstance(self.switches()[REDUCTIONS[0]].read(), tuple)  # since torch 2.11
-        reductions = WORDS[word] if is_pair else WORDS[word][0]
-        return dict.fromkeys(REDUCTIONS, reductions) | {ACCUMULATION: word == "fp16_accumulation"}
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set all three."""
-        wanted = self._values(decision.value)
-
-        def change() -> None:
-            for name, value in wanted.items():
-                self.switches()[name].write(value)
-
-        with overridden(target, tuple(wanted), change):
-            yield
+        reductions = WORDS[decision.value] if is_pair else WORDS[decision.value][0]
+        accumulation = decision.value == "fp16_accumulation"
+        return dict.fromkeys(REDUCTIONS, reductions) | {ACCUMULATION: accumulation}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torch's switches that are not its own values."""

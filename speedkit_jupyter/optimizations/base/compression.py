@@ -16,13 +16,12 @@ from pydantic import BeforeValidator
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.late_optimizers import newcomers
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
-from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.layers import is_linear
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.hooks import is_watched
+from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, stand_in, stands_for
 from speedkit_jupyter.optimizations.properties.wishes import MISSING
 from speedkit_jupyter.support.exceptions import SpeedKitError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from speedkit_jupyter.optimizations.properties.hooks import is_watched
+from speedkit_jupyter.optimizations.properties.calls import is_watched
 
 if TYPE_CHECKING:
     import torch
