@@ -261,7 +261,9 @@ class Graphed(Call):
 
         kinds = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         around = torch.autocast(device.type, kinds[1], kinds[0], cache_enabled=False)
-        whole = _whole()(self.module, call)
+        # What is recorded takes tensors alone, and has the model's parameters.
+        whole: Any = torch.nn.Module()
+        whole.model, whole.forward = self.module, call
         _RECORDING.now = True
         try:
             with around:
@@ -276,7 +278,7 @@ class Graphed(Call):
             return None
         finally:
             _RECORDING.now = False
-            whole.call = whole.model = None  # a graph holds parameters, and no model
+            whole.model = None  # a graph holds parameters, and no model
             torch.get_device_module(device.type).set_rng_state(random, device)
             with torch.no_grad():
                 for buffer, before in buffers:
@@ -306,25 +308,6 @@ def _flat(result: Any) -> tuple[tuple[Any, ...], Any]:
     if not all(map(_is_tensor, leaves)):
         raise SpeedKitError("the model returns more than tensors")
     return tuple(leaves), structure
-
-
-@cache
-def _whole() -> Any:
-    """Return the class of a module that takes tensors alone and has the model's parameters."""
-    import torch
-
-    class Whole(torch.nn.Module):
-        """A model, and how it is called."""
-
-        def __init__(self, model: torch.nn.Module, call: Callable[..., Any]) -> None:
-            super().__init__()
-            self.model, self.call = model, call
-
-        def forward(self, *tensors: torch.Tensor) -> Any:
-            """Make the call."""
-            return self.call(*tensors)
-
-    return Whole
 
 
 @cache

@@ -71,7 +71,7 @@ def test_the_code_is_torchs_own_function(hardware, form):
 
 def in_the_same_memory(module: nn.Module, samples: Any, allow_unused_input: bool) -> Callable:
     """In the place of make_graphed_callables: results and gradients lie where they lay before."""
-    call, inputs, parameters = module.call, list(samples), list(module.parameters())
+    call, inputs, parameters = module.forward, list(samples), list(module.parameters())
     for _ in range(3):  # as it warms up
         results, _ = tree_flatten(call(*inputs))
     memory = [result.detach().clone() for result in results]
