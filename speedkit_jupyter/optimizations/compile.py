@@ -178,11 +178,10 @@ def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decis
         what = f"compiles its {number} repeated blocks at the first step, alike ones once"
     if backend != backends.INDUCTOR:
         what += f", by {backend}"
-    hint = "; ".join(filter(None, (what, backends.remark(backend))))
     if mode != details["mode"]:
         rule = f"{backend} has no mode {mode}, which is Inductor's; it works without"
-        return request.apply(True, rule, hint=hint, details=details, declined=True)
-    return request.obey(True, hint=hint, details=details)
+        return request.apply(True, rule, hint=what, details=details, declined=True)
+    return request.obey(True, hint=what, details=details)
 
 
 def _put_calls(layer: Layer, decision: Decision, target: Target) -> None:
