@@ -39,8 +39,6 @@ PASSED = "a {} is passed a {}, which it may write to, so it is called once (use_
 HUGGING_FACE = '{"use_reentrant": False}'
 # As they are written without SpeedKit; `blocks` are found by class, which is in the facts.
 CODE = """\
-from functools import partial
-
 blocks = [block for block in model.modules() if type(block).__name__ in {kinds}]
 for block in blocks{every}:
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
@@ -118,11 +116,12 @@ class ActivationCheckpointing(Optimization):
         every = decision.details.get("every", 1)
         if facts.own_checkpointing == "off" and every == 1:
             return _of_hugging_face(form)
-        first, _, *lines = CODE.format(
-            kinds=_listed(facts.block_classes), every="" if every == 1 else f"[::{every}]"
-        ).splitlines()
-        imports = (first, "from torch.utils.checkpoint import checkpoint")
-        return Snippet(imports=imports, model=tuple(lines))
+        kinds = " ".join(f'"{name}",' for name in facts.block_classes)
+        lines = CODE.format(kinds=f"({kinds})", every="" if every == 1 else f"[::{every}]")
+        checkpoint = "from torch.utils.checkpoint import checkpoint"
+        return Snippet(
+            imports=("from functools import partial", checkpoint), model=tuple(lines.splitlines())
+        )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """How many blocks are computed again."""
@@ -139,10 +138,6 @@ class ActivationCheckpointing(Optimization):
         return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
 
 
-def _listed(words: Sequence[str]) -> str:
-    return "(" + " ".join(f'"{word}",' for word in words) + ")"
-
-
 def _of_hugging_face(form: Form) -> Snippet:
     if form != "transformers":
         return Snippet(model=(f"model.gradient_checkpointing_enable({HUGGING_FACE})",))
@@ -157,15 +152,12 @@ def _chosen(blocks: list[torch.nn.Module], decision: Decision) -> list[torch.nn.
 
 
 def _layers(target: Target, decision: Decision) -> list[tuple[torch.nn.Module, Recomputed]]:
+    """The same layers whenever the plan is in force."""
     chosen = _chosen(repeated_blocks(target.model), decision)
-    return [(block, _layer(target, block)) for block in chosen]
-
-
-def _layer(target: Target, block: torch.nn.Module) -> Recomputed:
-    """The same one whenever the plan is in force."""
-    layer: Recomputed = target.memo.calls.setdefault(block, Recomputed(block, target.notes))
-    layer.only_in = target.only_in
-    return layer
+    for block in chosen:
+        layer = target.memo.calls.setdefault(block, Recomputed(block, target.notes))
+        layer.only_in = target.only_in
+    return [(block, target.memo.calls[block]) for block in chosen]
 
 
 class Recomputed(Call):

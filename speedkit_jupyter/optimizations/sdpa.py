@@ -67,28 +67,20 @@ class Sdpa(Optimization):
         if asked == "auto" and rows:
             return request.leave("auto", f"torch's own order stays: {_told(rows)}")
         if asked == "auto":
-            return request.leave(
-                "auto", "torch's own order stays: no fixed one is right everywhere; measure yours"
-            )
+            return request.leave("auto", "torch's own order stays: no other is right everywhere")
         if asked == "math":
             told = f"; {_told(rows, asked)}" if rows else ""
             return request.obey("math", f"the plain kernel and no other{told}")
         if facts.device_type == "cpu":
-            return request.decline(
-                "auto",
-                f"{asked!r} is a CUDA kernel; on a CPU torch uses its own fused one already, for "
-                "all that it can take",
-            )
+            own = "on a CPU torch uses its own fused one already"
+            return request.decline("auto", f"{asked!r} is a CUDA kernel; {own}")
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not devices.KINDS[gpu.kind].attention:
             return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
         if gpu.is_nvidia and asked in ("flash", "cudnn") and not gpu.bf16:
-            return request.apply(
-                "efficient",
-                f"{asked!r} needs compute capability 8.0; the nearest that {gpu.name} has is "
-                "'efficient'",
-                declined=True,
-            )
+            nearest = f"the nearest that {gpu.name} has is 'efficient'"
+            reason = f"{asked!r} needs compute capability 8.0; {nearest}"
+            return request.apply("efficient", reason, declined=True)
         told = _told(rows, asked) if rows else ""
         return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
 
