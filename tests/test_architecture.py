@@ -29,11 +29,9 @@ LAYERS = (
 # The same for the rooms of optimizations/; the catalog's entries stand on all of them.
 ROOMS = (
     ("properties", "attention"),
-    ("rewriting",),
     ("facts",),
     ("base",),
-    ("autocast", "compiling", "fusing", "recomputing", "twins"),
-    ("graphs",),
+    ("compiling",),
 )
 # And for the rooms of two more.
 INNER_ROOMS = {

@@ -134,13 +134,6 @@ class OverrideStack:
             _write(targets)
         return (*layer.taken_over, *kept)
 
-    def forget(self, layer: Layer) -> None:
-        """Drop one layer and write nothing: what it set is out of reach."""
-        self._layers.remove(layer)
-        for name in layer.values:
-            if self._top(name) is None:
-                self._originals.pop(name, None)
-
     def _top(self, name: str) -> Layer | None:
         return next((layer for layer in reversed(self._layers) if name in layer.values), None)
 

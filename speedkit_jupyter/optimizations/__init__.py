@@ -12,7 +12,6 @@ from speedkit_jupyter.optimizations.cuda_graphs import CudaGraphs
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.float8 import Float8
-from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
 from speedkit_jupyter.optimizations.fused_kernels import FusedKernels
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
@@ -32,7 +31,6 @@ from speedkit_jupyter.optimizations.threads import Threads
 CATALOG: tuple[Optimization, ...] = (
     Device(),
     Threads(),
-    FlushDenormals(),
     Allocator(),
     Precision(),
     GradScaler(),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,7 +12,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 EXPANDABLE = "expandable_segments"
@@ -61,19 +58,13 @@ class Allocator(Optimization):
             return {}
         return {segments.NAME: flags.Switch(segments.are_expandable, segments.use, (True,))}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+    def values(self, decision: Decision) -> Mapping[str, Any]:
         """The switch is on."""
         return {segments.NAME: True}
 
     def as_is(self, facts: Facts) -> Any:
         """Whatever is in force."""
         return "auto"
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set it for the process."""
-        with overridden(target, (segments.NAME,), partial(segments.use, True)):
-            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """The same line everywhere."""

@@ -12,17 +12,16 @@ from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.late_optimizers import newcomers
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.flattening import flattens
+from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.layers import (
     channels_last_stride,
     is_channels_last,
     is_convolution,
 )
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.facts.optimizers import flattens
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
 from speedkit_jupyter.optimizations.properties.memory_layout import (
     LAYOUT,

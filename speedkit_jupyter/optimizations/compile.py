@@ -28,15 +28,11 @@ from speedkit_jupyter.optimizations.properties.wishes import Layer
 if TYPE_CHECKING:
     import torch
 
-SWITCHES = (
-    (
-        "dynamo.skip_nnmodule_hook_guards",
-        "torch._dynamo.config",
-        "skip_nnmodule_hook_guards",
-        False,
-    ),
-    ("compiler.cache_key_tag", "torch.compiler.config", "cache_key_tag", "another"),
-)
+# By name: the module, and another value than the usual one.
+SWITCHES = {
+    "dynamo.skip_nnmodule_hook_guards": ("torch._dynamo.config", False),
+    "compiler.cache_key_tag": ("torch.compiler.config", "another"),
+}
 Scope = Literal["auto", "model", "blocks"]
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -99,11 +95,7 @@ class Compile(Optimization):
         if options.enabled is True:
             return _obeyed(request, facts, details)
         if facts.device_type == "cpu":
-            return request.leave(
-                False,
-                "on CPUs it gave 1.05x over ten models for 10 to 20 s of compiling; "
-                "it is there on request",
-            )
+            return request.leave(False, "10 to 20 s of compiling on a CPU: it is there on request")
         kind = devices.kind_of(facts.device)
         if kind is None or not kind.has_triton or hardware.system != "Linux":
             where = f"{facts.device_type} on {hardware.system}"
@@ -115,8 +107,8 @@ class Compile(Optimization):
     def switches(self) -> Mapping[str, flags.Switch]:
         """Only where torch.compile's modules are loaded: importing them takes seconds."""
         return {
-            name: flags.attribute(sys.modules[module], attribute, value)
-            for name, module, attribute, value in SWITCHES
+            name: flags.attribute(sys.modules[module], name.partition(".")[2], value)
+            for name, (module, value) in SWITCHES.items()
             if module in sys.modules
         }
 
@@ -178,11 +170,10 @@ def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decis
         what = f"compiles its {number} repeated blocks at the first step, alike ones once"
     if backend != backends.INDUCTOR:
         what += f", by {backend}"
-    hint = "; ".join(filter(None, (what, backends.remark(backend))))
     if mode != details["mode"]:
         rule = f"{backend} has no mode {mode}, which is Inductor's; it works without"
-        return request.apply(True, rule, hint=hint, details=details, declined=True)
-    return request.obey(True, hint=hint, details=details)
+        return request.apply(True, rule, hint=what, details=details, declined=True)
+    return request.obey(True, hint=what, details=details)
 
 
 def _put_calls(layer: Layer, decision: Decision, target: Target) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,7 +12,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
@@ -58,20 +56,9 @@ class CudnnBenchmark(Optimization):
 
         return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+    def values(self, decision: Decision) -> Mapping[str, Any]:
         """The switch."""
         return {"cudnn.benchmark": decision.value}
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set `torch.backends.cudnn.benchmark`."""
-        import torch
-
-        def change() -> None:
-            torch.backends.cudnn.benchmark = decision.value
-
-        with overridden(target, ("cudnn.benchmark",), change):
-            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """The same line everywhere."""

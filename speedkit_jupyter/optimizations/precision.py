@@ -12,10 +12,13 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
-from speedkit_jupyter.optimizations.autocast.autocast_source import DTYPES, autocast_source
-from speedkit_jupyter.optimizations.autocast.native import has_fp16, native_precision
-from speedkit_jupyter.optimizations.autocast.reused import Autocasts
-from speedkit_jupyter.optimizations.autocast.switches import autocast_switches
+from speedkit_jupyter.optimizations.base.autocast import (
+    DTYPES,
+    autocast_source,
+    autocast_switches,
+    has_fp16,
+    native_precision,
+)
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
@@ -61,17 +64,12 @@ class Precision(Optimization):
         return request.apply(value, reason)
 
     def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
+        units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
         if hardware.cpu.bf16:
-            features = [feature for feature in hardware.cpu.features if feature.endswith("bf16")]
-            units, pay = " and ".join(features), "pays" if len(features) == 1 else "pay"
-            return request.offer(
-                "fp32",
-                "bf16",
-                f"this CPU has {units}, which {pay} for some models and not for others",
-            )
-        return request.leave(
-            "fp32", "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
-        )
+            reason = f"this CPU has {units}: faster for some models and not for others"
+            return request.offer("fp32", "bf16", reason)
+        why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
+        return request.leave("fp32", why)
 
     def _decide_explicit(
         self, request: Request, hardware: Hardware, facts: Facts, gpu: Accelerator | None
@@ -80,7 +78,10 @@ class Precision(Optimization):
         if gpu is None:
             native = asked == "bf16" and hardware.cpu.bf16
             if facts.lstms and not native:
-                return self._lstm_on_cpu(request, hardware)
+                reason = f"oneDNN has no {asked} LSTM on this CPU; it would fail"
+                if not hardware.cpu.bf16:
+                    return request.decline("fp32", reason)
+                return request.apply("bf16", f"{reason}; bf16 works", declined=True)
             slow = "" if native else f"this CPU emulates {asked}, which is usually far slower"
             return request.obey(asked, hint=slow)
         if asked == "fp16" or gpu.bf16:
@@ -90,12 +91,6 @@ class Precision(Optimization):
         if nearest == "fp32":
             return request.decline("fp32", reason)
         return request.apply(nearest, reason, declined=True)
-
-    def _lstm_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
-        reason = f"oneDNN has no {request.value} LSTM on this CPU; it would fail"
-        if hardware.cpu.bf16:
-            return request.apply("bf16", f"{reason}; bf16 works", declined=True)
-        return request.decline("fp32", reason)
 
     def as_is(self, facts: Facts) -> Any:
         """No autocast."""
@@ -136,7 +131,7 @@ class Precision(Optimization):
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
             dtype = getattr(torch, DTYPES[decision.value])
-            return Autocasts(device_type, dtype)
+            return partial(torch.autocast, device_type, dtype=dtype)
         if decision.source != "auto" and not decision.declined:
             return partial(torch.autocast, device_type, enabled=False)
         return nullcontext

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.attention import flash_attention, sdp_kernels
-from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
+from speedkit_jupyter.optimizations.attention import sdp_kernels
 from speedkit_jupyter.optimizations.attention.timings import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
@@ -45,12 +45,10 @@ class Sdpa(Optimization):
     )
 
     class Options(Fields):
-        """`backend`: the kernel to try first; `math` allows no other, `fa3` and `fa4` are
-        FlashAttention's own packages in the place of torch's flash kernel.
-        """
+        """`backend`: the kernel to try first; `math` allows no other."""
 
-        backend: Literal["auto", "flash", "efficient", "cudnn", "math", "fa3", "fa4"] = Field(
-            "auto", description="auto, flash, efficient, cudnn, math, fa3, fa4"
+        backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
+            "auto", description="auto, flash, efficient, cudnn, math"
         )
 
     default = Options()
@@ -69,32 +67,20 @@ class Sdpa(Optimization):
         if asked == "auto" and rows:
             return request.leave("auto", f"torch's own order stays: {_told(rows)}")
         if asked == "auto":
-            return request.leave(
-                "auto", "torch's own order stays: no fixed one is right everywhere; measure yours"
-            )
+            return request.leave("auto", "torch's own order stays: no other is right everywhere")
         if asked == "math":
             told = f"; {_told(rows, asked)}" if rows else ""
             return request.obey("math", f"the plain kernel and no other{told}")
         if facts.device_type == "cpu":
-            return request.decline(
-                "auto",
-                f"{asked!r} is a CUDA kernel; on a CPU torch uses its own fused one already, for "
-                "all that it can take",
-            )
+            own = "on a CPU torch uses its own fused one already"
+            return request.decline("auto", f"{asked!r} is a CUDA kernel; {own}")
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not devices.KINDS[gpu.kind].attention:
             return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
-        if asked in IMPLEMENTATIONS:
-            if obstacle := flash_attention.obstacle(asked, hardware, gpu):
-                return request.decline("auto", obstacle)
-            return request.obey(asked, hint=flash_attention.HINT)
         if gpu.is_nvidia and asked in ("flash", "cudnn") and not gpu.bf16:
-            return request.apply(
-                "efficient",
-                f"{asked!r} needs compute capability 8.0; the nearest that {gpu.name} has is "
-                "'efficient'",
-                declined=True,
-            )
+            nearest = f"the nearest that {gpu.name} has is 'efficient'"
+            reason = f"{asked!r} needs compute capability 8.0; {nearest}"
+            return request.apply("efficient", reason, declined=True)
         told = _told(rows, asked) if rows else ""
         return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
 
@@ -106,10 +92,8 @@ class Sdpa(Optimization):
         """The switches, and the tag for torch.compile's caches."""
         now = facts.flags.get("sdp.priority_order", ())
         fused = decision.value != "math"
-        wanted = IMPLEMENTATIONS.get(decision.value)
         return {
             **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
-            **({} if wanted is None else {flash_attention.SWITCH: wanted.name}),
             "sdp.math": True,
             "sdp.priority_order": sdp_kernels.order(decision.value, now),
             "compiler.cache_key_tag": _tag(
@@ -126,7 +110,7 @@ class Sdpa(Optimization):
         """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
         import torch.compiler.config as config
 
-        names = (*sdp_kernels.names(decision.value), "compiler.cache_key_tag")
+        names = (*sdp_kernels.SWITCHES, "compiler.cache_key_tag")
         tag = _tag(config.cache_key_tag, decision.value)
 
         def change() -> None:
@@ -142,23 +126,21 @@ class Sdpa(Optimization):
         """The same choice for one block, where another plan is in force process-wide."""
         if decision.value == "auto":
             return nullcontext
-        word, names = decision.value, sdp_kernels.names(decision.value)
-        return lambda: overridden(target, names, lambda: sdp_kernels.choose(word))
+        change = partial(sdp_kernels.choose, decision.value)
+        return lambda: overridden(target, sdp_kernels.SWITCHES, change)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torch's public context manager, with the same switches and order inside.
 
         Compiled code needs a tag: the choice is not part of its cache's key.
         """
-        word, wanted = decision.value, IMPLEMENTATIONS.get(decision.value)
+        word = decision.value
         names = ("MATH",) if word == "math" else sdp_kernels.in_order(word)
         kernels = ", ".join(f"SDPBackend.{name}" for name in names)
         tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
-        more = "" if wanted is None else "activate_flash_attention_impl, "
-        register = () if wanted is None else (f'activate_flash_attention_impl("{wanted.name}")',)
         return Snippet(
-            imports=(f"from torch.nn.attention import {more}SDPBackend, sdpa_kernel",),
-            setup=(*register, f"attention = [{kernels}]"),
+            imports=("from torch.nn.attention import SDPBackend, sdpa_kernel",),
+            setup=(f"attention = [{kernels}]",),
             compiling=(
                 "# torch.compile's cache does not tell one choice of kernels from another.",
                 tag,

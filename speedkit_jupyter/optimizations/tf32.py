@@ -69,11 +69,7 @@ class Tf32(Optimization):
         if not hardware.cpu.bf16:
             return request.decline(now, "no TF32 on a CPU, and this one has no AVX512_BF16 or AMX")
         if request.value == "auto":
-            return request.leave(
-                now,
-                "'medium' (bf16 inside float32 products, 1.06x to 1.2x) also rounds what is "
-                "outside autocast: ask for it with --tf32 medium",
-            )
+            return request.leave(now, "'medium' rounds float32 products to bf16: on request")
         return request.obey("medium", "oneDNN multiplies float32 in bf16")
 
     def changes(self) -> dict[str, Any]:
@@ -150,7 +146,5 @@ def _cudnn_tf32() -> bool | None:
 def _described(gpu: Accelerator | None, facts: Facts) -> str:
     if gpu is None:
         return f"{facts.device_type}, which this machine does not have"
-    if gpu.is_nvidia and not gpu.tf32:
-        capability = ".".join(map(str, gpu.capability or ()))
-        return f"{gpu.name} (compute capability {capability} < 8.0)"
-    return gpu.name
+    old = f" (compute capability {'.'.join(map(str, gpu.capability or ()))} < 8.0)"
+    return gpu.name + (old if gpu.is_nvidia and not gpu.tf32 else "")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,7 +12,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
@@ -67,21 +65,13 @@ class Threads(Optimization):
         values = (1, 3, 5)
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+    def values(self, decision: Decision) -> Mapping[str, Any]:
         """The number of threads."""
         return {"num_threads": decision.value}
 
     def as_is(self, facts: Facts) -> Any:
         """As many as torch uses now."""
         return facts.flags.get("num_threads", "auto")
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set the number of threads."""
-        import torch
-
-        with overridden(target, ("num_threads",), lambda: torch.set_num_threads(decision.value)):
-            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """The same line everywhere."""

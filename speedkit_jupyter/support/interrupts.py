@@ -221,12 +221,6 @@ def handler_of(number: int) -> Any:
     return _GATES[0].handlers.get(number) if _GATES else signal.getsignal(number)
 
 
-def finished(action: Callable[[], object]) -> None:
-    """Run `action` undisturbed."""
-    with undisturbed():
-        action()
-
-
 def set_handler(number: int, handler: Any) -> None:
     """Set a signal's handler; while signals are held back, from then on."""
     if _GATES and number in _GATES[0].handlers:

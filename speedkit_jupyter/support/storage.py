@@ -26,15 +26,6 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
         return True
 
 
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Return the same of a contiguous tensor of torch's own class; no mode may be entered."""
-    try:
-        end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
-        return end <= tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError, ValueError):
-        return True
-
-
 def size_in_memory(tensor: torch.Tensor) -> int:
     """Return the bytes of its elements; of one whose memory was given back, those that are left; of
     one that consists of others, theirs.

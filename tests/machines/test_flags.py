@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from speedkit_jupyter.machines import flags, fp32_precision
 from speedkit_jupyter.machines.flags import OverrideStack
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.attention import flash_attention
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
 
@@ -53,9 +52,7 @@ def test_a_changed_switch_is_seen_and_put_back(name: str) -> None:
 
 
 def test_every_switch_has_other_values_and_an_owner_or_is_nobodys() -> None:
-    # FlashAttention 3 and 4 are packages of their own, whose values can't be set without them.
-    packages = {flash_attention.SWITCH}
-    assert all(values for name, (_, values) in OTHER_VALUES.items() if name not in packages)
+    assert all(values for _, values in OTHER_VALUES.values())
     owned = [name for one in CATALOG for name in one.switches()]
     assert len(owned) == len(set(owned))
     assert set(flags.switches()) == {*flags._nobodys(), *owned}

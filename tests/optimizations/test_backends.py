@@ -97,8 +97,7 @@ def test_one_that_the_user_registered_is_used_and_no_compiler_is_needed(register
 
 @pytest.mark.parametrize(
     ("word", "near"),
-    [("inducter", "inductor"), ("aot-eager", "aot_eager"), ("zen_torch", "zentorch"),
-     ("cudagraph", "cudagraphs"), ("open_vino", "openvino"), ("tensor-rt", "tensorrt")],
+    [("inducter", "inductor"), ("aot-eager", "aot_eager"), ("cudagraph", "cudagraphs")],
 )  # fmt: skip
 def test_an_unknown_name_is_one_clear_line_with_the_nearest(word, near):
     with pytest.raises(ConfigError) as caught:
@@ -149,36 +148,6 @@ def test_a_mode_is_inductors_and_falls_away_with_a_word(hardware):
 
 
 # --- guests ---
-
-
-@pytest.mark.parametrize("name", backends.GUESTS)
-def test_a_guest_that_is_not_loaded_is_declined_with_what_installs_it(hardware, name):
-    if backends.GUESTS[name].module in sys.modules:
-        pytest.skip("it is loaded here")
-    for facts in (Facts(parameters=1), Facts.read(network())):
-        decision = decided(name, hardware("cpu"), facts)
-        assert decision.declined
-        assert f"pip install {backends.GUESTS[name].package}" in decision.reason
-        assert "can't be undone" in decision.reason
-
-
-def test_a_guest_is_never_imported_by_a_plan(monkeypatch):
-    model = network()
-    loaded = set(sys.modules)
-    with apply_speedups(model, wish("openvino"))[1] as context:
-        assert context.plan["compile"].declined
-        model(X)
-    assert not any(name.partition(".")[0] == "openvino" for name in set(sys.modules) - loaded)
-
-
-def test_a_guest_that_the_user_imported_is_used_and_its_reach_is_said(register, monkeypatch):
-    monkeypatch.setitem(sys.modules, "zentorch", types.ModuleType("zentorch"))
-    register("zentorch", lambda graph, inputs: graph.forward)
-    model = network()
-    plain = model(X)
-    with apply_speedups(model, wish("zentorch"))[1] as context:
-        assert torch.allclose(model(X), plain, atol=1e-6)
-        assert "has changed torch for this whole process" in context.plan["compile"].reason
 
 
 GUEST = """

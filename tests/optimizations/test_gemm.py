@@ -346,22 +346,6 @@ def test_a_result_may_be_written_over_what_it_is_made_of(onednn):
     torch.testing.assert_close(added, wide + a, rtol=1e-5, atol=1e-5)
 
 
-def test_batches_are_used_by_attention_einsum_and_4d_products_and_their_gradients(onednn):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
-
-    def attended() -> list[torch.Tensor]:
-        weights = (q @ k.mT / 8**0.5).softmax(-1)
-        out = torch.einsum("bhqk,bhkd->bhqd", weights, v)
-        return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
-
-    found = attended()
-    gemm.use(gemm.BLAS)
-    plain = attended()
-    assert any(not torch.equal(a, b) for a, b in zip(found, plain, strict=True)), "was it used?"
-    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("shape", [(1, 300, 300), (300, 300, 1), (300, 1, 300), (2, 300, 300)])
 def test_products_of_vectors_stay_torchs_own(onednn, shape):
     m, k, n = shape
@@ -379,14 +363,6 @@ def test_a_batch_of_short_sums_stays_torchs_own(monkeypatch):
     found = a @ b
     gemm.use(gemm.BLAS)
     assert torch.equal(found, a @ b)
-
-
-def test_where_no_batch_is_faster_torchs_own_stay_on_the_dispatcher():
-    kernels = set(torch.library._impls)
-    gemm.use(gemm.ONEDNN, Crossover(1))
-    found = set(torch.library._impls) - kernels
-    gemm.use(gemm.BLAS)
-    assert found == {f"aten/{name}/CPU" for name in gemm_kernels.SINGLE}
 
 
 def test_gradients_of_gradients_are_right(onednn):
@@ -456,27 +432,6 @@ def test_the_code_to_take_along_does_the_same(batched, taken, monkeypatch):
     finally:
         names["gemm"]._destroy()
     assert flags.snapshot()["gemm"] == "blas"
-
-
-def test_a_plan_inside_another_leaves_its_sizes_and_all_ends_as_it_began(monkeypatch):
-    """In any order: the inner first, and the outer first."""
-    rates = GemmRates(blas=1.0, onednn=2.0, least=10, least_batched=20)
-    monkeypatch.setattr(gemm_rates, "known", lambda machine: rates)
-    _crossover_here.cache_clear()
-    kernels, wanted = set(torch.library._impls), Crossover(10, 20)
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    for order in ((0, 1), (1, 0)):
-        outer = apply_speedups(model, SpeedConfig(gemm="onednn").alone())[1]
-        inner = apply_speedups(model[0], SpeedConfig(gemm="blas").alone())[1]
-        assert gemm.engine() == "blas"
-        contexts = outer, inner
-        contexts[order[1]].restore()
-        if order[1]:
-            assert (gemm.engine(), gemm._now.installed.crossover) == ("onednn", wanted)
-        contexts[order[0]].restore()
-        assert gemm.engine() == "blas"
-        assert set(torch.library._impls) == kernels
-    _crossover_here.cache_clear()
 
 
 def taken_home() -> Callable[[], None]:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations.attention import flash_attention
-from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
 from speedkit_jupyter.optimizations.attention.timings import AUTO
 
 if TYPE_CHECKING:
@@ -40,18 +38,7 @@ def switches() -> Mapping[str, flags.Switch]:
         "sdp.priority_order": flags.Switch(
             torch._C._get_sdp_priority_order, reorder, ([0, 1, 2, 3, 4],)
         ),
-        **flash_attention.switches(),
     }
-
-
-def names(word: str) -> tuple[str, ...]:
-    """The switches that a choice sets."""
-    return (*SWITCHES, flash_attention.SWITCH) if word in IMPLEMENTATIONS else SWITCHES
-
-
-def kernel(word: str) -> str:
-    """torch's word for it: FlashAttention's own packages stand in for the flash kernel."""
-    return BACKENDS["flash" if word in IMPLEMENTATIONS else word]
 
 
 def choose(word: str) -> None:
@@ -59,8 +46,6 @@ def choose(word: str) -> None:
     import torch
     from torch.backends import cuda
 
-    if word in IMPLEMENTATIONS:
-        flash_attention.use(IMPLEMENTATIONS[word].name)
     only_math = word == "math"
     cuda.enable_flash_sdp(not only_math)
     cuda.enable_mem_efficient_sdp(not only_math)
@@ -73,7 +58,7 @@ def order(word: str, now: Sequence[int]) -> list[int]:
     """The numbers of the kernels: the chosen one, and those after it."""
     from torch.nn.attention import SDPBackend
 
-    first = int(getattr(SDPBackend, kernel(word)))
+    first = int(getattr(SDPBackend, BACKENDS[word]))
     return [first, *(number for number in now if number != first)]
 
 
@@ -93,7 +78,7 @@ def chosen(word: str) -> Iterator[None]:
     if word == AUTO:
         yield
         return
-    layer = flags.OVERRIDES.push(names(word), lambda: choose(word))
+    layer = flags.OVERRIDES.push(SWITCHES, lambda: choose(word))
     try:
         yield
     finally:

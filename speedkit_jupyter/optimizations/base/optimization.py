@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from pydantic.fields import FieldInfo
@@ -14,7 +14,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.options import choices, fields_of
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
@@ -113,9 +113,22 @@ class Optimization(ABC):
         """The facts that later optimizations decide upon."""
         return facts
 
-    @abstractmethod
-    def applied(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+    def values(self, decision: Decision) -> Mapping[str, Any]:
+        """What it writes to which of its process-wide switches, where that is all that it does."""
+        return {}
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Apply on entry; on exit put back exactly what was found, around the values."""
+        values = self.values(decision)
+
+        def change() -> None:
+            switches = self.switches()
+            for name, value in values.items():
+                switches[name].write(value)
+
+        with overridden(target, tuple(values), change):
+            yield
 
     def around_forward(
         self, decision: Decision, target: Target
@@ -145,7 +158,7 @@ class Optimization(ABC):
         `facts` are those of the original state. The contract test compares this with what is
         so then.
         """
-        return {}
+        return self.values(decision)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Config values worth trying here, cheapest first."""

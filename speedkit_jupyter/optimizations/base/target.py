@@ -40,11 +40,11 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls, `graphed` what is recorded of its calls, `twins` what multiplies in
-    the stead of weights. `followed` says of each convolution whether other tensors follow its
-    weight's memory, as it was when the plan first came to it. `calls` are the layers around the
-    calls of modules. `strangers` are optimizers that were there before the plan, `met_later` those
-    made after it, with their facts.
+    what a compiled model calls, `graphed` what is recorded of its calls, `twins` what stands in for
+    weights or layers, with a checksum of what it was made of. `followed` says of each convolution
+    whether other tensors follow its weight's memory, as it was when the plan first came to it.
+    `calls` are the layers around the calls of modules. `strangers` are optimizers that were there
+    before the plan, `met_later` those made after it, with their facts.
     """
 
     autocast: str | None = None
@@ -53,7 +53,7 @@ class Memo:
     steps_watched: bool = False
     compiled_call: Any = None
     graphed: Any = None
-    twins: MutableMapping[torch.Tensor, Any] | None = None
+    twins: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
     followed: MutableMapping[torch.nn.Module, bool] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -65,7 +65,8 @@ class Memo:
 
     def let_go(self) -> None:
         """Keep nothing that was made of the model's weights."""
-        self.compiled_call = self.graphed = self.twins = None
+        self.compiled_call = self.graphed = None
+        self.twins.clear()
 
 
 @dataclass(eq=False)
@@ -166,3 +167,45 @@ def overridden(target: Target, names: Iterable[str], change: Callable[[], None])
         yield
     finally:
         target.kept.extend(flags.OVERRIDES.pop(layer))
+
+
+@contextmanager
+def newcomers(
+    target: Target,
+    known: Iterable[torch.optim.Optimizer],
+    welcome: Callable[[torch.optim.Optimizer], None],
+) -> Iterator[None]:
+    """`welcome` each optimizer of the model that is not `known`, just before its first step.
+
+    torch's hook is for the whole process: other models' optimizers cost one look at a set. It
+    must not keep the model alive, so neither may `welcome`. A benchmark knows all that it steps,
+    but those that its step makes: these are met in its own thread.
+    """
+    if not target.search and not target.made:
+        yield
+        return
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    here = target.only_in
+    reference = weakref.ref(target)
+    members = weakref.WeakSet(known)
+    strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if here not in (None, threading.get_ident()):
+            return
+        count = len(optimizer.param_groups)
+        if optimizer in members or strangers.get(optimizer) == count:
+            return
+        target = reference()
+        if target is None or not target.is_stepped_by(optimizer):
+            strangers[optimizer] = count  # looked at again if it takes more parameters
+            return
+        members.add(optimizer)
+        welcome(optimizer)
+
+    handle = register_optimizer_step_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -124,3 +124,26 @@ def users_own(module: torch.nn.Module) -> bool:
     while isinstance(call, Call):
         call = call.inner
     return call is not None
+
+
+def is_watched(module: torch.nn.Module) -> bool:
+    """Whether something sees what it takes or gives, in either pass, or computes in its place."""
+    hooks = (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+    return bool(hooks) or "forward" in module.__dict__
+
+
+def has_hooks_of_all() -> bool:
+    """Whether something of the user's runs whenever any module does."""
+    from torch.nn.modules import module
+
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
+def has_forward_hooks(module: torch.nn.Module) -> bool:
+    """Whether something of the user's runs whenever a part of it runs."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
