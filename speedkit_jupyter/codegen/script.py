@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Optimizers = Mapping[str, torch.optim.Optimizer | None]
 
-WIDTH = 88  # of black and ruff
+WIDTH = 88  # of a comment
 # As they follow one another in a script; a piece's reason stands at the first that it has.
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
 # Names that generated code gives to something else.
@@ -228,11 +228,9 @@ def assembled(
     head: Block, script: Script, blocks: Iterable[Block], function: Block, *imports_too: str
 ) -> str:
     """The whole text: header, the imports that it needs, the blocks, the function."""
-    own = [[part for line in script.beginning for part in _broken(line, script)]]
-    own = [block for block in own if block]
-    body = [[part for line in block for part in _broken(line, script)] for block in blocks if block]
-    body = own + body
-    function = [part for line in function for part in _broken(line, script)]
+    body = [block for block in (script.beginning, *blocks) if block]
+    body = [[_worded(line, script) for line in block] for block in body]
+    function = [_worded(line, script) for line in function]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
     imports |= {UNPATCHING} if script.given.patched else set()
@@ -243,47 +241,12 @@ def assembled(
     return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
 
 
-def _broken(line: str, script: Script) -> Block:
-    """With the user's own names, where these are names and not, say, `models[0]`."""
+def _worded(line: str, script: Script) -> str:
+    """Return it with the user's own names, where these are names and not, say, `models[0]`."""
     if not line.lstrip().startswith("#"):
         for ours, word in script.renamed:
             line = re.sub(rf"(?<![\w.\"]){ours}\b(?!=[^=])", word, line)
-    return broken(line)
-
-
-def broken(line: str) -> Block:
-    """A line of code, or one line for each of its arguments where it is too long."""
-    text = line.strip()
-    indent = line[: len(line) - len(text)]
-    if len(line) <= WIDTH or text.startswith("#"):
-        return [line]
-    head, arguments, tail = _parts(text)
-    inner = [row for part in arguments for row in broken(f"{indent}{INDENT}{part},")]
-    return [indent + head, *inner, indent + tail] if arguments else [line]
-
-
-def _parts(text: str) -> tuple[str, list[str], str]:
-    """What stands before, between and after the first brackets, or those that `with` may have."""
-    if text.startswith("with "):
-        return "with (", _arguments(text[len("with ") : -1])[0], "):"
-    opening = re.search(r"[(\[]", text)
-    if opening is None:
-        return text, [], ""
-    arguments, end = _arguments(text[opening.end() :])
-    return text[: opening.end()], arguments, text[opening.end() + end :]
-
-
-def _arguments(text: str) -> tuple[list[str], int]:
-    """What commas part, down to the closing bracket, and where that is."""
-    parts, begin, depth = [], 0, 0
-    for place, character in enumerate(text):
-        depth += (character in "([") - (character in ")]")
-        if depth < 0 or (character == "," and depth == 0):
-            parts.append(text[begin:place].strip())
-            begin = place + 1
-        if depth < 0:
-            return parts, place
-    return [*parts, text[begin:].strip()], len(text)
+    return line
 
 
 def keywords(arguments: Mapping[str, str]) -> list[str]:
