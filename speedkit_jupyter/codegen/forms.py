@@ -58,7 +58,7 @@ def code(
     model: torch.nn.Module | None = None,
     name: str = MODEL,
 ) -> str:
-    """The plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
+    """Return the plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
 
     `optimizers` are those that the plan was made with; their hyperparameters are written out. Where
     they are a mapping, its keys are your words for them, and a framework goes on with your own
@@ -80,7 +80,7 @@ def _written(
     name: str,
     names: Mapping[str, Any] | None = None,
 ) -> str:
-    """As `code`; `names` is the notebook that it is for, where it is for one."""
+    """Return what `code` does; `names` is the notebook that it is for, where it is for one."""
     if not isinstance(plan, Plan | SpeedContext):
         kind = type(plan).__name__
         raise ArgumentError(
@@ -134,7 +134,8 @@ def _with_own(script: Script, form: str) -> Script:
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """The plan of a context with the optimizers that it met after it was made, and with those.
+    """Return the plan of a context with the optimizers that it met after it was made, and with
+    those.
 
     Where some are `wanted`, with these instead, as they were before the plan.
     """
@@ -161,7 +162,8 @@ def code_report(
     model: torch.nn.Module | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """The same to be shown; `name` is the user's word for the model, `names` the notebook."""
+    """Return the same to be shown; `name` is the user's word for the model, `names` the notebook.
+    """
     text = _written(plan, form, optimizers, model, name, names)
     title = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
     language = "yaml" if form == "yaml" else "python"

@@ -97,7 +97,7 @@ class Script:
         return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
 
     def reasons(self, place: str) -> Block:
-        """The comments that stand at this place."""
+        """Return the comments that stand at this place."""
         return [
             line
             for piece in self.pieces
@@ -106,7 +106,7 @@ class Script:
         ]
 
     def blocks(self, place: str) -> list[Block]:
-        """A block for each piece with lines for this place."""
+        """Return a block for each piece with lines for this place."""
         blocks = []
         for piece in self.pieces:
             lines = getattr(piece.snippet, place)
@@ -116,19 +116,19 @@ class Script:
         return blocks
 
     def setup(self) -> list[Block]:
-        """Process-wide switches; those of torch.compile where the model is compiled."""
+        """Return process-wide switches; those of torch.compile where the model is compiled."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
     def accumulated(self, lines: Sequence[str]) -> Block:
-        """A step as a part of several, where the user's own Accelerator counts them."""
+        """Return a step as a part of several, where the user's own Accelerator counts them."""
         own = self.given.instance
         if own is None or own.accumulation_steps == 1:
             return [*lines]
         return [f"with accelerator.accumulate({MODEL}):", *indented(lines)]
 
     def surrounded(self, lines: Sequence[str]) -> Block:
-        """The lines within everything that belongs around a forward pass."""
+        """Return the lines within everything that belongs around a forward pass."""
         managers = [manager for snippet in self.snippets for manager in snippet.forward]
         if not managers:
             return [*lines]
@@ -144,7 +144,7 @@ def gather(
     model: str,
     given: Given | None = None,
 ) -> Script:
-    """The code of every decision that the form has to say; raises SpeedKitError."""
+    """Return the code of every decision that the form has to say; raises SpeedKitError."""
     pieces, facts = [], plan.facts_after
     for optimization, decision in zip(CATALOG, plan, strict=True):
         told = optimization.frameworks_choose and form != "torch"
@@ -162,7 +162,7 @@ def gather(
 
 
 def header(script: Script, given: Sequence[str]) -> Block:
-    """What this was planned for, and the names that the code takes as given."""
+    """Return what this was planned for, and the names that the code takes as given."""
     hardware = script.plan.hardware
     machine = describe(hardware, script.plan.facts_after.device)
     lines = comment(f"Planned by SpeedKit for {machine}, torch {hardware.torch}.")
@@ -173,7 +173,7 @@ def header(script: Script, given: Sequence[str]) -> Block:
 
 
 def function(script: Script, model: str, backward: str) -> Block:
-    """`train_step`, or `predict` where there is no optimizer.
+    """Return `train_step`, or `predict` where there is no optimizer.
 
     `model` is what is called; `backward` the line that runs it, with `{loss}` for the loss.
     """
@@ -197,14 +197,14 @@ def function(script: Script, model: str, backward: str) -> Block:
 
 
 def has_closures(script: Script) -> bool:
-    """Whether an optimizer runs the model itself."""
+    """Return whether an optimizer runs the model itself."""
     facts = script.plan.facts.optimizers
     pairs = zip(script.optimizers.values(), facts, strict=False)
     return any(needs_closure(optimizer, fact.name) for optimizer, fact in pairs)
 
 
 def _with_closure(script: Script, forward: Block, backward: str) -> Block:
-    """For LBFGS, which runs the model several times a step (and takes no GradScaler)."""
+    """Return a step for LBFGS, which runs the model several times (and takes no GradScaler)."""
     clear = [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
     keep = "losses.append(loss.detach())"  # Accelerate's step gives nothing back
     inside = [*clear, *forward, backward.format(loss="loss"), keep, "return loss"]
@@ -227,7 +227,7 @@ def _loss(script: Script) -> str:
 def assembled(
     head: Block, script: Script, blocks: Iterable[Block], function: Block, *imports_too: str
 ) -> str:
-    """The whole text: header, the imports that it needs, the blocks, the function."""
+    """Return the whole text: header, the imports that it needs, the blocks, the function."""
     body = [block for block in (script.beginning, *blocks) if block]
     body = [[_worded(line, script) for line in block] for block in body]
     function = [_worded(line, script) for line in function]
@@ -250,24 +250,24 @@ def _worded(line: str, script: Script) -> str:
 
 
 def keywords(arguments: Mapping[str, str]) -> list[str]:
-    """Keyword arguments as they are written."""
+    """Return keyword arguments as they are written."""
     return [f"{name}={value}" for name, value in arguments.items()]
 
 
 def comment(text: str, depth: int = 0) -> Block:
-    """Comment lines that will be indented `depth` times."""
+    """Return comment lines that will be indented `depth` times."""
     columns = WIDTH - depth * len(INDENT) - len("# ")
     lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in lines]
 
 
 def indented(lines: Iterable[str]) -> Block:
-    """The body of a function."""
+    """Return the body of a function."""
     return [f"{INDENT}{line}" if line else "" for line in lines]
 
 
 def _groups(imports: Iterable[str]) -> list[Block]:
-    """The standard library's imports, then the others; `import` before `from`."""
+    """Return the standard library's imports, then the others; `import` before `from`."""
     ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
     standard = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
     packages = [line for line in ordered if line not in standard]

@@ -45,7 +45,7 @@ class Call:
         return f"{'batch' if self.takes_batch else 'inputs'}, targets, loss_fn"
 
     def of(self, model: str, inputs: str | None = None) -> str:
-        """The call; `inputs` in place of the names that generated code has."""
+        """Return the call; `inputs` in place of the names that generated code has."""
         if self.takes_batch:
             return f"{model}(**batch)"
         if inputs is None:
@@ -53,7 +53,7 @@ class Call:
         return f"{model}({inputs})"
 
     def loss(self, model: str, inputs: str | None = None, targets: str = "targets") -> list[str]:
-        """The lines that compute `loss`."""
+        """Return the lines that compute `loss`."""
         if self.kind == "loss":
             return [f"loss = {self.of(model)}.loss"]
         if self.kind == "outputs":
@@ -61,7 +61,7 @@ class Call:
         return [f"loss = loss_fn({self.of(model, inputs)}, {targets})"]
 
     def moved(self, move: str, trains: bool) -> list[str]:
-        """The line that moves a batch; `move` is a method call, or nothing."""
+        """Return the line that moves a batch; `move` is a method call, or nothing."""
         if not move:
             return []
         if self.takes_batch:
@@ -77,7 +77,7 @@ class Call:
 
 
 def call_of(model: torch.nn.Module | None) -> Call:
-    """How this model is called; as `model(inputs)` where nothing tells."""
+    """Return how this model is called; as `model(inputs)` where nothing tells."""
     parameters = _parameters(model)
     if "labels" in parameters:
         return Call("loss" if _is_transformers(model) else "outputs")
@@ -102,7 +102,7 @@ UNKNOWN: Mapping[str, inspect.Parameter] = {}
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
-    """Those of forward; of a wrapper that passes everything on, those of what it wraps."""
+    """Return those of forward; of a wrapper that passes everything on, those of what it wraps."""
     for _ in range(5):
         try:
             parameters = inspect.signature(model.forward).parameters
@@ -122,14 +122,16 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_transformers(model: Any) -> bool:
-    """Whether it is a model of transformers, which need not be installed to ask."""
+    """Return whether it is a model of transformers, which need not be installed to ask."""
     inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
     classes = (*type(model).__mro__, *type(inner).__mro__)
     return any(base.__name__ == "PreTrainedModel" for base in classes)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer | None, name: str) -> bool:
-    """Whether its step can't do without a function that computes the loss; `name` is its class."""
+    """Return whether its step can't do without a function that computes the loss; `name` is its
+    class.
+    """
     if optimizer is None:
         return name == "LBFGS"
     try:
@@ -197,7 +199,7 @@ def _scaled(ctx: str, names: list[str]) -> list[str]:
 
 
 def _with_closure(forward: list[str], names: list[str]) -> list[str]:
-    """For optimizers that run the model themselves, and take no GradScaler."""
+    """Return a step for optimizers that run the model themselves, and take no GradScaler."""
     clear = [f"{name}.zero_grad()" for name in names]
     inside = [*clear, *forward, "loss.backward()", "return loss"]
     steps = [f"{name}.step(closure)" for name in names]

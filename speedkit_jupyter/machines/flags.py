@@ -44,13 +44,15 @@ class Change(NamedTuple):
 
 
 def snapshot() -> Values:
-    """The value in force of every switch, by name. Reading writes nothing, not for a moment."""
+    """Return the value in force of every switch, by name. Reading writes nothing, not for a moment.
+    """
     values = {name: switch.read() for name, switch in switches().items()}
     return MappingProxyType(fp32_precision.read() | values)
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """What differs, in the order of `before`; a switch that only one side knows is left out."""
+    """Return what differs, in the order of `before`; a switch that only one side knows is left out.
+    """
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -67,7 +69,7 @@ def restore(values: Values) -> None:
 
 
 def is_mixed() -> bool:
-    """Whether torch's two TF32 APIs disagree, so that its own readers raise RuntimeError."""
+    """Return whether torch's two TF32 APIs disagree, so that its own readers raise RuntimeError."""
     return fp32_precision.is_mixed()
 
 
@@ -142,7 +144,7 @@ class OverrideStack:
         return self._originals[name] if top is None else top.values[name]
 
     def _adopt_changes_by_the_user(self, values: Values) -> None:
-        """What the user set since the last override is what its undo must come back to."""
+        """Have the undo come back to what the user set since the last override."""
         for name, value in values.items():
             if self._top(name) is None or self._in_force(name) == value:
                 continue
@@ -158,7 +160,7 @@ OVERRIDES = OverrideStack()
 
 
 def _read(names: Iterable[str]) -> Values:
-    """Exactly, for what is put back later: the fp32 switches' own values, not inherited ones."""
+    """Return exact values, to be put back later: the fp32 switches' own, not inherited ones."""
     names = tuple(names)
     table = switches()
     fp32 = fp32_precision.own() if set(names) & set(fp32_precision.NAMES) else {}
@@ -186,18 +188,18 @@ def _write_plain(values: Values) -> None:
 
 
 def attribute(owner: Any, name: str, *values: Any) -> Switch:
-    """A switch that is an attribute of a module of torch's."""
+    """Return a switch that is an attribute of a module of torch's."""
     return Switch(partial(getattr, owner, name), partial(setattr, owner, name), values)
 
 
 def switches() -> dict[str, Switch]:
-    """All switches but the fp32 ones, which are coupled and have a module of their own."""
+    """Return all switches but the fp32 ones, which are coupled and have a module of their own."""
     owned = {name: switch for owner in OWNERS for name, switch in _of(owner).items()}
     return _nobodys() | owned
 
 
 def _of(owner: Callable[[], Mapping[str, Switch]]) -> Mapping[str, Switch]:
-    """None of one that stands on what torch has moved; its optimization is declined then."""
+    """Return no switches of one that stands on what torch has moved; it is declined then."""
     try:
         return owner()
     except (AttributeError, ImportError) as error:
@@ -207,7 +209,7 @@ def _of(owner: Callable[[], Mapping[str, Switch]]) -> Mapping[str, Switch]:
 
 
 def _nobodys() -> dict[str, Switch]:
-    """What no optimization sets itself, and its flags depend on."""
+    """Return what no optimization sets itself, and its flags depend on."""
     import torch
 
     dtypes = (torch.float64, torch.float16, torch.bfloat16)

@@ -41,7 +41,7 @@ LEGACY = (MATMUL_PRECISION, CUDNN_TF32, MKLDNN_TF32)
 
 
 def name_of(backend: str, operation: str) -> str:
-    """The switch's name, as in `torch.backends`: `cuda.matmul.fp32_precision`."""
+    """Return the switch's name, as in `torch.backends`: `cuda.matmul.fp32_precision`."""
     parts = [part for part in (backend, operation) if part not in ROOT]
     return ".".join([*parts, "fp32_precision"])
 
@@ -51,7 +51,7 @@ NAMES = (*LEGACY, *(name_of(*key) for key in KEYS))
 
 
 def read() -> dict[str, Any]:
-    """Every fp32 switch as it is in force, by name; writes nothing.
+    """Return every fp32 switch as it is in force, by name; writes nothing.
 
     The old settings, where torch can't read them, follow from which of its readers raise; None
     for cuDNN's where its operations disagree, since then nothing tells.
@@ -79,7 +79,7 @@ def restore(values: Mapping[str, Any]) -> None:
 
 
 def own() -> dict[str, Any]:
-    """Every fp32 switch's own value, by name, found by probing; leaves torch as it was."""
+    """Return every fp32 switch's own value, by name, found by probing; leaves torch as it was."""
     with interrupts.held_back():
         values = _own_values()
         try:
@@ -112,7 +112,7 @@ def _write_legacy(now: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _told_matmul_precision(said: Mapping[tuple[str, str], str]) -> str:
-    """torch compares it with the new settings, so that what raises tells what it must be."""
+    """Return what it must be: torch compares it with the new settings, so what raises tells."""
     import torch
 
     with suppress(RuntimeError):
@@ -131,7 +131,7 @@ def _told_cudnn_tf32(said: Mapping[tuple[str, str], str]) -> bool | None:
 
 
 def is_mixed() -> bool:
-    """Whether the two APIs disagree, so that torch's own readers raise RuntimeError."""
+    """Return whether the two APIs disagree, so that torch's own readers raise RuntimeError."""
     return _raises(_matmul_precision) or _raises(_cudnn_tf32)
 
 
@@ -150,7 +150,7 @@ def repair() -> bool:
 
 
 def _repair_matmul() -> None:
-    """The old API has one word for both backends: CUDA decides it, where there is a device."""
+    """Write the old API's one word for both backends: CUDA decides it, where there is a device."""
     import torch
 
     oneDNN = fp32_precision("mkldnn", "matmul")
@@ -179,7 +179,7 @@ def _raises(reader: Callable[[], Any]) -> bool:
 
 
 def _own_values() -> dict[tuple[str, str], str]:
-    """Each operation's own value, `none` where it follows its parent.
+    """Return each operation's own value, `none` where it follows its parent.
 
     The value that can't be written is given as what it means at present.
     """
@@ -197,7 +197,7 @@ def _own_values() -> dict[tuple[str, str], str]:
 
 
 def _own(key: tuple[str, str], parent: tuple[str, str]) -> str:
-    """`none` where `key` follows its parent through two different values; the caller undoes."""
+    """Return `none` where `key` follows its parent through two values; the caller undoes these."""
     values = []
     for probe in ("ieee", "tf32"):
         set_fp32_precision(*parent, probe)
@@ -206,7 +206,7 @@ def _own(key: tuple[str, str], parent: tuple[str, str]) -> str:
 
 
 def _write_own(values: Mapping[tuple[str, str], str]) -> None:
-    """Parents first, for what is left alone depends on them; only what differs is written."""
+    """Write parents first, as what is left alone depends on them; only what differs is written."""
     for key in (ROOT, *((backend, "all") for backend in BACKENDS)):
         set_fp32_precision(*key, values[key])
     for key, value in _own_values().items():
@@ -215,7 +215,7 @@ def _write_own(values: Mapping[tuple[str, str], str]) -> None:
 
 
 def _readable_matmul_precision() -> str:
-    """The old setting, read once the new ones agree with it; the caller puts those back."""
+    """Return the old setting, read once the new ones agree with it; the caller puts those back."""
     keys = [("cuda", "matmul"), ("mkldnn", "matmul")]
     tries: Iterable[tuple[str, ...]] = itertools.product(*(PRECISIONS[b] for b, _ in keys))
     try:
@@ -238,7 +238,7 @@ def _matmul_precision() -> str:
 
 
 def _readable_cudnn_tf32() -> bool:
-    """The old setting: it is True exactly if it can be read while conv and rnn are tf32."""
+    """Return the old setting: it is True exactly if it can be read while conv and rnn are tf32."""
     if not _raises(_cudnn_tf32):
         return _cudnn_tf32()
     set_fp32_precision("cuda", "all", "tf32")

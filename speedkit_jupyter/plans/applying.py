@@ -81,7 +81,7 @@ def applied_to(model: torch.nn.Module) -> SpeedContext | None:
 
 
 def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
-    """For code that asks a context: that of the plan in force on the first, or one of no plan."""
+    """Return the context in force on the first model, or one of no plan, for code that asks one."""
     for model in models:
         return applied_to(model) or prepare(model, None)
     return None

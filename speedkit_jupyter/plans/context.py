@@ -335,7 +335,7 @@ def restore_all() -> int:
 
 
 def _restore_all_at_exit() -> None:
-    """Before Python shuts down: what is undone while it does can import nothing any more."""
+    """Restore before Python shuts down: while it does nothing can be imported any more."""
     atexit.unregister(restore_all)
     atexit.register(restore_all)
 
@@ -349,7 +349,7 @@ def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
 
 
 def _end(key: int) -> None:
-    """The model is gone: what its plans set elsewhere goes back."""
+    """End the plans of a model that is gone: what they set elsewhere goes back."""
     contexts = _ON.pop(key, [])
 
     def close() -> None:

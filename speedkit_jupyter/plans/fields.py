@@ -30,7 +30,7 @@ class Origin:
     firm: frozenset[str] = frozenset()  # fields that no environment variable changes
 
     def where(self, path: Path_) -> str:
-        """The name, with the line of that key or of what it stands in."""
+        """Return the name, with the line of that key or of what it stands in."""
         paths = [path, *((alias, *path[1:]) for alias in _aliases(path[0]))]
         candidates = [*paths, *(candidate[:1] for candidate in paths)]
         line = next(
@@ -47,7 +47,7 @@ FromCatalog: Any = create_model(
 
 
 def allowed_keys(key: str) -> str:
-    """What is allowed instead of this one, with the nearest."""
+    """Return what is allowed instead of this one, with the nearest."""
     names = [*(entry.name for entry in CATALOG), ALONE]
     aliases = [alias for entry in CATALOG for alias in entry.aliases]
     return f"allowed: {', '.join(names)}.{did_you_mean(key, [*names, *aliases])}"
@@ -56,7 +56,8 @@ def allowed_keys(key: str) -> str:
 def problems_of(
     error: ValidationError, origin: Origin, variables: Mapping[str, str]
 ) -> Iterator[str]:
-    """One line for each key that pydantic refuses: where, what was given, what is allowed."""
+    """Return one line for each key that pydantic refuses: where, what was given, what is allowed.
+    """
     paths = set()
     for detail in error.errors():
         path, allowed = _allowed(detail["loc"])
@@ -81,7 +82,9 @@ def _mistake(detail: ErrorDetails, path: Path_, allowed: str) -> str:
 
 
 def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:
-    """The key's path (without pydantic's union branches) and the words that are allowed there."""
+    """Return the key's path (without pydantic's union branches) and the words that are allowed
+    there.
+    """
     optimization = find(str(location[0]))
     if optimization is None:
         return (str(location[0]),), ", ".join(entry.name for entry in CATALOG)
@@ -98,7 +101,7 @@ def _allowed(location: tuple[int | str, ...]) -> tuple[Path_, str]:
 
 
 def _other_spelling(path: Path_) -> str | None:
-    """For a field's second spelling the name of the field, which pydantic has taken already."""
+    """Return a field's name for its second spelling, which pydantic has taken already."""
     optimization = find(path[0])
     if optimization is None or len(path) == 1:
         return None

@@ -46,7 +46,7 @@ class Preview:
         return self.plan.active_values() != self.applied.plan.active_values()
 
     def rows(self) -> list[tuple[str, Any, Any, Any]]:
-        """Name, before, now and after, of what is not the same in all three."""
+        """Return name, before, now and after, of what is not the same in all three."""
         every = [(name, self.before[name], self.now[name], self.after[name]) for name in self.now]
         return [row for row in every if not row[1] == row[2] == row[3]]
 
@@ -76,14 +76,15 @@ def preview(
 
 
 def _with_memo(target: Target, applied: SpeedContext) -> Target:
-    """What an applied plan knows (what autocast stands for) is part of what is observed."""
+    """Return what an applied plan knows (what autocast stands for) is part of what is observed."""
     return replace(target, memo=applied.target.memo)
 
 
 def _original(
     facts: Facts, optimizers: Sequence[torch.optim.Optimizer], applied: SpeedContext
 ) -> Facts:
-    """The facts before the plan in force; of optimizers that it does not know, those of now."""
+    """Return the facts before the plan in force; of optimizers that it does not know, those of now.
+    """
     originals = dict(zip(map(id, applied.target.optimizers), applied.facts.optimizers, strict=True))
     return replace(
         applied.facts,
@@ -104,7 +105,8 @@ def _expected(planned: Plan, target: Target, facts: Facts) -> dict[str, Any]:
 
 
 def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
-    """What each optimization would decide for each of its words, all else as in the config."""
+    """Return what each optimization would decide for each of its words, all else as in the config.
+    """
     decisions: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
         name, words = optimization.name, optimization.words

@@ -92,12 +92,12 @@ class PlanShape(_Shape):
 
 
 def saved(number: int, name: Any, when: Any, result: Any) -> Saved:
-    """A row of results."""
+    """Return a row of results."""
     return Saved(number, _text(name), _moment(when), _values(result, ResultShape))
 
 
 def learned(number: int, setting: Any, task: Any, when: Any, plan: Any) -> Learned:
-    """A row of learned plans."""
+    """Return a row of learned plans."""
     values = _values(plan, PlanShape)
     return Learned(number, _text(setting), _text(task), _moment(when), values)
 

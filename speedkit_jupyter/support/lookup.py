@@ -21,12 +21,13 @@ MOST_KEYS = 8
 
 
 def canonical(text: str) -> str:
-    """The same word as Python writes it. Raises SpeedKitError for what is no such word."""
+    """Return the same word as Python writes it. Raises SpeedKitError for what is no such word."""
     return ast.unparse(_parsed(text))
 
 
 def value_of(names: Mapping[str, Any], text: str, known: Iterable[str] = (), kind: str = "") -> Any:
-    """What the word stands for; raises SpeedKitError with the nearest of the `known` ones."""
+    """Return what the word stands for; raises SpeedKitError with the nearest of the `known` ones.
+    """
     return _followed(_parsed(text), names, text, list(known), kind or "name")
 
 
@@ -89,7 +90,7 @@ def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """As `isinstance`; of a stranger whose own `__class__` fails, by its type."""
+    """Return as `isinstance` does; of a stranger whose own `__class__` fails, by its type."""
     try:
         return isinstance(value, kind)
     except Exception:
@@ -101,7 +102,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Its own, as it gives them; none where it can't."""
+    """Return an object's own attributes, as it gives them; none where it can't."""
     try:
         attributes: Any = getattr(value, "__dict__", None)
     except Exception:

@@ -9,7 +9,7 @@ EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves n
 
 
 def length_of(value: Any) -> int | None:
-    """The first dimension of the first tensor in it that has one."""
+    """Return the first dimension of the first tensor in it that has one."""
     import numpy as np
     import torch
     from torch.utils._pytree import tree_leaves
@@ -20,7 +20,8 @@ def length_of(value: Any) -> int | None:
 
 
 def cut(value: Any, length: int, samples: slice) -> Any:
-    """What holds a value for each of `length` samples is cut; containers are looked into."""
+    """Return these samples of what holds a value for each of `length`; containers are looked into.
+    """
     import numpy as np
     import torch
 
@@ -40,7 +41,7 @@ def cut(value: Any, length: int, samples: slice) -> Any:
 
 
 def are_alike(value: Any, length: int, samples: slice) -> bool:
-    """Whether these of the `length` samples hold the same, in every tensor that has them."""
+    """Return whether these of the `length` samples hold the same, in every tensor that has them."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -53,5 +54,5 @@ def are_alike(value: Any, length: int, samples: slice) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A mapping of a library's own (transformers' BatchEncoding, say) as a dictionary."""
+    """Return a mapping of a library's own (transformers' BatchEncoding, say) as a dictionary."""
     return dict(value) if isinstance(value, Mapping) and type(value) is not dict else value

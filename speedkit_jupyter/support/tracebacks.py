@@ -29,7 +29,7 @@ def door(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_door(code: CodeType) -> bool:
-    """Whether this is code of ours that calls the user's."""
+    """Return whether this is code of ours that calls the user's."""
     return code in _DOORS
 
 
