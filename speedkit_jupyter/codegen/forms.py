@@ -140,11 +140,10 @@ def as_of_now(
     Where some are `wanted`, with these instead, as they were before the plan.
     """
     made, own = context.plan, list(context.target.optimizers)
-    whole = len(own) == len(made.facts.optimizers)  # none is gone
-    readings = dict(zip(own, made.facts.optimizers, strict=True)) if whole else {}
-    readings |= met_later(context.target)
+    readings = dict(context.facts_of) | met_later(context.target)
     optimizers = of_optimizers.listed(wanted) or list(readings)
-    if optimizers == own or not optimizers:
+    is_whole = len(own) == len(made.facts.optimizers)  # none is gone
+    if (optimizers == own and is_whole) or not optimizers:
         return made, optimizers
     facts = tuple(
         readings.get(optimizer) or OptimizerFacts.read(optimizer, [context.model])
@@ -162,8 +161,7 @@ def code_report(
     model: torch.nn.Module | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return the same to be shown; `name` is the user's word for the model, `names` the notebook.
-    """
+    """Return a report of it; `name` is the user's word for the model, `names` the notebook."""
     text = _written(plan, form, optimizers, model, name, names)
     title = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
     language = "yaml" if form == "yaml" else "python"

@@ -1,6 +1,6 @@
 """Every process-wide PyTorch switch that SpeedKit touches: snapshot, diff, restore, override.
 
-Several applied plans may want the same switch. Their wishes lie on one stack (`OVERRIDES`), so
+Several applied plans may want the same switch. Their overrides lie on one stack (`OVERRIDES`), so
 that they can be taken back in any order: what is still applied stays in force, the last one to
 go leaves the original, and a switch that the user changed meanwhile is the user's.
 """
@@ -44,15 +44,13 @@ class Change(NamedTuple):
 
 
 def snapshot() -> Values:
-    """Return the value in force of every switch, by name. Reading writes nothing, not for a moment.
-    """
+    """Return the value in force of every switch, by name; writes nothing, not for a moment."""
     values = {name: switch.read() for name, switch in switches().items()}
     return MappingProxyType(fp32_precision.read() | values)
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """Return what differs, in the order of `before`; a switch that only one side knows is left out.
-    """
+    """Return what differs, in the order of `before`, without switches that only one side knows."""
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -80,7 +78,7 @@ def repair() -> bool:
 
 @dataclass(eq=False)
 class Layer:
-    """One plan's wishes: the values that it set, by name, and the names that the user took over."""
+    """One plan's override: the values that it set, by name, and what the user took over."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)

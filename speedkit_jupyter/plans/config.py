@@ -104,13 +104,13 @@ class SpeedConfig(FromCatalog):
         return text
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return the same wishes, said to come from `source`; `why` stands in their reasons."""
+        """Return the same config, said to come from `source`; `why` stands in its reasons."""
         twin = self.model_copy()
         twin._sources, twin._why = dict.fromkeys(type(self).model_fields, source), why
         return twin
 
     def alone(self, why: str = "") -> SpeedConfig:
-        """Return the same wishes and no others: what is auto is left as it is, not decided by
+        """Return the same options and no others: what is auto is left as it is, not decided by
         rules.
 
         `why` is the reason for what is left, where there is a better one than that.
@@ -120,7 +120,7 @@ class SpeedConfig(FromCatalog):
         return twin
 
     def changed(self, path: str, value: Any) -> SpeedConfig:
-        """Return a config with one more wish: `path` is an option (`tf32`) or a field
+        """Return a config with one more option: `path` is its name (`tf32`) or a field
         (`compile.mode`).
 
         As it was typed just now, no environment variable overrides it. None takes a field back

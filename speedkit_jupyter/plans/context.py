@@ -36,8 +36,8 @@ class SpeedContext:
     """An applied plan. As a context manager it restores at the end of the block.
 
     Besides the plan it knows what was found out later (`notes`) and what changed (`changes()`).
-    `facts` are those of the original state, `own_plan` is made of them. `asked` notes what code has
-    called on it: `autocast`, `grad_scaler`.
+    `facts` are those of the original state, `facts_of` each optimizer; `own_plan` is made of them.
+    `asked` notes what code has called on it: `autocast`, `grad_scaler`.
 
     A context holds neither its model nor the optimizers. Once the user's last name of the model is
     gone, so is the model, and the plan has ended; `model` is None then.
@@ -58,7 +58,11 @@ class SpeedContext:
         self.target.search, self.target.made = made is None, tuple(made or ())
         self.restored = False
         self.asked: set[str] = set()
-        facts = Facts.read(model, self.target.optimizers).stepped_by(self.target.made)
+        facts = Facts.read(model, self.target.optimizers)
+        self.facts_of = weakref.WeakKeyDictionary(
+            dict(zip(self.target.optimizers, facts.optimizers, strict=True))
+        )
+        facts = facts.stepped_by(self.target.made)
         self.facts = replace(facts, optimizers_later=self.target.search)
         self.own_plan = plan(config, Hardware.current(), self.facts)
         self._entered = False

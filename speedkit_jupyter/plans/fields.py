@@ -56,8 +56,7 @@ def allowed_keys(key: str) -> str:
 def problems_of(
     error: ValidationError, origin: Origin, variables: Mapping[str, str]
 ) -> Iterator[str]:
-    """Return one line for each key that pydantic refuses: where, what was given, what is allowed.
-    """
+    """Yield a line for each key that pydantic refuses: where, what was given, what is allowed."""
     paths = set()
     for detail in error.errors():
         path, allowed = _allowed(detail["loc"])

@@ -93,8 +93,7 @@ class Plan:
         }
 
     def to_config(self) -> SpeedConfig:
-        """Return a config that asks for just this plan, whatever rules would decide about the rest.
-        """
+        """Return a config that asks for just this plan, whatever rules decide about the rest."""
         return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:

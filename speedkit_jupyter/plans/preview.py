@@ -59,7 +59,9 @@ def preview(
     """Plan from the model's original state, as applying would; touches nothing."""
     applied = applied_to(model)
     target = Target(model, optimizers)
-    now = observed(target if applied is None else _with_memo(target, applied))
+    if applied is not None:  # what autocast stands for is part of what is observed
+        target = replace(target, memo=applied.target.memo)
+    now = observed(target)
     before = dict(now) if applied is None else now | applied.before
     facts = replace(Facts.read(model, optimizers), optimizers_later=True)
     if applied is not None:
@@ -75,24 +77,13 @@ def preview(
     return replace(view, after=after, words=_words(config, hardware, facts))
 
 
-def _with_memo(target: Target, applied: SpeedContext) -> Target:
-    """Return what an applied plan knows (what autocast stands for) is part of what is observed."""
-    return replace(target, memo=applied.target.memo)
-
-
 def _original(
     facts: Facts, optimizers: Sequence[torch.optim.Optimizer], applied: SpeedContext
 ) -> Facts:
-    """Return the facts before the plan in force; of optimizers that it does not know, those of now.
-    """
-    originals = dict(zip(map(id, applied.target.optimizers), applied.facts.optimizers, strict=True))
-    return replace(
-        applied.facts,
-        optimizers=tuple(
-            originals.get(id(optimizer), its_facts)
-            for optimizer, its_facts in zip(each_once(optimizers), facts.optimizers, strict=True)
-        ),
-    )
+    """Return the facts before the plan in force; of optimizers unknown to it, those of now."""
+    pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
+    originals = tuple(applied.facts_of.get(optimizer, its_facts) for optimizer, its_facts in pairs)
+    return replace(applied.facts, optimizers=originals)
 
 
 def _expected(planned: Plan, target: Target, facts: Facts) -> dict[str, Any]:
@@ -105,8 +96,7 @@ def _expected(planned: Plan, target: Target, facts: Facts) -> dict[str, Any]:
 
 
 def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
-    """Return what each optimization would decide for each of its words, all else as in the config.
-    """
+    """Return what each optimization decides for each of its words, all else as in the config."""
     decisions: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
         name, words = optimization.name, optimization.words

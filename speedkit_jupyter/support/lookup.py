@@ -26,8 +26,7 @@ def canonical(text: str) -> str:
 
 
 def value_of(names: Mapping[str, Any], text: str, known: Iterable[str] = (), kind: str = "") -> Any:
-    """Return what the word stands for; raises SpeedKitError with the nearest of the `known` ones.
-    """
+    """Return what the word stands for. Raises SpeedKitError with the nearest that is `known`."""
     return _followed(_parsed(text), names, text, list(known), kind or "name")
 
 

@@ -20,8 +20,7 @@ def length_of(value: Any) -> int | None:
 
 
 def cut(value: Any, length: int, samples: slice) -> Any:
-    """Return these samples of what holds a value for each of `length`; containers are looked into.
-    """
+    """Return these samples of what holds a value for each of `length`, in containers too."""
     import numpy as np
     import torch
 

@@ -57,8 +57,7 @@ def is_wrapper(value: Any) -> bool:
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:
-    """Return its part that has all its tensors: a wrapper with some of its own changes the model.
-    """
+    """Return its part that has all its tensors: one with some of its own changes the model."""
     parts = model.__dict__.get("_modules")
     if not isinstance(parts, dict):
         return None
