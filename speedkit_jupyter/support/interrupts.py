@@ -218,7 +218,8 @@ def _run_what_waits() -> None:
 
 def handler_of(number: int) -> Any:
     """Return a signal's handler; while signals are held back, the one that gets them afterwards."""
-    return _GATES[0].handlers.get(number) if _GATES else signal.getsignal(number)
+    held = _GATES[0].handlers if _GATES else {}
+    return held[number] if number in held else signal.getsignal(number)
 
 
 def set_handler(number: int, handler: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from speedkit_jupyter.support.torch_private import leaves
+
 EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves nothing"
 
 
@@ -12,11 +14,10 @@ def length_of(value: Any) -> int | None:
     """Return the first dimension of the first tensor in it that has one."""
     import numpy as np
     import torch
-    from torch.utils._pytree import tree_leaves
 
     kinds = (torch.Tensor, np.ndarray)
-    leaves = (leaf for leaf in tree_leaves(_plain(value)) if isinstance(leaf, kinds))
-    return next((len(leaf) for leaf in leaves if leaf.ndim), None)
+    tensors = (leaf for leaf in leaves(_plain(value)) if isinstance(leaf, kinds))
+    return next((len(leaf) for leaf in tensors if leaf.ndim), None)
 
 
 def cut(value: Any, length: int, samples: slice) -> Any:
@@ -42,14 +43,13 @@ def cut(value: Any, length: int, samples: slice) -> Any:
 def are_alike(value: Any, length: int, samples: slice) -> bool:
     """Return whether these of the `length` samples hold the same, in every tensor that has them."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    leaves = [
+    parts = [
         leaf[samples]
-        for leaf in tree_leaves(_plain(value))
+        for leaf in leaves(_plain(value))
         if isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == length
     ]
-    return all(torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in leaves)
+    return all(torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in parts)
 
 
 def _plain(value: Any) -> Any:

@@ -160,6 +160,16 @@ def without_modes() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
+def leaves(value: Any) -> list[Any]:
+    """Return what lies in containers, one in another, as torch's own transformations see them.
+
+    `torch.utils._pytree` has no public name yet; every version since 2.0 has this function.
+    """
+    from torch.utils._pytree import tree_leaves
+
+    return tree_leaves(value)
+
+
 def version(tensor: torch.Tensor) -> int:
     """Return how often a tensor was written to; 0 where torch does not count that."""
     return 0 if tensor.is_inference() else tensor._version

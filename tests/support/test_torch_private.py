@@ -105,6 +105,10 @@ def test_no_mode_sees_what_is_asked_inside():
     assert asked == []
 
 
+def test_leaves_lie_in_containers_one_in_another():
+    assert torch_private.leaves({"a": [1, (2,)], "b": 3}) == [1, 2, 3]
+
+
 def test_writes_are_counted_where_torch_counts_them():
     weight = nn.Linear(2, 2).weight
     before = torch_private.version(weight)
