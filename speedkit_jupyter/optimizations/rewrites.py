@@ -18,7 +18,7 @@ from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, source
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.facts.rewritable import GROUPS, Kind, Rewritable, rewritable
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, stand_in, stands_for
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,8 @@ class Rewrites(Optimization):
 
     def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
         able = Counter(place.kind for place, *_ in rewritable(target.model))
-        done = Counter(stands_for(module).partition(":")[2] for module in target.model.modules())
+        standing = [SWAPPED.standing(module).values() for module in target.model.modules()]
+        done = Counter(one.word for each in standing for one in each)
         return {
             f"model.{kind}": f"{done[kind] + able[kind] * bool(switches.get(kind))} of "
             f"{done[kind] + able[kind]} {words}"
@@ -136,12 +137,12 @@ class Rewrites(Optimization):
         return Snippet(model=tuple(lines))
 
 
-def _wishes(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, Any]]:
+def _wishes(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
     """Return what stands in, by the modules that hold it; the notes say which."""
-    wishes: dict[torch.nn.Module, dict[Slot, Any]] = {}
+    wishes: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
     chosen = [one for one in rewritable(target.model) if decision.details.get(one[0].kind)]
     for place, parent, name in chosen:
-        new = stand_in(_made(place.kind, parent._modules[name]), f"rewrites:{place.kind}")
+        new = StandIn(_made(place.kind, parent._modules[name]), place.kind)
         wishes.setdefault(parent, {})["_modules", name] = new
     target.notes["rewrites"] = "; ".join(f"{place.path}: {place.change}" for place, *_ in chosen)
     return wishes

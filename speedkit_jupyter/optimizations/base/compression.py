@@ -22,7 +22,7 @@ from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.layers import is_linear
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import is_watched
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, stand_in, stands_for
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 from speedkit_jupyter.optimizations.properties.wishes import MISSING
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
@@ -138,8 +138,12 @@ class Compression(Optimization):
         layers = self._layers(decision, target)
         if not layers:
             target.notes[self.name] = self.none_fits(decision)
-        wishes = _wishes(target.model, {one: self._made(decision, target, one) for one in layers})
+        made: dict[torch.nn.Module, StandIn] = {
+            layer: StandIn(self._made(decision, target, layer), self.name) for layer in layers
+        }
+        wishes = _wishes(target.model, made)
         del layers
+        made.clear()
         with ExitStack() as stack:
             stack.enter_context(SWAPPED.wished(wishes))
             del wishes  # which hold the model
@@ -170,7 +174,7 @@ class Compression(Optimization):
             made = self.made(decision, layer)
             if not isinstance(made, torch.nn.Module):
                 made = torch.nn.Parameter(made, requires_grad=False)
-        target.memo.twins[layer] = bits, stand_in(made, self.name)
+        target.memo.twins[layer] = bits, made
         return made
 
     def _refuse(self, optimizer: torch.optim.Optimizer) -> None:
@@ -189,9 +193,10 @@ class Compression(Optimization):
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """How many layers multiply so."""
-        layers = _linears(target.model)
-        done = [one for one in layers if self.name in (stands_for(one), stands_for(one.weight))]
-        return {f"model.{self.name}": f"{len(done)} of {len(layers)} linear layers"}
+        standing = [SWAPPED.standing(one).values() for one in target.model.modules()]
+        own = {id(one.value) for each in standing for one in each if one.word == self.name}
+        of = len(_linears(target.model))
+        return {f"model.{self.name}": f"{len(own)} of {of} linear layers"}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """Those whose weights fit."""
@@ -284,19 +289,21 @@ def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
 
 
 def _wishes(
-    model: torch.nn.Module, made: Mapping[torch.nn.Module, Any]
-) -> list[tuple[torch.nn.Module, dict[Slot, Any]]]:
+    model: torch.nn.Module, made: Mapping[torch.nn.Module, StandIn]
+) -> list[tuple[torch.nn.Module, dict[Slot, StandIn]]]:
     """Return for each module what stands in for its parts, or for its own weight."""
     import torch
 
     wishes = []
     for module in model.modules():
-        wish: dict[Slot, Any] = {
+        wish: dict[Slot, StandIn] = {
             ("_modules", name): made[child]
             for name, child in module._modules.items()
-            if child is not None and isinstance(made.get(child), torch.nn.Module)
+            if child is not None
+            and child in made
+            and isinstance(made[child].value, torch.nn.Module)
         }
-        if isinstance(made.get(module), torch.Tensor):
+        if module in made and isinstance(made[module].value, torch.Tensor):
             wish["_parameters", "weight"] = made[module]
         if wish:
             wishes.append((module, wish))
