@@ -108,7 +108,7 @@ class ActivationCheckpointing(Optimization):
         """A layer around the calls of each block; in a benchmark for its own thread's alone."""
         import torch._dynamo  # noqa: F401  (checkpoint loads it, for a second, in the first step)
 
-        with CALLS.wished(_layers(target, decision)):
+        with CALLS.overriding(_layers(target, decision)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

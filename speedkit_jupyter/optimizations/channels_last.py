@@ -29,7 +29,7 @@ from speedkit_jupyter.optimizations.properties.memory_layout import (
     owns_its_storage,
     weight_of,
 )
-from speedkit_jupyter.optimizations.properties.wishes import Layer
+from speedkit_jupyter.optimizations.properties.overrides import Layer
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ class ChannelsLast(Optimization):
         if shared := _number_of_weights(target.model) - len(own):
             target.notes[self.name] = f"{_counted(shared)} {SHARED}"
         own = [module for module in own if id(weight_of(module)) not in flat]
-        wishes = [(module, channels_last_stride(weight_of(module))) for module in own]
+        overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
         calls = [(target.model, _Explained(target.model))] if own else []
         del own
         with ExitStack() as stack:
-            layer = stack.enter_context(LAYOUT.wished(wishes, target.live_optimizers))
-            stack.enter_context(CALLS.wished(calls))
-            del wishes, calls  # which hold the model
+            layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
+            stack.enter_context(CALLS.overriding(calls))
+            del overrides, calls  # which hold the model
             for optimizer in optimizers:
                 _follow_when_loaded(layer, stack, optimizer)
             welcome = partial(_welcome, layer, target.notes, stack)

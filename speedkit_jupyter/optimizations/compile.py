@@ -23,7 +23,7 @@ from speedkit_jupyter.optimizations.facts import backends
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
-from speedkit_jupyter.optimizations.properties.wishes import Layer
+from speedkit_jupyter.optimizations.properties.overrides import Layer
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,7 @@ class Compile(Optimization):
 
         with (
             overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change),
-            CALLS.wished(()) as layer,
+            CALLS.overriding(()) as layer,
         ):
             _put_calls(layer, decision, target)
             yield

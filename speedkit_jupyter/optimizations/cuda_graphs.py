@@ -90,13 +90,13 @@ class CudaGraphs(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """A layer around the model's calls; in a benchmark for its own thread's alone."""
-        wishes = []
+        overrides = []
         if decision.value:
             target.memo.graphed = target.memo.graphed or Graphed(target.model, target.notes)
             target.memo.graphed.only_in = target.only_in
-            wishes.append((target.model, target.memo.graphed))
-        with CALLS.wished(wishes):
-            wishes.clear()  # which hold the model
+            overrides.append((target.model, target.memo.graphed))
+        with CALLS.overriding(overrides):
+            overrides.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -109,7 +109,7 @@ class FusedKernels(Optimization):
         """
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else []
-        with PATCHED.wished(patches):
+        with PATCHED.overriding(patches):
             patches.clear()  # which hold the model
             yield
 

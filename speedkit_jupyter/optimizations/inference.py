@@ -58,15 +58,15 @@ class Inference(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """A layer around the model's calls; in a benchmark for its own thread's alone."""
-        wishes = []
+        overrides = []
         if decision.value:
             layer = target.memo.calls.setdefault(
                 target.model, Unrecorded(target.model, target.notes)
             )
             layer.only_in = target.only_in
-            wishes.append((target.model, layer))
-        with CALLS.wished(wishes):
-            del wishes  # which hold the model
+            overrides.append((target.model, layer))
+        with CALLS.overriding(overrides):
+            del overrides  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

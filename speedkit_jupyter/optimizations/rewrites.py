@@ -122,9 +122,9 @@ class Rewrites(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Each module in the place of another."""
-        wishes = _wishes(decision, target)
-        with SWAPPED.wished(wishes.items()):
-            wishes.clear()  # which hold the model
+        overrides = _overrides(decision, target)
+        with SWAPPED.overriding(overrides.items()):
+            overrides.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -137,15 +137,15 @@ class Rewrites(Optimization):
         return Snippet(model=tuple(lines))
 
 
-def _wishes(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
+def _overrides(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
     """Return what stands in, by the modules that hold it; the notes say which."""
-    wishes: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+    overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
     chosen = [one for one in rewritable(target.model) if decision.details.get(one[0].kind)]
     for place, parent, name in chosen:
         new = StandIn(_made(place.kind, parent._modules[name]), place.kind)
-        wishes.setdefault(parent, {})["_modules", name] = new
+        overrides.setdefault(parent, {})["_modules", name] = new
     target.notes["rewrites"] = "; ".join(f"{place.path}: {place.change}" for place, *_ in chosen)
-    return wishes
+    return overrides
 
 
 def _loop(places: Sequence[Rewritable], line: str) -> list[str]:

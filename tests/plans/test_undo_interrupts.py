@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups
-from speedkit_jupyter.optimizations.properties import memory_layout, wishes
+from speedkit_jupyter.optimizations.properties import memory_layout, overrides
 from speedkit_jupyter.plans import applying, context, leaving, observed
 from speedkit_jupyter.plans.applying import applied_to, prepare
 from speedkit_jupyter.support import handlers, interrupts, registry
@@ -19,7 +19,8 @@ from speedkit_jupyter.support import handlers, interrupts, registry
 OURS = {
     one.__file__
     for one in (
-        applying, context, handlers, interrupts, leaving, memory_layout, observed, registry, wishes
+        applying, context, handlers, interrupts, leaving, memory_layout, observed, overrides,
+        registry,
     )
 }  # fmt: skip
 

@@ -22,8 +22,8 @@ from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.layers import is_linear
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import is_watched
+from speedkit_jupyter.optimizations.properties.overrides import MISSING
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
-from speedkit_jupyter.optimizations.properties.wishes import MISSING
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
@@ -141,12 +141,12 @@ class Compression(Optimization):
         made: dict[torch.nn.Module, StandIn] = {
             layer: StandIn(self._made(decision, target, layer), self.name) for layer in layers
         }
-        wishes = _wishes(target.model, made)
+        overrides = _overrides(target.model, made)
         del layers
         made.clear()
         with ExitStack() as stack:
-            stack.enter_context(SWAPPED.wished(wishes))
-            del wishes  # which hold the model
+            stack.enter_context(SWAPPED.overriding(overrides))
+            del overrides  # which hold the model
             if not self.for_training:
                 stack.enter_context(newcomers(target, target.live_optimizers(), self._refuse))
             yield
@@ -288,15 +288,15 @@ def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
     return known and weight.numel() > 0 and id(weight) not in stepped and not is_watched(layer)
 
 
-def _wishes(
+def _overrides(
     model: torch.nn.Module, made: Mapping[torch.nn.Module, StandIn]
 ) -> list[tuple[torch.nn.Module, dict[Slot, StandIn]]]:
     """Return for each module what stands in for its parts, or for its own weight."""
     import torch
 
-    wishes = []
+    overrides = []
     for module in model.modules():
-        wish: dict[Slot, StandIn] = {
+        override: dict[Slot, StandIn] = {
             ("_modules", name): made[child]
             for name, child in module._modules.items()
             if child is not None
@@ -304,10 +304,10 @@ def _wishes(
             and isinstance(made[child].value, torch.nn.Module)
         }
         if module in made and isinstance(made[module].value, torch.Tensor):
-            wish["_parameters", "weight"] = made[module]
-        if wish:
-            wishes.append((module, wish))
-    return wishes
+            override["_parameters", "weight"] = made[module]
+        if override:
+            overrides.append((module, override))
+    return overrides
 
 
 def _checksum(weight: torch.Tensor) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from speedkit_jupyter.optimizations.properties.wishes import (
+from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
     Optimizers,
     Property,
@@ -66,26 +66,26 @@ class Calls(Property):
         """What the user has there, by presence."""
         return thing.__dict__.get(SLOT, MISSING)
 
-    def holds(self, thing: torch.nn.Module, wish: Call) -> bool:
+    def holds(self, thing: torch.nn.Module, override: Call) -> bool:
         """Whether nobody has put something over it."""
-        return thing.__dict__.get(SLOT) is wish
+        return thing.__dict__.get(SLOT) is override
 
-    def put(self, thing: torch.nn.Module, wish: Call, optimizers: Optimizers) -> None:
+    def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
         """One around the other, from the module's own call outwards."""
         layers = self._all()[thing]
         own = None if layers.original is MISSING else layers.original
         inner = own
-        for call in layers.wishes.values():
+        for call in layers.overrides.values():
             if own is None or not call.compiles:  # what the user has compiled is compiled
                 call.inner, inner = inner, call
         if inner is not None:
             thing.__dict__[SLOT] = inner
 
     def put_back(
-        self, thing: torch.nn.Module, original: Any, wish: Call, optimizers: Optimizers
+        self, thing: torch.nn.Module, original: Any, override: Call, optimizers: Optimizers
     ) -> None:
         """What the user had there; what came since stays."""
-        if self.holds(thing, wish):
+        if self.holds(thing, override):
             put_back_entries(thing.__dict__, {SLOT: original})
 
 

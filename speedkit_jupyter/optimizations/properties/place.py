@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speedkit_jupyter.optimizations.properties.wishes import Optimizers, Property
+from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
 from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ class Place(Property):
                 elsewhere[tensor] = str(tensor.device)
         return Found(str(thing.device), elsewhere)
 
-    def put(self, thing: torch.Tensor, wish: str, optimizers: Optimizers) -> None:
+    def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
         """Move it, and what goes with it."""
         for tensor in (thing, *_companions(thing, optimizers)):
-            _move(tensor, wish)
+            _move(tensor, override)
 
-    def holds(self, thing: torch.Tensor, wish: str) -> bool:
+    def holds(self, thing: torch.Tensor, override: str) -> bool:
         """Whether it lies there still; a kind without a number is any device of it."""
-        return wish in (str(thing.device), thing.device.type)
+        return override in (str(thing.device), thing.device.type)
 
     def put_back(
-        self, thing: torch.Tensor, original: Found, wish: str, optimizers: Optimizers
+        self, thing: torch.Tensor, original: Found, override: str, optimizers: Optimizers
     ) -> None:
         """Where it lay, unless the user moved it; what was made meanwhile goes with it."""
-        if not self.holds(thing, wish) and str(thing.device) != original.device:
+        if not self.holds(thing, override) and str(thing.device) != original.device:
             return
         _move(thing, original.device)
         for tensor in _companions(thing, optimizers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speedkit_jupyter.optimizations.properties.wishes import (
+from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
     Optimizers,
     Property,
@@ -64,7 +64,7 @@ class Fused(Property):
         return Found(_settings(thing.defaults), groups, attributes, steps)
 
     def adopted(
-        self, thing: torch.optim.Optimizer, original: Found, wish: bool, optimizers: Optimizers
+        self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
     ) -> Found:
         """What the user set, or a loaded state brought; the rest as it was found at first."""
         now = self.found(thing, optimizers)
@@ -75,11 +75,11 @@ class Fused(Property):
         defaults = original.defaults if ours else now.defaults
         return Found(defaults, now.groups, original.attributes, original.steps)
 
-    def holds(self, thing: torch.optim.Optimizer, wish: bool) -> bool:
+    def holds(self, thing: torch.optim.Optimizer, override: bool) -> bool:
         """Whether all of it is fused still."""
         return all(holder.get("fused") is True for holder in (thing.defaults, *thing.param_groups))
 
-    def put(self, thing: Any, wish: bool, optimizers: Optimizers) -> None:
+    def put(self, thing: Any, override: bool, optimizers: Optimizers) -> None:
         """Switch the settings, the flag for GradScaler, and where `step` lies."""
         import torch
 
@@ -92,7 +92,7 @@ class Fused(Property):
             _move(step, parameter.device, torch.float32)
 
     def put_back(
-        self, thing: torch.optim.Optimizer, original: Found, wish: bool, optimizers: Optimizers
+        self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
     ) -> None:
         """By presence; what the user set otherwise stays."""
         _put_back(thing.defaults, original.defaults)

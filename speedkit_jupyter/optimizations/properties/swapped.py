@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speedkit_jupyter.optimizations.properties.wishes import (
+from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
     Optimizers,
     Property,
@@ -27,7 +27,7 @@ class StandIn(NamedTuple):
     word: str
 
 
-Wish = Mapping[Slot, StandIn]
+Slots = Mapping[Slot, StandIn]
 
 
 class Swapped(Property):
@@ -47,11 +47,11 @@ class Swapped(Property):
         kinds = ("_parameters", "_modules")
         return {(kind, name): v for kind in kinds for name, v in thing.__dict__[kind].items()}
 
-    def put(self, thing: torch.nn.Module, wish: Wish, optimizers: Optimizers) -> None:
-        """The latest wish for each slot; the user's own where no plan has one any more."""
+    def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
+        """Put the latest override into each slot; the user's own where no plan has one."""
         layers = self.layers(thing)
         wanted: dict[Slot, StandIn] = {}
-        for each in layers.wishes.values() if layers is not None else ():
+        for each in layers.overrides.values() if layers is not None else ():
             wanted.update(each)
         for slot in self.standing(thing).keys() - wanted.keys():
             _put(thing, slot, layers.original[slot] if layers is not None else None)
@@ -62,18 +62,20 @@ class Swapped(Property):
         self._standing = WeakIdKeyDictionary() if self._standing is None else self._standing
         self._standing[thing] = wanted
 
-    def holds(self, thing: torch.nn.Module, wish: Wish) -> bool:
+    def holds(self, thing: torch.nn.Module, override: Slots) -> bool:
         """Whether all of it stands there still."""
-        return wish.keys() <= self.standing(thing).keys()
+        return override.keys() <= self.standing(thing).keys()
 
     def put_back(
-        self, thing: torch.nn.Module, original: Any, wish: Wish, optimizers: Optimizers
+        self, thing: torch.nn.Module, original: Any, override: Slots, optimizers: Optimizers
     ) -> None:
         """The user's own, wherever something of ours still stands."""
         for slot in self.standing(thing):
             _put(thing, slot, original[slot])
 
-    def adopted(self, thing: torch.nn.Module, original: Any, wish: Wish, optimizers: Any) -> Any:
+    def adopted(
+        self, thing: torch.nn.Module, original: Any, override: Slots, optimizers: Any
+    ) -> Any:
         """The user's own, with what the user has put there since."""
         now = self.found(thing, optimizers)
         return now | {slot: original[slot] for slot in self.standing(thing)}
@@ -100,8 +102,8 @@ def _put(module: torch.nn.Module, slot: Slot, value: Any) -> None:
 
 
 class Patched(Property):
-    """Attributes of a module; a wish has their values by name, methods as plain functions, so that
-    it does not hold its module.
+    """Attributes of a module. An override has their values by name, methods as plain functions, so
+    that it does not hold its module.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[str, Any]:
@@ -113,25 +115,25 @@ class Patched(Property):
         """Return what lies on the module without what plans have put there."""
         layers, own = self.layers(thing), dict(thing.__dict__)
         if layers is not None:
-            names = {name for wish in layers.wishes.values() for name in wish}
+            names = {name for override in layers.overrides.values() for name in override}
             put_back_entries(own, {n: layers.original.get(n, MISSING) for n in names})
         return own
 
-    def put(self, thing: torch.nn.Module, wish: Mapping[str, Any], optimizers: Any) -> None:
+    def put(self, thing: torch.nn.Module, override: Mapping[str, Any], optimizers: Any) -> None:
         """Functions become methods of it."""
-        for name, value in wish.items():
+        for name, value in override.items():
             is_method = isinstance(value, FunctionType)
             thing.__dict__[name] = value.__get__(thing) if is_method else value
 
-    def holds(self, thing: torch.nn.Module, wish: Mapping[str, Any]) -> bool:
+    def holds(self, thing: torch.nn.Module, override: Mapping[str, Any]) -> bool:
         """Whether all of it is as it was put."""
-        return all(_on(thing, name) == value for name, value in wish.items())
+        return all(_on(thing, name) == value for name, value in override.items())
 
     def put_back(
-        self, thing: torch.nn.Module, original: Any, wish: Mapping[str, Any], optimizers: Any
+        self, thing: torch.nn.Module, original: Any, override: Mapping[str, Any], optimizers: Any
     ) -> None:
-        """What it had, wherever it is still as wished."""
-        ours = [name for name, value in wish.items() if _on(thing, name) == value]
+        """What it had, wherever it is still as overridden."""
+        ours = [name for name, value in override.items() if _on(thing, name) == value]
         put_back_entries(thing.__dict__, {name: original.get(name, MISSING) for name in ours})
 
 
