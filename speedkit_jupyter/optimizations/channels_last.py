@@ -89,10 +89,7 @@ class ChannelsLast(Optimization):
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         """Those that lie so already, and those that will be laid out anew."""
-        convolutions = [m for m in target.model.modules() if is_convolution(m)]
-        anew = {id(weight_of(module)) for module in _laid_out(target)}
-        last = sum(is_channels_last(m) or id(weight_of(m)) in anew for m in convolutions)
-        return {"model.channels_last": f"{last} of {len(convolutions)} convolutions"}
+        return _state(target.model, {id(weight_of(module)) for module in _laid_out(target)})
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -102,7 +99,8 @@ class ChannelsLast(Optimization):
             id(p) for optimizer in optimizers if flattens(optimizer) for p in _parameters(optimizer)
         }
         own = _laid_out(target)
-        if shared := _number_of_weights(target.model) - len(own):
+        weights = {id(weight_of(m)) for m in target.model.modules() if is_convolution(m)}
+        if shared := len(weights) - len(own):
             target.notes[self.name] = f"{_counted(shared)} {SHARED}"
         own = [module for module in own if id(weight_of(module)) not in flat]
         overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
@@ -119,37 +117,32 @@ class ChannelsLast(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The whole model where that moves nothing but convolutions, else each of them."""
-        kinds = {4: ("2d", "channels_last"), 5: ("3d", "channels_last_3d")}
-        formats = [kinds[dimensions] for dimensions in facts.convolution_dims]
-        if len(formats) == 1 and not facts.others_of_such_dims:
-            return Snippet(model=(f"model = model.to(memory_format=torch.{formats[0][1]})",))
-        lines = ["for module in model.modules():"]
-        for kind, memory_format in formats:
-            classes = f"(torch.nn.Conv{kind}, torch.nn.ConvTranspose{kind})"
-            lines.append(f"    if isinstance(module, {classes}):")
-            lines.append(f"        module.to(memory_format=torch.{memory_format})")
+        """The whole model; its other tensors of so many dimensions lie so, too."""
+        formats = {4: "channels_last", 5: "channels_last_3d"}
+        lines = (
+            f"model = model.to(memory_format=torch.{formats[dimensions]})"
+            for dimensions in facts.convolution_dims
+        )
         return Snippet(model=tuple(lines))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """How many convolutions lie channels-last."""
-        convolutions = [m for m in target.model.modules() if is_convolution(m)]
-        if not convolutions:
-            return {}
-        last = sum(map(is_channels_last, convolutions))
-        return {"model.channels_last": f"{last} of {len(convolutions)} convolutions"}
+        return _state(target.model, set())
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """On, where there are convolutions."""
         return (True,) if facts.convolutions else ()
 
 
+def _state(model: torch.nn.Module, anew: set[int]) -> dict[str, str]:
+    convolutions = [m for m in model.modules() if is_convolution(m)]
+    last = sum(is_channels_last(m) or id(weight_of(m)) in anew for m in convolutions)
+    words = f"{last} of {len(convolutions)} convolutions"
+    return {"model.channels_last": words} if convolutions else {}
+
+
 def _counted(convolutions: int) -> str:
     return f"{convolutions} convolution{'s' * (convolutions > 1)}"
-
-
-def _number_of_weights(model: torch.nn.Module) -> int:
-    return len({id(m._parameters["weight"]) for m in model.modules() if is_convolution(m)})
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:

@@ -245,16 +245,16 @@ class Graphed(Call):
         device = next(iter(self.module.parameters())).device
         spec: list[Any] = []
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
-        samples = [
-            t.detach().clone().requires_grad_(t.requires_grad) for t in leaves if _is_tensor(t)
-        ]
+        tensors = filter(_is_tensor, leaves)
+        samples = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         random = torch.get_device_module(device.type).get_rng_state(device)
 
+        constants = [None if _is_tensor(leaf) else leaf for leaf in leaves]
+        places = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
+
         def call(*tensors: torch.Tensor) -> Any:
-            rest = iter(tensors)
-            args, kwargs = tree_unflatten(
-                [next(rest) if _is_tensor(leaf) else leaf for leaf in leaves], structure
-            )
+            given = dict(enumerate(constants)) | dict(zip(places, tensors, strict=True))
+            args, kwargs = tree_unflatten(list(given.values()), structure)
             results, found = _flat(self.below(*args, **kwargs))
             spec[:] = [found]
             return results

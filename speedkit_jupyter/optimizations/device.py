@@ -97,7 +97,7 @@ class Device(Optimization):
         tensors = _tensors(target.model)
         overrides = [(tensor, decision.value) for tensor in tensors]
         with PLACE.overriding(overrides, target.live_optimizers):
-            origins = {PLACE.original(tensor).device for tensor in tensors}
+            origins = {PLACE.original(tensor) for tensor in tensors}
             del tensors, overrides
             _to(target.model, decision.value)
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -115,11 +115,12 @@ class Unrecorded(Call):
         import torch
         from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        model = self.module  # which its results keep, as recorded ones would keep its layers
+        parameters = [p for p in model.parameters() if p.requires_grad]
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not parameters or not self._suits(inputs):
             return self.below(*args, **kwargs)
-        rerun = _as_now(lambda: self.below(*args, **kwargs), parameters[0].device)
+        rerun = _as_now(partial(self._again, model, args, kwargs), parameters[0].device)
         with torch.no_grad():
             leaves, structure = tree_flatten(self.below(*args, **kwargs))
         if not all(map(_is_plain, leaves)):
@@ -138,6 +139,10 @@ class Unrecorded(Call):
         for n, result in zip(places, given, strict=True):
             leaves[n] = result
         return tree_unflatten(leaves, structure)
+
+    def _again(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        call = model._call_impl if self.inner is None else self.inner
+        return call(*args, **kwargs)
 
     def _suits(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether this call is a prediction that autograd would record."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
 from speedkit_jupyter.support.storage import is_in_memory
@@ -12,25 +12,12 @@ if TYPE_CHECKING:
     import torch
 
 
-class Found(NamedTuple):
-    """Where a tensor lay, and those that go with it and lay elsewhere."""
-
-    device: str
-    elsewhere: MutableMapping[torch.Tensor, str]
-
-
 class Place(Property):
     """The device of a parameter or buffer, with its gradient and its optimizers' state after it."""
 
-    def found(self, thing: torch.Tensor, optimizers: Optimizers) -> Found:
-        """Its device, and others' of what goes with it."""
-        from torch.utils.weak import WeakIdKeyDictionary
-
-        elsewhere: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
-        for tensor in _companions(thing, optimizers):
-            if tensor.device != thing.device:
-                elsewhere[tensor] = str(tensor.device)
-        return Found(str(thing.device), elsewhere)
+    def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
+        """Its device."""
+        return str(thing.device)
 
     def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
         """Move it, and what goes with it."""
@@ -42,14 +29,11 @@ class Place(Property):
         return override in (str(thing.device), thing.device.type)
 
     def put_back(
-        self, thing: torch.Tensor, original: Found, override: str, optimizers: Optimizers
+        self, thing: torch.Tensor, original: str, override: str, optimizers: Optimizers
     ) -> None:
         """Where it lay, unless the user moved it; what was made meanwhile goes with it."""
-        if not self.holds(thing, override) and str(thing.device) != original.device:
-            return
-        _move(thing, original.device)
-        for tensor in _companions(thing, optimizers):
-            _move(tensor, original.elsewhere.get(tensor, original.device))
+        if self.holds(thing, override) or str(thing.device) == original:
+            self.put(thing, original, optimizers)
 
 
 # State at module level, on purpose: where a tensor lies is known for the whole process.
