@@ -60,7 +60,7 @@ class ChannelsLast(Optimization):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Worth measuring for convolutions on Tensor Cores and on CPUs.
+        """Offer it for convolutions on Tensor Cores and on CPUs.
 
         No rule turns it on: activations lie so too, and whether the code takes that, a call shows.
         """
@@ -88,7 +88,7 @@ class ChannelsLast(Optimization):
         return request.offer(False, True, reason)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those that lie so already, and those that will be laid out anew."""
+        """Count those that lie so already, and those that will be laid out anew."""
         return _state(target.model, {id(weight_of(module)) for module in _laid_out(target)})
 
     @contextmanager
@@ -117,7 +117,7 @@ class ChannelsLast(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The whole model; its other tensors of so many dimensions lie so, too."""
+        """Return the line for the whole model, whose other tensors of so many dimensions follow."""
         formats = {4: "channels_last", 5: "channels_last_3d"}
         lines = (
             f"model = model.to(memory_format=torch.{formats[dimensions]})"
@@ -126,11 +126,11 @@ class ChannelsLast(Optimization):
         return Snippet(model=tuple(lines))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many convolutions lie channels-last."""
+        """Return how many convolutions lie channels-last."""
         return _state(target.model, set())
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where there are convolutions."""
+        """Return `true` where there are convolutions."""
         return (True,) if facts.convolutions else ()
 
 
@@ -164,7 +164,7 @@ def _laid_out(target: Target) -> list[torch.nn.Module]:
 
 
 def _is_followed(module: torch.nn.Module, target: Target) -> bool:
-    """As it was at first: a plan that is hidden while something is measured comes back whole."""
+    """Return what was so at first: a plan that is hidden for a measurement comes back whole."""
     if module not in target.memo.followed:
         target.memo.followed[module] = is_followed(weight_of(module))
     return target.memo.followed[module]
@@ -177,7 +177,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 def _welcome(
     layer: Layer, notes: dict[str, str], hooks: ExitStack, optimizer: torch.optim.Optimizer
 ) -> None:
-    """An optimizer that was made meanwhile: its state follows, or the weights go back for it."""
+    """Lay out the state of an optimizer that was made meanwhile, or the weights back for it."""
     if not flattens(optimizer):
         _renew(layer, optimizer)
         _follow_when_loaded(layer, hooks, optimizer)
@@ -189,7 +189,7 @@ def _welcome(
 
 
 def _follow_when_loaded(layer: Layer, hooks: ExitStack, optimizer: torch.optim.Optimizer) -> None:
-    """A loaded state lies as it was saved: a fused optimizer would take it for other weights'."""
+    """Lay a loaded state out anew: a fused optimizer would take it for other weights'."""
     hook = optimizer.register_load_state_dict_post_hook(partial(_renew, layer))
     hooks.callback(hook.remove)
 

@@ -89,7 +89,7 @@ class CudaGraphs(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """A layer around the model's calls; in a benchmark for its own thread's alone."""
+        """Put a layer around the model's calls; in a benchmark for its own thread alone."""
         overrides = []
         if decision.value:
             target.memo.graphed = target.memo.graphed or Graphed(target.model, target.notes)

@@ -42,7 +42,7 @@ class Inference(Optimization):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """For models in eval mode that nothing trains."""
+        """Decide for it by request, for models in eval mode that nothing trains."""
         if request.value is False:
             return request.leave(False, asked=True)
         if why := _obstacle(facts):
@@ -52,12 +52,12 @@ class Inference(Optimization):
         return request.obey(True)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """A call of the model will record nothing."""
+        """Return that a call of the model will record nothing."""
         return {"model.inference": bool(decision.value)}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """A layer around the model's calls; in a benchmark for its own thread's alone."""
+        """Put a layer around the model's calls; in a benchmark for its own thread alone."""
         overrides = []
         if decision.value:
             layer = target.memo.calls.setdefault(
@@ -70,17 +70,17 @@ class Inference(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's own context manager; Trainer has nothing of the kind."""
+        """Return torch's own context manager. Raises SpeedKitError for Trainer."""
         if form == "transformers":
             raise SpeedKitError("Trainer trains, and inference does not: take --as torch")
         return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Whether a call of the model records nothing."""
+        """Return whether a call of the model records nothing."""
         return {"model.inference": around(target.model, Unrecorded)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where nothing trains."""
+        """Return `true` where nothing trains."""
         return () if _obstacle(facts) else (True,)
 
 

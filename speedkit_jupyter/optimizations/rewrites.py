@@ -72,14 +72,14 @@ class Rewrites(Optimization):
     default = Options()
 
     def changes(self) -> dict[str, Any]:
-        """All kinds, and each by itself."""
+        """Return all kinds, and each by itself."""
         return {self.name: True} | {
             f"{self.name}:{kind}": {"enabled": True, **{other: other == kind for other in WORDS}}
             for kind in WORDS
         }
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only."""
+        """Decide for it by request only."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
@@ -96,16 +96,16 @@ class Rewrites(Optimization):
         return request.obey(True, counted, details=details)
 
     def effect_of(self, decision: Decision, facts: Facts) -> Effect:
-        """What is in place computes the same."""
+        """Return EXACT where all is in place, which computes the same."""
         kinds = {place.kind for place in facts.rewritable if decision.details.get(place.kind)}
         return Effect.CHANGES_MODEL if kinds - {"inplace"} else Effect.EXACT
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many modules of each kind are others by now, where there are any."""
+        """Return how many modules of each kind are others by now, where there are any."""
         return self._state(target, {})
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those that are others already, and all of the chosen kinds."""
+        """Count those that are others already, and all of the chosen kinds."""
         return self._state(target, decision.details)
 
     def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
@@ -121,14 +121,14 @@ class Rewrites(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Each module in the place of another."""
+        """Put each module in the place of another."""
         overrides = _overrides(decision, target)
         with SWAPPED.overriding(overrides.items()):
             overrides.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Each module by its path, before the optimizer is made."""
+        """Return lines for each module by its path, before the optimizer is made."""
         lines: list[str] = []
         for kind, line in LINES.items():
             places = [place for place in facts.rewritable if place.kind == kind]

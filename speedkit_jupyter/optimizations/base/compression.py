@@ -58,7 +58,7 @@ class Compression(Optimization):
     units: ClassVar[str] = ""
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Where the device multiplies so, and nothing is trained that can't be."""
+        """Decide for it by request, where the device can and nothing trains the weights."""
         if request.value == "auto":
             return request.leave(False, "it changes the results: ask for it")
         if request.value is False:
@@ -102,7 +102,7 @@ class Compression(Optimization):
         return by_torchao(getattr(torchao(module), name)(**arguments), values)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torchao's own call, which replaces the weights for good."""
+        """Return torchao's own call, which replaces the weights for good."""
         import torch
 
         module, name, arguments = self.config(decision, torch.device(facts.device_type))
@@ -163,7 +163,7 @@ class Compression(Optimization):
         ]
 
     def _made(self, decision: Decision, target: Target, layer: torch.nn.Linear) -> Any:
-        """What was made of the same bits before, by a plan that was hidden meanwhile, or anew."""
+        """Return what was made of the same bits before the plan was hidden, or make it anew."""
         import torch
 
         bits = _checksum(own_weight(layer).detach())
@@ -184,22 +184,22 @@ class Compression(Optimization):
         )
 
     def changes(self) -> dict[str, Any]:
-        """The word alone is the `bare` one."""
+        """Let the name alone mean the `bare` word."""
         return ({self.name: self.bare} if self.bare else {}) | super().changes()
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """No other has the same weights."""
+        """Return the facts with its name: no other entry takes the same weights."""
         return replace(facts, quantized=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many layers multiply so."""
+        """Return how many layers multiply so."""
         standing = [SWAPPED.standing(one).values() for one in target.model.modules()]
         own = {id(one.value) for each in standing for one in each if one.word == self.name}
         of = len(_linears(target.model))
         return {f"model.{self.name}": f"{len(own)} of {of} linear layers"}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those whose weights fit."""
+        """Return how many layers have weights that fit."""
         number, of = len(self._layers(decision, target)), len(_linears(target.model))
         return {f"model.{self.name}": f"{number} of {of} linear layers"}
 

@@ -37,7 +37,7 @@ class Layout(Property):
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
-        """Its strides, and the odd ones' of what should lie like it."""
+        """Return its strides, and those of followers that lie otherwise."""
         weight = weight_of(thing)
         lying = {name: tensor.stride() for name, tensor in followers(weight, optimizers)}
         odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
@@ -58,7 +58,7 @@ class Layout(Property):
     def put_back(
         self, thing: torch.nn.Module, original: Found, override: Stride, optimizers: Optimizers
     ) -> None:
-        """As it lay; what was made meanwhile lies like its weight."""
+        """Lay it out as it lay; what was made meanwhile lies like its weight."""
         if not self.holds(thing, override) or tuple(weight_of(thing).shape) != original.shape:
             return  # laid out by the user, or other values in another shape
         weight = weight_of(thing)
@@ -100,7 +100,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
 
 
 def _users(tensor: torch.Tensor) -> int:
-    """How many tensors refer to its memory, and some of torch's own; 0 where torch does not say."""
+    """Return how many tensors refer to its memory, some of torch's own with them; 0 if unknown."""
     import torch
 
     count = getattr(torch._C, "_storage_Use_Count", None)

@@ -31,7 +31,7 @@ class Property(ABC):
 
     @abstractmethod
     def found(self, thing: Any, optimizers: Optimizers) -> Any:
-        """Its original: all that `put_back` needs."""
+        """Return its original: all that `put_back` needs."""
 
     @abstractmethod
     def put(self, thing: Any, override: Any, optimizers: Optimizers) -> None:
@@ -49,14 +49,14 @@ class Property(ABC):
         """
 
     def adopted(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> Any:
-        """The original once the user changed something since it was found."""
+        """Return the original once the user has changed something since it was found."""
         return self.found(thing, optimizers)
 
     @contextmanager
     def overriding(
         self, overrides: Iterable[tuple[Any, Any]], search: Callable[[], Optimizers] = tuple
     ) -> Iterator[Layer]:
-        """Every (object, override) in force for the block; all are taken back, whatever fails.
+        """Put every (object, override) into force for the block, and take all back, whatever fails.
 
         `search` finds the optimizers, now and at the end.
         """
@@ -69,17 +69,17 @@ class Property(ABC):
             layer.close()
 
     def original(self, thing: Any) -> Any:
-        """What was found before the first of the plans that are in force; MISSING without one."""
+        """Return what was found before the first plan that is in force; MISSING without one."""
         layers = self.layers(thing)
         return MISSING if layers is None else layers.original
 
     def layers(self, thing: Any) -> Layers | None:
-        """The plans that are in force; its `original` may become another while they are."""
+        """Return the layers that are in force; their `original` may become another meanwhile."""
         known = self._layers
         return known.get(thing) if known else None  # to ask even an empty one takes a while
 
     def comes_back_to(self, thing: Any, original: Any) -> None:
-        """Another original, for an object that took the place of one that was overridden."""
+        """Set another original, for an object that took the place of one that was overridden."""
         self._all()[thing].original = original
 
     def _all(self) -> MutableMapping[Any, Layers]:
@@ -122,7 +122,7 @@ class Layer:
         return list(self._things)
 
     def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
-        """Once more, where parts of the object are new: a loaded state, another optimizer."""
+        """Put it once more where parts of the object are new: a loaded state, another optimizer."""
         layers = self._property._all().get(thing)
         if layers is not None and self in layers.overrides:
             if not self._property.holds(thing, layers.top):
@@ -176,7 +176,7 @@ class Layers:
 
 
 def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
-    """The entries of a dict, MISSING standing for none."""
+    """Put back the entries of a dict, MISSING standing for none."""
     for name, value in values.items():
         if value is MISSING:
             holder.pop(name, None)

@@ -16,7 +16,7 @@ class Place(Property):
     """The device of a parameter or buffer, with its gradient and its optimizers' state after it."""
 
     def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
-        """Its device."""
+        """Return its device."""
         return str(thing.device)
 
     def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
@@ -31,7 +31,7 @@ class Place(Property):
     def put_back(
         self, thing: torch.Tensor, original: str, override: str, optimizers: Optimizers
     ) -> None:
-        """Where it lay, unless the user moved it; what was made meanwhile goes with it."""
+        """Move it back, unless the user moved it; what was made meanwhile goes with it."""
         if self.holds(thing, override) or str(thing.device) == original:
             self.put(thing, original, optimizers)
 
@@ -52,7 +52,7 @@ def _move(tensor: torch.Tensor, device: str) -> None:
 
 
 def _companions(parameter: torch.Tensor, optimizers: Optimizers) -> Iterator[torch.Tensor]:
-    """Its gradient, and the optimizer state that lies with it.
+    """Yield its gradient, and the optimizer state that lies with it.
 
     All but `step`, whose place has rules that are the fused optimizer's business.
     """

@@ -43,7 +43,7 @@ class Swapped(Property):
         return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[Slot, Any]:
-        """All that it has there."""
+        """Return all that it has there."""
         kinds = ("_parameters", "_modules")
         return {(kind, name): v for kind in kinds for name, v in thing.__dict__[kind].items()}
 
@@ -69,14 +69,14 @@ class Swapped(Property):
     def put_back(
         self, thing: torch.nn.Module, original: Any, override: Slots, optimizers: Optimizers
     ) -> None:
-        """The user's own, wherever something of ours still stands."""
+        """Put the user's own back, wherever something of ours still stands."""
         for slot in self.standing(thing):
             _put(thing, slot, original[slot])
 
     def adopted(
         self, thing: torch.nn.Module, original: Any, override: Slots, optimizers: Any
     ) -> Any:
-        """The user's own, with what the user has put there since."""
+        """Return the user's own, with what the user has put there since."""
         now = self.found(thing, optimizers)
         return now | {slot: original[slot] for slot in self.standing(thing)}
 
@@ -107,7 +107,7 @@ class Patched(Property):
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[str, Any]:
-        """Its own plain values."""
+        """Return its own plain values."""
         plain = (bool, int, float, str, type(None))
         return {name: v for name, v in thing.__dict__.items() if isinstance(v, plain)}
 
@@ -120,7 +120,7 @@ class Patched(Property):
         return own
 
     def put(self, thing: torch.nn.Module, override: Mapping[str, Any], optimizers: Any) -> None:
-        """Functions become methods of it."""
+        """Set the values; functions become methods of it."""
         for name, value in override.items():
             is_method = isinstance(value, FunctionType)
             thing.__dict__[name] = value.__get__(thing) if is_method else value
@@ -132,7 +132,7 @@ class Patched(Property):
     def put_back(
         self, thing: torch.nn.Module, original: Any, override: Mapping[str, Any], optimizers: Any
     ) -> None:
-        """What it had, wherever it is still as overridden."""
+        """Put back what it had, wherever it is still as overridden."""
         ours = [name for name, value in override.items() if _on(thing, name) == value]
         put_back_entries(thing.__dict__, {name: original.get(name, MISSING) for name in ours})
 
