@@ -75,7 +75,7 @@ class Sparsity(Compression):
         return super().none_fits(decision) if decision.value == "prune" else NONE_FITS
 
     def made(self, decision: Decision, layer: torch.nn.Linear) -> Any:
-        """Return what is missing: units, torch's kernels, or numbers of 16 bits."""
+        """Return the weight as the kernels take it, which torch calls a prototype."""
         import torch
 
         weight = own_weight(layer).detach()
