@@ -57,12 +57,12 @@ flags.OWNERS[:] = [entry.switches for entry in CATALOG]
 
 
 def find(name: str) -> Optimization | None:
-    """The one of that name, or of that other spelling."""
+    """Return the entry of that name, or of that other spelling; None without one."""
     return next((entry for entry in CATALOG if name == entry.name or name in entry.aliases), None)
 
 
 def named(name: str) -> Optimization:
-    """The one of that name; raises KeyError."""
+    """Return the entry of that name. Raises KeyError."""
     optimization = find(name)
     if optimization is None:
         raise KeyError(name)

@@ -70,11 +70,11 @@ class ActivationCheckpointing(Optimization):
     default = Options()
 
     def changes(self) -> dict[str, Any]:
-        """Also each second block."""
+        """Add a word for each second block."""
         return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only."""
+        """Decide for it by request only."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
@@ -95,24 +95,24 @@ class ActivationCheckpointing(Optimization):
         return request.obey(True, reason, details={"every": options.every})
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Compiled code would pass by it."""
+        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """How many blocks will be computed again."""
+        """Return how many blocks will be computed again."""
         blocks = repeated_blocks(target.model)
         return {"model.checkpointed": f"{len(_chosen(blocks, decision))} of {len(blocks)} blocks"}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """A layer around the calls of each block; in a benchmark for its own thread's alone."""
+        """Put a layer around the calls of each block; in a benchmark for its own thread alone."""
         import torch._dynamo  # noqa: F401  (checkpoint loads it, for a second, in the first step)
 
-        with CALLS.wished(_layers(target, decision)):
+        with CALLS.overriding(_layers(target, decision)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's own function around each block, or what a Hugging Face model brings along."""
+        """Return torch's own function around each block, or a Hugging Face model's own switch."""
         every = decision.details.get("every", 1)
         if facts.own_checkpointing == "off" and every == 1:
             return _of_hugging_face(form)
@@ -124,7 +124,7 @@ class ActivationCheckpointing(Optimization):
         )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many blocks are computed again."""
+        """Return how many blocks are computed again."""
         blocks = repeated_blocks(target.model)
         if not blocks:
             return {}
@@ -132,7 +132,7 @@ class ActivationCheckpointing(Optimization):
         return {"model.checkpointed": f"{count} of {len(blocks)} blocks"}
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """All blocks, or each second one."""
+        """Return all blocks, and each second one."""
         if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
             return ()
         return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
@@ -146,13 +146,13 @@ def _of_hugging_face(form: Form) -> Snippet:
 
 
 def _chosen(blocks: list[torch.nn.Module], decision: Decision) -> list[torch.nn.Module]:
-    """Not those that the user has compiled: such code chooses itself what it keeps."""
+    """Return the chosen blocks that the user has not compiled: such code keeps what it wants."""
     every = decision.details.get("every", 1)
     return [block for block in blocks[::every] if decision.value and not is_compiled(block)]
 
 
 def _layers(target: Target, decision: Decision) -> list[tuple[torch.nn.Module, Recomputed]]:
-    """The same layers whenever the plan is in force."""
+    """Return the layers, the same ones whenever the plan is in force."""
     chosen = _chosen(repeated_blocks(target.model), decision)
     for block in chosen:
         layer = target.memo.calls.setdefault(block, Recomputed(block, target.notes))
@@ -191,7 +191,7 @@ class Recomputed(Call):
         return result
 
     def _keeps_something(self) -> bool:
-        """Not where torch allows no hooks on what is kept (torch.func), or tells what runs once."""
+        """Return False where torch allows no hooks on what is kept, or a hook has to run once."""
         import torch
 
         return (
@@ -203,7 +203,7 @@ class Recomputed(Call):
         )
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
-        """Such as a cache of keys and values, which a second call would write to again."""
+        """Return True for a cache of keys and values, say, which a second call would change."""
         import torch
 
         for leaf in leaves:
@@ -249,12 +249,12 @@ class _Again:
 
 
 def _modes(block: torch.nn.Module) -> list[bool]:
-    """What decides what a call computes, and what it asks gradients for."""
+    """Return what decides what a call computes, and which gradients it records."""
     weights = [weight.requires_grad for weight in block.parameters()]
     return [*weights, *(part.training for part in block.modules())]
 
 
 def _write(values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """By `.data`: autograd may have kept the buffers for the backward pass."""
+    """Write by `.data`: autograd may have kept the buffers for the backward pass."""
     for buffer, value in values:
         buffer.data.copy_(value)

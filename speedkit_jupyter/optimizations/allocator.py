@@ -33,7 +33,7 @@ class Allocator(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only: it is about memory, not time."""
+        """Decide for it by request only: it is about memory, not time."""
         if request.value == "auto":
             return request.leave("auto", "torch's own setting; growing segments are on request")
         if facts.device_type != "cuda":
@@ -47,11 +47,11 @@ class Allocator(Optimization):
         return request.obey(EXPANDABLE, hint="for the segments that come from now on")
 
     def changes(self) -> dict[str, Any]:
-        """Its bare word turns it on, too."""
+        """Let the bare word turn it on, too."""
         return {self.name: EXPANDABLE} | super().changes()
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """The allocator's setting, where torch can be asked (2.10 and later)."""
+        """Return the allocator's setting, where torch can be asked (2.10 and later)."""
         import torch
 
         if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):
@@ -59,14 +59,14 @@ class Allocator(Optimization):
         return {segments.NAME: flags.Switch(segments.are_expandable, segments.use, (True,))}
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
-        """The switch is on."""
+        """Return that the switch is on."""
         return {segments.NAME: True}
 
     def as_is(self, facts: Facts) -> Any:
-        """Whatever is in force."""
+        """Return the word for what is in force."""
         return "auto"
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The same line everywhere."""
+        """Return the same line for every framework."""
         line = f'torch._C._accelerator_setAllocatorSettings("{segments.KEY}:True")'
         return Snippet(setup=(line,))

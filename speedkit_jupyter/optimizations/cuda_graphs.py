@@ -89,14 +89,14 @@ class CudaGraphs(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """A layer around the model's calls; in a benchmark for its own thread's alone."""
-        wishes = []
+        """Put a layer around the model's calls; in a benchmark for its own thread alone."""
+        overrides = []
         if decision.value:
             target.memo.graphed = target.memo.graphed or Graphed(target.model, target.notes)
             target.memo.graphed.only_in = target.only_in
-            wishes.append((target.model, target.memo.graphed))
-        with CALLS.wished(wishes):
-            wishes.clear()  # which hold the model
+            overrides.append((target.model, target.memo.graphed))
+        with CALLS.overriding(overrides):
+            overrides.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -245,16 +245,16 @@ class Graphed(Call):
         device = next(iter(self.module.parameters())).device
         spec: list[Any] = []
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
-        samples = [
-            t.detach().clone().requires_grad_(t.requires_grad) for t in leaves if _is_tensor(t)
-        ]
+        tensors = filter(_is_tensor, leaves)
+        samples = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         random = torch.get_device_module(device.type).get_rng_state(device)
 
+        constants = [None if _is_tensor(leaf) else leaf for leaf in leaves]
+        places = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
+
         def call(*tensors: torch.Tensor) -> Any:
-            rest = iter(tensors)
-            args, kwargs = tree_unflatten(
-                [next(rest) if _is_tensor(leaf) else leaf for leaf in leaves], structure
-            )
+            given = dict(enumerate(constants)) | dict(zip(places, tensors, strict=True))
+            args, kwargs = tree_unflatten(list(given.values()), structure)
             results, found = _flat(self.below(*args, **kwargs))
             spec[:] = [found]
             return results

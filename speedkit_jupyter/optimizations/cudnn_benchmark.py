@@ -31,7 +31,7 @@ class CudnnBenchmark(Optimization):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Worth measuring for convolutions on CUDA, unless the user wants determinism."""
+        """Offer it for convolutions on CUDA, unless the user wants determinism."""
         now = bool(facts.flags.get("cudnn.benchmark", False))
         if facts.device_type != "cuda":
             if request.value is True:
@@ -51,19 +51,19 @@ class CudnnBenchmark(Optimization):
         return request.offer(False, True, reason)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """cuDNN's."""
+        """Return cuDNN's switch."""
         import torch
 
         return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
-        """The switch."""
+        """Return the switch."""
         return {"cudnn.benchmark": decision.value}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The same line everywhere."""
+        """Return the same line for every framework."""
         return Snippet(setup=(f"torch.backends.cudnn.benchmark = {decision.value}",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where there are convolutions for it."""
+        """Return `true` where there are convolutions for it."""
         return (True,) if facts.device_type == "cuda" and facts.convolutions else ()

@@ -48,7 +48,7 @@ class Float8(Compression):
         return new.train(layer.training)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torchao's own call, which replaces the layers."""
+        """Return torchao's own call, which replaces the layers."""
         return Snippet(
             imports=("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",),
             model=tuple(CODE.splitlines()),

@@ -71,7 +71,7 @@ class FusedKernels(Optimization):
     default = Options()
 
     def changes(self) -> dict[str, Any]:
-        """Both kinds, and each by itself."""
+        """Return both kinds, and each by itself."""
         return {self.name: True} | {
             f"{self.name}:{kind}": {"enabled": True, **{one: one == kind for one in ARGUMENTS}}
             for kind in ARGUMENTS
@@ -92,7 +92,7 @@ class FusedKernels(Optimization):
         return request.leave(False, f"{rule}: on request")
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Compiled code would pass by it."""
+        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ class FusedKernels(Optimization):
         """
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else []
-        with PATCHED.wished(patches):
+        with PATCHED.overriding(patches):
             patches.clear()  # which hold the model
             yield
 

@@ -121,7 +121,7 @@ class FusedOptimizer(Optimization):
                 stack.callback(loaded.remove)
                 stack.callback(saved.remove)
 
-            layer = stack.enter_context(FUSED.wished(()))
+            layer = stack.enter_context(FUSED.overriding(()))
             for optimizer in filter(can, target.optimizers):
                 layer.add(optimizer, True)
                 layer_of_loads(optimizer)

@@ -51,7 +51,7 @@ class GradScaler(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """On with fp16 autocast over float32 parameters."""
+        """Turn it on with fp16 autocast over float32 parameters."""
         asked = request.value.enabled
         complexes = [dtype for dtype in facts.dtypes if dtype.startswith("complex")]
         if complexes and (asked is True or (asked == "auto" and facts.precision == "fp16")):
@@ -72,7 +72,7 @@ class GradScaler(Optimization):
         return request.leave(False, asked=True, hint=risk)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """ctx.grad_scaler will scale."""
+        """Return that ctx.grad_scaler will scale."""
         return {"ctx.grad_scaler": "on"}
 
     @contextmanager
@@ -93,7 +93,7 @@ class GradScaler(Optimization):
             memo.scales = False
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """A GradScaler, unless the framework has one of its own for fp16."""
+        """Return a GradScaler, unless the framework has one of its own for fp16."""
         if facts.precision == "fp16" and framework_precision("fp16", facts.device_type, form):
             return Snippet()
         if form == "transformers":
@@ -106,7 +106,7 @@ class GradScaler(Optimization):
         )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Whether ctx.grad_scaler scales."""
+        """Return whether ctx.grad_scaler scales."""
         return {"ctx.grad_scaler": "on" if target.memo.scales else "off"}
 
 

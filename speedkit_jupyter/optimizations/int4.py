@@ -29,7 +29,7 @@ class Int4(Compression):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def config(self, decision: Decision, device: torch.device) -> tuple[str, str, dict[str, Any]]:
-        """torch's own kernel for it, tinygemm."""
+        """Return the config of torch's own kernel for it, tinygemm."""
         arguments: dict[str, Any] = {"group_size": GROUP, "set_inductor_config": False}
         arguments["int4_packing_format"] = "tile_packed_to_4d"
         return "quantization", "Int4WeightOnlyConfig", arguments

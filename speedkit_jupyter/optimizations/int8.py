@@ -40,13 +40,13 @@ class Int8(Compression):
     ]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """On CPUs and for weights alone there is nothing to miss."""
+        """Return nothing on CPUs and for weights alone."""
         if value != "dynamic" or facts.device_type == "cpu":
             return ""
         return super().missing_units(value, hardware, facts)
 
     def config(self, decision: Decision, device: torch.device) -> tuple[str, str, dict[str, Any]]:
-        """7 bits where sums of products of 8 would overflow."""
+        """Return the config, with 7 bits where sums of products of 8 would overflow."""
         arguments: dict[str, Any] = {"set_inductor_config": False}
         if decision.value == "dynamic" and device.type == "cpu" and overflows():
             arguments["reduce_range"] = True

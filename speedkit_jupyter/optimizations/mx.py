@@ -41,13 +41,13 @@ class Mx(Compression):
     ]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Blackwell's Tensor Cores, and a model that takes bfloat16."""
+        """Return what is missing: Blackwell's Tensor Cores, or a model that takes bfloat16."""
         if facts.precision != "bf16" and "bfloat16" not in facts.dtypes:
             return "its products are bfloat16: ask for precision: bf16, too"
         return super().missing_units(value, hardware, facts)
 
     def config(self, decision: Decision, device: torch.device) -> tuple[str, str, dict[str, Any]]:
-        """Weights and what comes in alike, which is all that there is."""
+        """Return the config, the same for weights and for what comes in."""
         import torch
 
         dtype = getattr(torch, ELEMENTS[decision.value])

@@ -42,7 +42,7 @@ class Precision(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """What the hardware multiplies natively: bf16 before fp16 before fp32."""
+        """Choose what the hardware multiplies natively: bf16 before fp16 before fp32."""
         if request.value == "fp32":
             return request.leave("fp32", asked=True)
         if own := facts.no_float32:
@@ -93,28 +93,28 @@ class Precision(Optimization):
         return request.apply(nearest, reason, declined=True)
 
     def as_is(self, facts: Facts) -> Any:
-        """No autocast."""
+        """Return the word for no autocast."""
         return "fp32"
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """GradScaler and channels_last decide by the precision."""
+        """Return the facts with the precision, by which later entries decide."""
         return replace(facts, precision=decision.value)
 
     def changes(self) -> dict[str, Any]:
-        """A dtype is a word of its own."""
+        """Let each dtype be a word of its own."""
         return {word: word for word in self.words if word != "auto"}
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Autocast's own state, for each kind of device."""
+        """Return autocast's own state, for each kind of device."""
         return autocast_switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """What ctx.autocast() will stand for."""
+        """Return what ctx.autocast() will stand for."""
         return {"ctx.autocast()": decision.value}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Nothing to set: autocast surrounds the forward pass."""
+        """Set nothing but the word: autocast surrounds the forward pass."""
         target.memo.autocast = decision.value
         try:
             yield
@@ -124,7 +124,7 @@ class Precision(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """`torch.autocast` on the model's device; fp32 by request switches autocast off."""
+        """Return `torch.autocast` for the model's device; fp32 by request switches autocast off."""
         import torch
 
         parameter = next(target.model.parameters(), None)
@@ -137,15 +137,15 @@ class Precision(Optimization):
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch.autocast around the forward pass, or the framework's mixed precision."""
+        """Return torch.autocast around the forward pass, or the framework's mixed precision."""
         return autocast_source(decision.value, facts.device_type, form)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """What ctx.autocast() stands for."""
+        """Return what ctx.autocast() stands for."""
         return {"ctx.autocast()": target.memo.autocast or "off"}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """The dtypes with hardware behind them."""
+        """Return the dtypes that the hardware multiplies."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None:
             return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()

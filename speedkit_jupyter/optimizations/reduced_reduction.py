@@ -43,7 +43,7 @@ class ReducedReduction(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request, and worth measuring in fp16 on GeForce RTX."""
+        """Decide for it by request; offer it in fp16 on GeForce RTX."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not gpu.is_nvidia:
             return request.decline(
@@ -58,15 +58,15 @@ class ReducedReduction(Optimization):
         return request.leave("auto", "as torch has it")
 
     def changes(self) -> dict[str, Any]:
-        """Its bare word is the fastest."""
+        """Let the bare word mean the fastest."""
         return {self.name: "fp16_accumulation"} | super().changes()
 
     def as_is(self, facts: Facts) -> Any:
-        """Whatever is in force."""
+        """Return the word for what is in force."""
         return "auto"
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Read below torch.backends, whose getters hide the second half (split-K)."""
+        """Return them, read below torch.backends, whose getters hide the second half."""
         import torch
 
         matmul, table = torch.backends.cuda.matmul, {}
@@ -78,21 +78,21 @@ class ReducedReduction(Optimization):
         return table | {ACCUMULATION: flags.attribute(matmul, "allow_fp16_accumulation", True)}
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
-        """All three."""
+        """Return what all three become."""
         is_pair = isinstance(self.switches()[REDUCTIONS[0]].read(), tuple)  # since torch 2.11
         reductions = WORDS[decision.value] if is_pair else WORDS[decision.value][0]
         accumulation = decision.value == "fp16_accumulation"
         return dict.fromkeys(REDUCTIONS, reductions) | {ACCUMULATION: accumulation}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's switches that are not its own values."""
+        """Return lines for the switches that are not torch's own values."""
         if decision.value == "fp16_accumulation":
             return Snippet(setup=(f"torch.backends.{ACCUMULATION} = True",))
         value = False if decision.value == "full" else WORDS[decision.value]
         return Snippet(setup=tuple(f"torch.backends.{name} = {value}" for name in REDUCTIONS))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Sums in fp16, where they are faster and there is fp16."""
+        """Return sums in fp16, where they are faster and there is fp16."""
         gpu = hardware.accelerator(facts.device)
         pays = gpu is not None and _gains(gpu) and (_is_fp16(facts) or not gpu.bf16)
         return ("fp16_accumulation",) if pays else ()

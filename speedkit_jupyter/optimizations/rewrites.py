@@ -18,7 +18,7 @@ from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, source
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.facts.rewritable import GROUPS, Kind, Rewritable, rewritable
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, stand_in, stands_for
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 
 if TYPE_CHECKING:
     import torch
@@ -72,14 +72,14 @@ class Rewrites(Optimization):
     default = Options()
 
     def changes(self) -> dict[str, Any]:
-        """All kinds, and each by itself."""
+        """Return all kinds, and each by itself."""
         return {self.name: True} | {
             f"{self.name}:{kind}": {"enabled": True, **{other: other == kind for other in WORDS}}
             for kind in WORDS
         }
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only."""
+        """Decide for it by request only."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
@@ -96,21 +96,22 @@ class Rewrites(Optimization):
         return request.obey(True, counted, details=details)
 
     def effect_of(self, decision: Decision, facts: Facts) -> Effect:
-        """What is in place computes the same."""
+        """Return EXACT where all is in place, which computes the same."""
         kinds = {place.kind for place in facts.rewritable if decision.details.get(place.kind)}
         return Effect.CHANGES_MODEL if kinds - {"inplace"} else Effect.EXACT
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many modules of each kind are others by now, where there are any."""
+        """Return how many modules of each kind are others by now, where there are any."""
         return self._state(target, {})
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those that are others already, and all of the chosen kinds."""
+        """Count those that are others already, and all of the chosen kinds."""
         return self._state(target, decision.details)
 
     def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
         able = Counter(place.kind for place, *_ in rewritable(target.model))
-        done = Counter(stands_for(module).partition(":")[2] for module in target.model.modules())
+        standing = [SWAPPED.standing(module).values() for module in target.model.modules()]
+        done = Counter(one.word for each in standing for one in each)
         return {
             f"model.{kind}": f"{done[kind] + able[kind] * bool(switches.get(kind))} of "
             f"{done[kind] + able[kind]} {words}"
@@ -120,14 +121,14 @@ class Rewrites(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Each module in the place of another."""
-        wishes = _wishes(decision, target)
-        with SWAPPED.wished(wishes.items()):
-            wishes.clear()  # which hold the model
+        """Put each module in the place of another."""
+        overrides = _overrides(decision, target)
+        with SWAPPED.overriding(overrides.items()):
+            overrides.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Each module by its path, before the optimizer is made."""
+        """Return lines for each module by its path, before the optimizer is made."""
         lines: list[str] = []
         for kind, line in LINES.items():
             places = [place for place in facts.rewritable if place.kind == kind]
@@ -136,15 +137,15 @@ class Rewrites(Optimization):
         return Snippet(model=tuple(lines))
 
 
-def _wishes(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, Any]]:
+def _overrides(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
     """Return what stands in, by the modules that hold it; the notes say which."""
-    wishes: dict[torch.nn.Module, dict[Slot, Any]] = {}
+    overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
     chosen = [one for one in rewritable(target.model) if decision.details.get(one[0].kind)]
     for place, parent, name in chosen:
-        new = stand_in(_made(place.kind, parent._modules[name]), f"rewrites:{place.kind}")
-        wishes.setdefault(parent, {})["_modules", name] = new
+        new = StandIn(_made(place.kind, parent._modules[name]), place.kind)
+        overrides.setdefault(parent, {})["_modules", name] = new
     target.notes["rewrites"] = "; ".join(f"{place.path}: {place.change}" for place, *_ in chosen)
-    return wishes
+    return overrides
 
 
 def _loop(places: Sequence[Rewritable], line: str) -> list[str]:

@@ -54,7 +54,7 @@ class Sdpa(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only, and only a kernel that the device has; with what was measured."""
+        """Decide for a kernel that the device has, by request only, with what was measured."""
         rows = _here(facts)
         return replace(self._decide(request, hardware, facts, rows), evidence=rows)
 
@@ -85,11 +85,11 @@ class Sdpa(Optimization):
         return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Which kernels may be taken, and in which order."""
+        """Return which kernels may be taken, and in which order."""
         return sdp_kernels.switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """The switches, and the tag for torch.compile's caches."""
+        """Return the switches, and the tag for torch.compile's caches."""
         now = facts.flags.get("sdp.priority_order", ())
         fused = decision.value != "math"
         return {
@@ -102,7 +102,7 @@ class Sdpa(Optimization):
         }
 
     def as_is(self, facts: Facts) -> Any:
-        """Torch's own order."""
+        """Return the word for torch's own order."""
         return "auto"
 
     @contextmanager
@@ -123,14 +123,14 @@ class Sdpa(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """The same choice for one block, where another plan is in force process-wide."""
+        """Return the same choice for a block, where another plan is in force."""
         if decision.value == "auto":
             return nullcontext
         change = partial(sdp_kernels.choose, decision.value)
         return lambda: overridden(target, sdp_kernels.SWITCHES, change)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's public context manager, with the same switches and order inside.
+        """Return torch's public context manager, with the same switches and order inside.
 
         Compiled code needs a tag: the choice is not part of its cache's key.
         """
@@ -149,7 +149,7 @@ class Sdpa(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """What is ahead on the step's own calls; where they were not measured, every kernel of a
+        """Return what is ahead on the step's own calls; without a measurement every kernel of a
         GPU, and on a CPU none.
         """
         if rows := _here(facts):
@@ -161,13 +161,13 @@ class Sdpa(Optimization):
 
 
 def _here(facts: Facts) -> tuple[Measured, ...]:
-    """What was measured on the device that the model is on."""
+    """Return what was measured on the device that the model is on."""
     kinds = [(row, row.call.device.partition(":")[0]) for row in facts.attention]
     return tuple(row for row, kind in kinds if kind == facts.device_type)
 
 
 def _told(rows: Sequence[Measured], word: str = "") -> str:
-    """The number that decided."""
+    """Return the number that decided."""
     kinds = len({replace(row.call, dtype="") for row in rows})
     on = f"measured on {kinds} kind{'s' * (kinds > 1)} of calls that its step makes"
     if not word:

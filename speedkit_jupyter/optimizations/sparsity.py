@@ -53,11 +53,11 @@ class Sparsity(Compression):
     ]
 
     def effect_of(self, decision: Decision, facts: Facts) -> Effect:
-        """Zeros that are left out change no more than the order of sums."""
+        """Return ROUNDING for zeros: leaving them out changes no more than the order of sums."""
         return Effect.CHANGES_MODEL if decision.value == "prune" else Effect.ROUNDING
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Sparse Tensor Cores, torch's kernels for them, and numbers of 16 bits."""
+        """Return what is missing: Sparse Tensor Cores, torch's kernels, or numbers of 16 bits."""
         if hardware.system == "Windows":
             return "torch has no kernels for it on Windows"
         if not {*HALVES} & {*facts.dtypes}:
@@ -65,7 +65,7 @@ class Sparsity(Compression):
         return super().missing_units(value, hardware, facts)
 
     def fits(self, decision: Decision, weight: torch.Tensor) -> bool:
-        """Of such sizes and numbers, and sparse unless it is to be pruned."""
+        """Return whether sizes and numbers fit, and it is sparse unless it is to be pruned."""
         in_half = str(weight.dtype).removeprefix("torch.") in HALVES
         is_fit = in_half and super().fits(decision, weight)
         return is_fit and (decision.value == "prune" or is_sparse(weight.detach()))
@@ -75,7 +75,7 @@ class Sparsity(Compression):
         return super().none_fits(decision) if decision.value == "prune" else NONE_FITS
 
     def made(self, decision: Decision, layer: torch.nn.Linear) -> Any:
-        """The weight as the kernels take it. That it is a prototype stands in torch's page."""
+        """Return the weight as the kernels take it, which torch calls a prototype."""
         import torch
 
         weight = own_weight(layer).detach()
@@ -85,7 +85,7 @@ class Sparsity(Compression):
             return torch.sparse.to_sparse_semi_structured(values.contiguous())
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's own call, which replaces the weights for good."""
+        """Return torch's own call, which replaces the weights for good."""
         text = CODE.format(line=PRUNE if decision.value == "prune" else TAKE)
         return Snippet(
             for_good(decision),

@@ -43,7 +43,7 @@ class Tf32(Optimization):
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """On from compute capability 8.0; elsewhere only what was asked and exists."""
+        """Turn it on from compute capability 8.0; elsewhere only what was asked and exists."""
         now = facts.flags.get("float32_matmul_precision", "highest")
         if request.value == "highest":
             if facts.device_type == "cpu" and now == "highest":
@@ -73,11 +73,11 @@ class Tf32(Optimization):
         return request.obey("medium", "oneDNN multiplies float32 in bf16")
 
     def changes(self) -> dict[str, Any]:
-        """Its bare word is what torch calls high."""
+        """Let the bare word mean what torch calls high."""
         return {self.name: "high"} | super().changes()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """What torch's old setters write into both of its APIs."""
+        """Return what torch's old setters write into both of its APIs."""
         lower = "ieee" if decision.value == "highest" else "tf32"
         values = {
             "float32_matmul_precision": decision.value,
@@ -92,7 +92,7 @@ class Tf32(Optimization):
         return values
 
     def as_is(self, facts: Facts) -> Any:
-        """What torch's own setting says."""
+        """Return what torch's own setting says."""
         return facts.flags.get("float32_matmul_precision", "highest")
 
     @contextmanager
@@ -110,7 +110,7 @@ class Tf32(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's setting; a fresh process lets cuDNN use TF32, so only `highest` must say no.
+        """Return torch's setting; cuDNN uses TF32 by itself, so only `highest` must say no.
 
         Trainer switches TF32 on by itself when it compiles.
         """
@@ -126,7 +126,7 @@ class Tf32(Optimization):
         return Snippet(setup=tuple(lines))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """`high` with TF32 hardware; `medium` on a CPU with bf16 units."""
+        """Return `high` with TF32 hardware, `medium` on a CPU with bf16 units."""
         gpu = hardware.accelerator(facts.device)
         if gpu is not None:
             return ("high",) if gpu.tf32 else ()

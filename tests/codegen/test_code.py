@@ -27,9 +27,7 @@ from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 MACHINES = machines.names()
 PYTHON_FORMS = [form for form in FORMS if form != "yaml"]
-FACTS = Facts(
-    parameters=11_000_000, convolutions=20, attentions=1, optimizers=(OptimizerFacts("AdamW"),)
-)
+FACTS = Facts(parameters=11_000_000, convolutions=20, optimizers=(OptimizerFacts("AdamW"),))
 every_machine = pytest.mark.parametrize("machine", MACHINES)
 
 

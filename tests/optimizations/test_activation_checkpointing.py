@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
 import itertools
 import threading
 import weakref
@@ -14,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan, tune
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.plans.applying import prepare
@@ -264,30 +262,6 @@ def attributes(model: nn.Module) -> list:
     return [sorted(part.__dict__) for part in model.modules()]
 
 
-def test_copies_and_files_carry_nothing_of_it():
-    class Whole(Stack):
-        def __getstate__(self):
-            return self.__dict__.copy()
-
-    class Plain(Stack):
-        pass
-
-    globals().update(Plain=Plain)
-    Plain.__qualname__ = "Plain"
-    plain, whole = Plain(), Whole()
-    before = attributes(plain), attributes(whole), list(plain.state_dict())
-    with apply_speedups(plain, asked())[1], apply_speedups(whole, asked())[1]:
-        file = io.BytesIO()
-        torch.save(plain, file)
-        file.seek(0)
-        copies = [copy.deepcopy(plain), torch.load(file, weights_only=False)]
-        assert [attributes(one) for one in copies] == [before[0]] * 2
-        assert list(plain.state_dict()) == before[2]
-        twin = copy.deepcopy(whole)
-        assert all(block._compiled_call_impl is None for block in twin.blocks)
-    assert (attributes(plain), attributes(whole)) == before[:2]
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
 def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
@@ -306,27 +280,6 @@ def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
         plans[number].restore()
     assert attributes(model) == before
     model(torch.rand(3, 5, 4)).sum().backward()
-
-
-@pytest.mark.parametrize("ending", [ValueError, KeyboardInterrupt])
-def test_after_an_error_inside_of_a_block_nothing_is_left(ending):
-    class Failing(Attention):
-        def forward(self, x, mask=None):
-            raise ending
-
-    model = Stack(Failing)
-    before = attributes(model)
-    with pytest.raises(ending), apply_speedups(model, asked())[1]:
-        model(torch.rand(3, 5, 4))
-    assert attributes(model) == before
-
-
-def test_what_the_user_puts_on_a_block_meanwhile_stays():
-    model = Stack()
-    with apply_speedups(model, asked())[1]:
-        model.blocks[0].compile(backend="eager")
-        own = model.blocks[0]._compiled_call_impl
-    assert model.blocks[0].__dict__.pop("_compiled_call_impl") is own
 
 
 def test_a_plan_keeps_no_model_alive():
@@ -495,28 +448,6 @@ def test_repeated_blocks_that_the_user_compiled_are_left_alone():
         assert model.blocks[0]._compiled_call_impl is own
         assert context.changes()[-1].after == "3 of 4 blocks"
     assert model.blocks[0].__dict__.pop("_compiled_call_impl") is own
-
-
-@pytest.mark.thorough
-def test_a_search_for_memory_finds_it_and_what_saves_none_is_not_even_checked(machine):
-    machine("cpu")
-    torch.manual_seed(0)
-    model, x = Stack(number=4), torch.rand(16, 16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step():
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-    keep = ("threads", "precision", "tf32", "compile")
-    tuning = tune(step, model=model, optimizer=optimizer, budget_s=4, objective="memory", keep=keep)
-    assert "activation_checkpointing" in tuning.winner.name
-    record = tuning.record
-    assert record is not None
-    assert record.accuracy.verdict == "exact"
-    assert record.memory.peak_bytes < 0.7 * tuning.comparison.baseline.memory.peak_bytes
-    assert any("peak is" in rejected.reason for rejected in tuning.rejected)
 
 
 def test_a_block_that_writes_to_its_input_is_refused_in_one_line():

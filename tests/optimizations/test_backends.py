@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import types
 
-import fresh
 import pytest
 import torch
 from torch import nn
@@ -148,49 +147,6 @@ def test_a_mode_is_inductors_and_falls_away_with_a_word(hardware):
 
 
 # --- guests ---
-
-
-GUEST = """
-import torch
-torch._dynamo.config.cache_size_limit = 99  # what it changes for everyone
-def compiler(graph, inputs):
-    return graph.forward
-"""
-PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import torch
-from speedkit_jupyter import SpeedConfig, apply_speedups
-model = torch.nn.Linear(2, 2)
-config = SpeedConfig(compile={"enabled": True, "backend": "visitor"})
-with apply_speedups(model, config)[1] as context:
-    decision = context.plan["compile"]
-    assert decision.declined and "visitor is not loaded" in decision.reason, decision.reason
-    model(torch.ones(1, 2))
-assert "visiting_package" not in sys.modules
-import visiting_package
-with apply_speedups(model, config)[1] as context:
-    assert context.plan["compile"].active, context.plan["compile"].reason
-    model(torch.ones(1, 2))
-    assert not context.notes, context.notes
-print("fine")
-"""
-
-
-@pytest.mark.slow
-def test_a_guest_that_an_entry_point_names_waits_until_the_user_imports_it(tmp_path):
-    (tmp_path / "visiting_package.py").write_text(GUEST)
-    folder = tmp_path / "visiting_package-1.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: visiting-package\nVersion: 1\n")
-    (folder / "entry_points.txt").write_text(
-        "[torch_dynamo_backends]\nvisitor = visiting_package:compiler\n"
-    )
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    exit_code, printed = fresh.run(program, str(tmp_path))
-    assert exit_code == 0, printed[-3000:]
-    assert "fine" in printed
 
 
 # --- measured and vetoed like all ---

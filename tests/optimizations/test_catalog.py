@@ -75,7 +75,7 @@ def test_decide_gives_a_reason_on_every_machine_for_every_request_and_touches_no
     before = flags.snapshot()
     facts = (
         Facts(),
-        Facts(device="cuda:0", parameters=10, convolutions=2, attentions=1, lstms=1,
+        Facts(device="cuda:0", parameters=10, convolutions=2, lstms=1,
               precision="fp16", optimizers=(OptimizerFacts(),)),
         Facts(dtypes=("float16",), parameters=10, compiled="script",
               optimizers=(OptimizerFacts(sparse_gradients=True),)),

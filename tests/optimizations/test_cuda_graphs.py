@@ -142,7 +142,7 @@ def trained(loop: Callable[..., list], on: bool) -> tuple[list, str]:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     layer = Graphed(model, {})
-    with CALLS.wished([(model, layer)] if on else []):
+    with CALLS.overriding([(model, layer)] if on else []):
         found = loop(model, optimizer)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     tensors = [*found, *model.state_dict().values(), *gradients, torch.get_rng_state()]
@@ -232,7 +232,7 @@ def test_what_can_not_be_recorded_is_said_and_never_tried_again(recorded, monkey
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", fails)
     model, notes = Net(), {}
     before = model.norm.running_mean.clone()
-    with CALLS.wished([(model, Graphed(model, notes))]):
+    with CALLS.overriding([(model, Graphed(model, notes))]):
         for number in range(5):
             model(data(number))
     assert "not permitted" in notes["cuda_graphs"]
@@ -243,7 +243,7 @@ def test_what_can_not_be_recorded_is_said_and_never_tried_again(recorded, monkey
 def test_hooks_and_objects_are_seen_as_without_it(recorded):
     model, seen = Net(), []
     layer = Graphed(model, {})
-    with CALLS.wished([(model, layer)]):
+    with CALLS.overriding([(model, layer)]):
         handle = model.two.register_forward_hook(lambda *_: seen.append(1))
         for number in range(4):
             model(data(number))
@@ -258,7 +258,7 @@ def test_hooks_and_objects_are_seen_as_without_it(recorded):
 def test_nothing_keeps_a_model_alive(recorded):
     model = Net()
     layer = Graphed(model, {})
-    block = CALLS.wished([(model, layer)])
+    block = CALLS.overriding([(model, layer)])
     block.__enter__()
     for number in range(4):
         model(data(number))["scores"].sum().backward()

@@ -346,25 +346,6 @@ def test_a_result_may_be_written_over_what_it_is_made_of(onednn):
     torch.testing.assert_close(added, wide + a, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(1, 300, 300), (300, 300, 1), (300, 1, 300), (2, 300, 300)])
-def test_products_of_vectors_stay_torchs_own(onednn, shape):
-    m, k, n = shape
-    a, b = torch.randn(m, k), torch.randn(k, n)
-    found = a @ b, torch.bmm(a[None], b[None])
-    gemm.use(gemm.BLAS)
-    assert torch.equal(found[0], a @ b)
-    assert torch.equal(found[1], torch.bmm(a[None], b[None]))
-
-
-def test_a_batch_of_short_sums_stays_torchs_own(monkeypatch):
-    monkeypatch.setattr(gemm, "_now", gemm._Engine())
-    a, b = torch.randn(2, 300, 31), torch.randn(2, 31, 300)
-    gemm.use(gemm.ONEDNN, Crossover(1, 1))
-    found = a @ b
-    gemm.use(gemm.BLAS)
-    assert torch.equal(found, a @ b)
-
-
 def test_gradients_of_gradients_are_right(onednn):
     torch.manual_seed(0)
     a = torch.randn(6, 5, requires_grad=True)

@@ -242,3 +242,22 @@ def test_the_code_to_take_along_does_the_same(hardware):
     names: dict[str, Any] = {"model": copy.deepcopy(model)}
     exec(code(found), names)
     assert torch.equal(answer(names["model"]), expected)
+
+
+@real
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("change", [
+    lambda model: model.double(), lambda model: model.bfloat16(),
+    lambda model: model.requires_grad_(False), lambda model: model.to("cpu"),
+], ids=["double", "bfloat16", "frozen", "moved"])  # fmt: skip
+def test_the_models_own_weights_come_back_after_a_cast_meanwhile(change, swap):
+    model = tied()
+    before = [id(p) for p in model.parameters()]
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        with apply_speedups(model, INT8)[1]:
+            change(model)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert [id(p) for p in model.parameters()] == before
+    assert {type(p) for p in model.parameters()} == {nn.Parameter}

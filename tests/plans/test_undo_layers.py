@@ -18,7 +18,7 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags, fp32_precision
-from speedkit_jupyter.optimizations.properties.wishes import Property
+from speedkit_jupyter.optimizations.properties.overrides import Property
 from speedkit_jupyter.plans.applying import applied_to
 
 ALL = {"threads": 1, "tf32": "medium", "channels_last": True, "sdpa": "math", "precision": "bf16"}
@@ -66,14 +66,14 @@ class Value(Property):
     def found(self, thing, optimizers):
         return thing.value
 
-    def put(self, thing, wish, optimizers):
-        thing.value = wish
+    def put(self, thing, override, optimizers):
+        thing.value = override
 
-    def holds(self, thing, wish):
-        return thing.value == wish
+    def holds(self, thing, override):
+        return thing.value == override
 
-    def put_back(self, thing, original, wish, optimizers):
-        if thing.value == wish:
+    def put_back(self, thing, original, override, optimizers):
+        if thing.value == override:
             thing.value = original
 
 
@@ -83,7 +83,7 @@ def test_the_latest_wish_that_is_still_applied_is_in_force(moves):
     for move in moves:
         if isinstance(move, tuple):
             things = [number for index, number in enumerate(numbers) if move[1] >> index & 1]
-            block = values.wished([(one, move[0]) for one in things])
+            block = values.overriding([(one, move[0]) for one in things])
             block.__enter__()
             blocks.append((block, things, move[0]))
         elif blocks:
@@ -98,9 +98,9 @@ def test_the_latest_wish_that_is_still_applied_is_in_force(moves):
 
 def test_what_the_user_set_meanwhile_is_the_users():
     number, values = Number(), Value()
-    with values.wished([(number, 1)]):
+    with values.overriding([(number, 1)]):
         number.value = 7
-        with values.wished([(number, 2)]):
+        with values.overriding([(number, 2)]):
             assert number.value == 2
         assert number.value == 7
     assert number.value == 7

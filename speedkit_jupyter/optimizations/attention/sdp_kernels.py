@@ -22,7 +22,7 @@ SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority
 
 
 def switches() -> Mapping[str, flags.Switch]:
-    """Which kernels may be taken, and in which order."""
+    """Return which kernels may be taken, and in which order."""
     import torch
     from torch.backends import cuda
 
@@ -42,7 +42,7 @@ def switches() -> Mapping[str, flags.Switch]:
 
 
 def choose(word: str) -> None:
-    """From now on: this one first, then torch's own order; of `math` no other."""
+    """Put this one first and the others in torch's own order from now on; beside `math` none."""
     import torch
     from torch.backends import cuda
 
@@ -55,7 +55,7 @@ def choose(word: str) -> None:
 
 
 def order(word: str, now: Sequence[int]) -> list[int]:
-    """The numbers of the kernels: the chosen one, and those after it."""
+    """Return the numbers of the kernels: the chosen one, and those after it."""
     from torch.nn.attention import SDPBackend
 
     first = int(getattr(SDPBackend, BACKENDS[word]))
@@ -63,7 +63,7 @@ def order(word: str, now: Sequence[int]) -> list[int]:
 
 
 def in_order(word: str) -> tuple[str, ...]:
-    """The same in torch's words."""
+    """Return the same order in torch's words."""
     import torch
     from torch.nn.attention import SDPBackend
 
@@ -74,7 +74,7 @@ def in_order(word: str) -> tuple[str, ...]:
 
 @contextmanager
 def chosen(word: str) -> Iterator[None]:
-    """The choice in the block, without a plan; `auto` is what is in force."""
+    """Make the choice for the block, without a plan; `auto` is what is in force."""
     if word == AUTO:
         yield
         return
@@ -95,7 +95,7 @@ def taken(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> str:
-    """The word of the kernel that torch would take for such a call now."""
+    """Return the word of the kernel that torch would take for such a call now."""
     import torch
     from torch.nn.attention import SDPBackend
 

@@ -16,7 +16,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def autocast_source(dtype: str, device_type: str, form: Form) -> Snippet:
-    """torch.autocast around the forward pass, or the framework's mixed precision."""
+    """Return torch.autocast around the forward pass, or the framework's mixed precision."""
     arguments = framework_precision(dtype, device_type, form)
     if arguments:
         own = {"accelerate": ("accelerator.autocast()",), "fabric": ("fabric.autocast()",)}
@@ -27,7 +27,7 @@ def autocast_source(dtype: str, device_type: str, form: Form) -> Snippet:
 
 
 def framework_precision(dtype: str, device_type: str, form: Form) -> dict[str, str]:
-    """A framework's arguments for mixed precision; empty where it has none (fp16 on a CPU)."""
+    """Return a framework's arguments for mixed precision; none for fp16 on a CPU."""
     if dtype == "fp16" and device_type == "cpu":
         return {}
     fabric = {"bf16": '"bf16-mixed"', "fp16": '"16-mixed"'}
@@ -45,7 +45,7 @@ def has_fp16(gpu: Accelerator) -> bool:
 
 
 def native_precision(gpu: Accelerator) -> tuple[str, str, bool]:
-    """The precision that this accelerator is built for, why, and whether it always pays."""
+    """Return the precision that this accelerator is built for, why, and whether it always pays."""
     capability = ".".join(map(str, gpu.capability or ()))
     if not gpu.is_nvidia:
         return _by_kind(gpu)
@@ -70,7 +70,7 @@ def _by_kind(gpu: Accelerator) -> tuple[str, str, bool]:
 
 
 def autocast_switches() -> Mapping[str, flags.Switch]:
-    """Autocast's own state, for each kind of device."""
+    """Return autocast's own state, for each kind of device."""
     import torch
 
     cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
@@ -92,7 +92,7 @@ def autocast_switches() -> Mapping[str, flags.Switch]:
 
 
 def _kinds_with_autocast() -> list[str]:
-    """The kinds of device that this torch has autocast for, those unknown here with them."""
+    """Return the kinds of device that this torch has autocast for, those unknown here with them."""
     import torch
 
     kinds = ["cpu", "cuda"]

@@ -22,8 +22,8 @@ from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.layers import is_linear
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import is_watched
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, stand_in, stands_for
-from speedkit_jupyter.optimizations.properties.wishes import MISSING
+from speedkit_jupyter.optimizations.properties.overrides import MISSING
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Compression(Optimization):
     units: ClassVar[str] = ""
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Where the device multiplies so, and nothing is trained that can't be."""
+        """Decide for it by request, where the device can and nothing trains the weights."""
         if request.value == "auto":
             return request.leave(False, "it changes the results: ask for it")
         if request.value is False:
@@ -102,7 +102,7 @@ class Compression(Optimization):
         return by_torchao(getattr(torchao(module), name)(**arguments), values)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torchao's own call, which replaces the weights for good."""
+        """Return torchao's own call, which replaces the weights for good."""
         import torch
 
         module, name, arguments = self.config(decision, torch.device(facts.device_type))
@@ -138,11 +138,15 @@ class Compression(Optimization):
         layers = self._layers(decision, target)
         if not layers:
             target.notes[self.name] = self.none_fits(decision)
-        wishes = _wishes(target.model, {one: self._made(decision, target, one) for one in layers})
+        made: dict[torch.nn.Module, StandIn] = {
+            layer: StandIn(self._made(decision, target, layer), self.name) for layer in layers
+        }
+        overrides = _overrides(target.model, made)
         del layers
+        made.clear()
         with ExitStack() as stack:
-            stack.enter_context(SWAPPED.wished(wishes))
-            del wishes  # which hold the model
+            stack.enter_context(SWAPPED.overriding(overrides))
+            del overrides  # which hold the model
             if not self.for_training:
                 stack.enter_context(newcomers(target, target.live_optimizers(), self._refuse))
             yield
@@ -159,7 +163,7 @@ class Compression(Optimization):
         ]
 
     def _made(self, decision: Decision, target: Target, layer: torch.nn.Linear) -> Any:
-        """What was made of the same bits before, by a plan that was hidden meanwhile, or anew."""
+        """Return what was made of the same bits before the plan was hidden, or make it anew."""
         import torch
 
         bits = _checksum(own_weight(layer).detach())
@@ -170,7 +174,7 @@ class Compression(Optimization):
             made = self.made(decision, layer)
             if not isinstance(made, torch.nn.Module):
                 made = torch.nn.Parameter(made, requires_grad=False)
-        target.memo.twins[layer] = bits, stand_in(made, self.name)
+        target.memo.twins[layer] = bits, made
         return made
 
     def _refuse(self, optimizer: torch.optim.Optimizer) -> None:
@@ -180,21 +184,22 @@ class Compression(Optimization):
         )
 
     def changes(self) -> dict[str, Any]:
-        """The word alone is the `bare` one."""
+        """Let the name alone mean the `bare` word."""
         return ({self.name: self.bare} if self.bare else {}) | super().changes()
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """No other has the same weights."""
+        """Return the facts with its name: no other entry takes the same weights."""
         return replace(facts, quantized=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many layers multiply so."""
-        layers = _linears(target.model)
-        done = [one for one in layers if self.name in (stands_for(one), stands_for(one.weight))]
-        return {f"model.{self.name}": f"{len(done)} of {len(layers)} linear layers"}
+        """Return how many layers multiply so."""
+        standing = [SWAPPED.standing(one).values() for one in target.model.modules()]
+        own = {id(one.value) for each in standing for one in each if one.word == self.name}
+        of = len(_linears(target.model))
+        return {f"model.{self.name}": f"{len(own)} of {of} linear layers"}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those whose weights fit."""
+        """Return how many layers have weights that fit."""
         number, of = len(self._layers(decision, target)), len(_linears(target.model))
         return {f"model.{self.name}": f"{number} of {of} linear layers"}
 
@@ -283,24 +288,26 @@ def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
     return known and weight.numel() > 0 and id(weight) not in stepped and not is_watched(layer)
 
 
-def _wishes(
-    model: torch.nn.Module, made: Mapping[torch.nn.Module, Any]
-) -> list[tuple[torch.nn.Module, dict[Slot, Any]]]:
+def _overrides(
+    model: torch.nn.Module, made: Mapping[torch.nn.Module, StandIn]
+) -> list[tuple[torch.nn.Module, dict[Slot, StandIn]]]:
     """Return for each module what stands in for its parts, or for its own weight."""
     import torch
 
-    wishes = []
+    overrides = []
     for module in model.modules():
-        wish: dict[Slot, Any] = {
+        override: dict[Slot, StandIn] = {
             ("_modules", name): made[child]
             for name, child in module._modules.items()
-            if child is not None and isinstance(made.get(child), torch.nn.Module)
+            if child is not None
+            and child in made
+            and isinstance(made[child].value, torch.nn.Module)
         }
-        if isinstance(made.get(module), torch.Tensor):
-            wish["_parameters", "weight"] = made[module]
-        if wish:
-            wishes.append((module, wish))
-    return wishes
+        if module in made and isinstance(made[module].value, torch.Tensor):
+            override["_parameters", "weight"] = made[module]
+        if override:
+            overrides.append((module, override))
+    return overrides
 
 
 def _checksum(weight: torch.Tensor) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ BY_REQUEST = "changes what the model computes, so it is there on request only"
 def decided(
     optimization: Optimization, request: Request, hardware: Hardware, facts: Facts
 ) -> Decision:
-    """Its decision; declined where torch has moved one of its switches, or what it asks.
+    """Return its decision; declined where torch has moved one of its switches, or what it asks.
 
     No rule turns on, or offers, what changes the model's arithmetic.
     """

@@ -62,22 +62,22 @@ class Optimization(ABC):
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
-        """The fields of its option by name, the bare word's first; none where it is one value."""
+        """Return the fields of its option by name, the bare word's first; none for one value."""
         return fields_of(self.Options)
 
     @property
     def paths(self) -> dict[str, Any]:
-        """The annotation of each field by its path: `tf32`, `compile.enabled`, `compile.mode` …"""
+        """Return the annotation of each field by its path: `tf32`, `compile.enabled` …"""
         named = {f"{self.name}.{field}": info.annotation for field, info in self.fields.items()}
         return named or {self.name: self.Options}
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that its bare option takes, with true and false spelled out."""
+        """Return the words that its bare option takes, with true and false spelled out."""
         return choices(next(iter(self.paths.values())))
 
     def changes(self) -> dict[str, Any]:
-        """The words that name a change in comparisons, each with the config's value for it."""
+        """Return the words for changes in comparisons, each with the config's value."""
         changes: dict[str, Any] = {}
         for word in self.words:
             if word == "true":
@@ -93,7 +93,7 @@ class Optimization(ABC):
         return changes
 
     def freely(self, value: Any) -> Any:
-        """The config's value for one that no word names."""
+        """Return the config's value for one that no word names."""
         field = self.free.lower()
         return {next(iter(self.fields)): True, field: value} if field in self.fields else value
 
@@ -102,19 +102,19 @@ class Optimization(ABC):
         """Decide from records alone: reads no state of torch, so it plans for any machine."""
 
     def effect_of(self, decision: Decision, facts: Facts) -> Effect:
-        """What this decision does to the numbers: where an entry has several parts, they decide."""
+        """Return what this decision does to the numbers, where an entry has several parts."""
         return self.effect
 
     def as_is(self, facts: Facts) -> Any:
-        """The value that stands for leaving everything as it is."""
+        """Return the value that stands for leaving everything as it is."""
         return False
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """The facts that later optimizations decide upon."""
+        """Return the facts that later optimizations decide upon."""
         return facts
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
-        """What it writes to which of its process-wide switches, where that is all that it does."""
+        """Return what it writes to its process-wide switches, where that is all that it does."""
         return {}
 
     @contextmanager
@@ -133,27 +133,27 @@ class Optimization(ABC):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """What must surround a forward pass: asked once when applied, called at every step."""
+        """Return what makes the context around a forward pass, called at every step."""
         return nullcontext
 
     @abstractmethod
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The same without SpeedKit, with the arguments of a framework where it has them.
+        """Return the same without SpeedKit, with the arguments of a framework where it has them.
 
         `facts` are those once the plan is applied. Raises SpeedKitError where a framework can't
         do it.
         """
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """The process-wide switches that it owns, by the names that reports give them."""
+        """Return the process-wide switches that it owns, by the names that reports give them."""
         return {}
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """State of model and optimizers that this changes, for the before/after table."""
+        """Return the state that this changes, for the before/after table."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """What flags and `observe` will say once this is applied, found without applying it.
+        """Return what flags and `observe` will say once this is applied.
 
         `facts` are those of the original state. The contract test compares this with what is
         so then.
@@ -161,9 +161,9 @@ class Optimization(ABC):
         return self.values(decision)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Config values worth trying here, cheapest first."""
+        """Return config values worth trying here, cheapest first."""
         return ()
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """More of them where memory is what is aimed at: what saves some and costs time."""
+        """Return further values where memory is the objective: they save some and cost time."""
         return ()

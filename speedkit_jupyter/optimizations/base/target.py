@@ -96,12 +96,12 @@ class Target:
 
     @property
     def only_in(self) -> int | None:
-        """The number of the one thread that a benchmark's plan acts in; None for all."""
+        """Return the number of the one thread that a benchmark's plan acts in; None for all."""
         return None if self.search else threading.get_ident()
 
     @contextmanager
     def searched_once(self) -> Iterator[None]:
-        """One search serves for the block, in which no optimizer is made."""
+        """Let one search serve for the block, in which no optimizer is made."""
         around, self.remember = self.remember, True
         try:
             yield
@@ -114,7 +114,7 @@ class Target:
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Every optimizer in the process that holds a parameter of the model.
+        """Return every optimizer in the process that holds a parameter of the model.
 
         Some state must follow the parameters' layout and device although the user did not
         hand that optimizer over; so the garbage collector is asked (60 ms of 450,000 objects).
@@ -151,7 +151,7 @@ class Target:
 
 
 def _subclasses(kind: type) -> set[type]:
-    """The class and all below it."""
+    """Return the class and all below it."""
     return {kind}.union(*map(_subclasses, kind.__subclasses__()))
 
 
@@ -161,7 +161,7 @@ def _holds(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Process-wide flags set by `change` for the block; `names` are the flags that it sets."""
+    """Set process-wide flags by `change` for the block; `names` are the flags that it sets."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield
@@ -175,7 +175,7 @@ def newcomers(
     known: Iterable[torch.optim.Optimizer],
     welcome: Callable[[torch.optim.Optimizer], None],
 ) -> Iterator[None]:
-    """`welcome` each optimizer of the model that is not `known`, just before its first step.
+    """Call `welcome` with each optimizer that is not `known`, just before its first step.
 
     torch's hook is for the whole process: other models' optimizers cost one look at a set. It
     must not keep the model alive, so neither may `welcome`. A benchmark knows all that it steps,

@@ -14,7 +14,7 @@ COPIES = "copy `model` before: what is copied after this calls the original's fo
 
 
 def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of torch.compile that are not its defaults."""
+    """Return the arguments of torch.compile that are not its defaults."""
     options: dict[str, Any] = {}
     for name, default in (("backend", INDUCTOR), ("mode", "default"), ("dynamic", "auto")):
         if details.get(name, default) != default:
@@ -25,7 +25,7 @@ def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compiled_source(details: Mapping[str, Any], reason: str, facts: Facts, form: Form) -> Snippet:
-    """The code for a decision with these details."""
+    """Return the code for a decision with these details."""
     options = options_of(details)
     if details.get("scope") == "blocks":
         return _blocks(options, reason, facts)
@@ -39,7 +39,7 @@ def compiled_source(details: Mapping[str, Any], reason: str, facts: Facts, form:
 
 
 def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
-    """In place, so that the keys of the state_dict stay; the same in every framework."""
+    """Return lines that compile in place, so that the keys of the state_dict stay."""
     compiling = call("block.compile", **options)
     if facts.blocks_of_torch:  # which `compile()` passes over
         compiling = f"block.forward = {call('torch.compile', 'block.forward', **options)}"
@@ -59,7 +59,7 @@ def _for_accelerate(options: Mapping[str, Any]) -> Snippet:
 
 
 def _for_trainer(options: Mapping[str, Any]) -> Snippet:
-    """Trainer takes the mode; what else there is reaches Accelerate through the environment."""
+    """Return the mode for Trainer; the rest reaches Accelerate through the environment."""
     arguments = {"torch_compile": "True"}
     if "mode" in options:
         arguments["torch_compile_mode"] = source(options["mode"])

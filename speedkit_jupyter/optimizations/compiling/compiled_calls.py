@@ -39,7 +39,7 @@ class CompiledCode:
         return self._compiled is None
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """One forward pass. A failing compiler never stops it; the user's own errors do."""
+        """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
         if self._compiled is None:
             return module._call_impl(*args, **kwargs)
         start = time.time()
@@ -101,7 +101,7 @@ class CompiledCall(Call):
 
 
 def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:
-    """Through a function of ours: `nn.Module.compile()` skips torch.nn's own classes.
+    """Compile a function of ours: `nn.Module.compile()` skips torch.nn's own classes.
 
     The module is an argument, so that modules that are alike share what is compiled; those that
     are not (each with a number of its own, say) need room for a graph each.
@@ -148,7 +148,7 @@ def was_interrupted(error: BaseException | None) -> bool:
 
 
 def forget_broken_builds(since: float | None = None) -> None:
-    """Inductor remembers a build that was killed as failed for the life of the process.
+    """Make Inductor forget builds that were killed, which it remembers as failed.
 
     What was begun `since` then (seconds of the epoch) and never finished may be half a library,
     and is deleted: Inductor takes any file of that name for a finished one, also later on.
@@ -170,7 +170,7 @@ def forget_broken_builds(since: float | None = None) -> None:
 
 
 def _unfinished(cache: Path, since: float) -> Iterator[Path]:
-    """The libraries that were begun and that nobody is building any more.
+    """Yield the libraries that were begun and that nobody is building any more.
 
     Other processes use the cache too: who builds a library holds its lock, and leaves a scratch
     folder beside it that only a finished build takes away.

@@ -39,8 +39,7 @@ class Facts:
     """A model, its optimizers (those behind wrappers) and the process that they are in.
 
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
-    `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
-    `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
+    `convolution_dims` are the dimensions of the convolutions' weights (4, 5);
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
     `block_classes` the names of their classes; `training` says that some module is in training
@@ -59,10 +58,8 @@ class Facts:
     parameters: int = 0
     convolutions: int = 0
     convolution_dims: tuple[int, ...] = (4,)
-    others_of_such_dims: bool = False
     channels_last: int = 0
     linears: int = 0
-    attentions: int = 0
     lstms: int = 0
     blocks: int = 0
     block_classes: tuple[str, ...] = ()
@@ -135,10 +132,8 @@ class Facts:
             parameters=sum(p.numel() for p in parameters if not is_lazy(p)),
             convolutions=len(convolutions),
             convolution_dims=tuple(sorted({weight.dim() for weight in weights.values()})) or (4,),
-            others_of_such_dims=any(t.dim() in (4, 5) and id(t) not in weights for t in shaped),
             channels_last=sum(map(is_channels_last, convolutions)),
             linears=sum(isinstance(m, torch.nn.Linear) and is_linear(m) for m in modules),
-            attentions=sum(isinstance(m, torch.nn.MultiheadAttention) for m in modules),
             lstms=sum(isinstance(m, torch.nn.LSTM) for m in modules),
             blocks=len(repeated),
             block_classes=distinct(type(block).__name__ for block in repeated),
