@@ -12,11 +12,10 @@ from pydantic import AliasChoices, Field
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.late_optimizers import newcomers
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.properties.settings import FUSED, in_files
@@ -122,7 +121,7 @@ class FusedOptimizer(Optimization):
                 stack.callback(loaded.remove)
                 stack.callback(saved.remove)
 
-            layer = stack.enter_context(FUSED.wished(()))
+            layer = stack.enter_context(FUSED.overriding(()))
             for optimizer in filter(can, target.optimizers):
                 layer.add(optimizer, True)
                 layer_of_loads(optimizer)

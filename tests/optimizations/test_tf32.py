@@ -58,7 +58,8 @@ def test_it_is_set_readable_and_put_back_also_from_mixed_apis(machine, mixed, ch
         assert flags.is_mixed()
     before = flags.snapshot()
     config = SpeedConfig(tf32="medium", precision="fp32", threads=torch.get_num_threads())
-    with apply_speedups(torch.nn.Linear(2, 2), config)[1]:
+    kept = torch.nn.Linear(2, 2)
+    with apply_speedups(kept, config)[1]:
         assert torch.get_float32_matmul_precision() == "medium"
         assert not flags.is_mixed()
     assert flags.diff(before, flags.snapshot()) == ()

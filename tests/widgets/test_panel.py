@@ -19,7 +19,7 @@ from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.observed import observed
+from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.tuning import learning, tasks
 from speedkit_jupyter.tuning.tasks import Task
