@@ -17,7 +17,7 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.magics import cell_lines
 from speedkit_jupyter.magics.cell_output import CellOutput
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import door
 

@@ -14,8 +14,8 @@ import torch
 
 from speedkit_jupyter import Panel, session
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo.custody import in_progress
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.guard import in_progress
+from speedkit_jupyter.measure.undo.handlers.names import Names
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -31,10 +31,14 @@ WAYS = {
     "a star in a text": "exec('from math import *', globals())",
     "setattr on a module": "setattr(mine, 'e', 1); setattr(mine, 'made', 1)",
     "attributes of a module": "mine.e = mine.made = 1",
-    "a module from its name": "import sys; sys.modules['mine'].made = 1",
     "delattr on a module": "hasattr(mine, 'e') and delattr(mine, 'e')",
 }
 OF_CELLS = {"a star": "from math import *", "a walrus": "[e := i for i in range(2)]"}
+OF_FUNCTIONS = {
+    "a global name": "global e, made; e = made = 1",
+    "attributes of a module": "mine.e = mine.made = 1",
+    "setattr on a module": "setattr(mine, 'e', 1); setattr(mine, 'made', 1)",
+}
 FUNCTIONS = """
 def bind_all():
     for number, name in enumerate(("e", "made", "made2")):
@@ -105,7 +109,7 @@ def meanings(space: dict[str, Any]) -> dict[str, Any]:
 
 
 KINDS = [("cell", code) for code in (WAYS | OF_CELLS).values()]
-KINDS += [("function", code) for code in WAYS.values()]
+KINDS += [("function", code) for code in OF_FUNCTIONS.values()]
 
 
 @pytest.mark.sampled(9)
@@ -121,12 +125,10 @@ def test_every_name_means_what_it_meant_however_the_step_binds_it(cells, kind, s
     assert list(after["drawn"]) == list(range(9))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.checked
 @pytest.mark.usefixtures("every_round_drawn")
-@pytest.mark.parametrize("kind", ["cell", "function"])
-def test_what_another_cell_binds_meanwhile_stays(cells, kind):
-    (as_cell if kind == "cell" else as_function)(cells, WAYS["globals()"])
+def test_what_another_cell_binds_meanwhile_stays(cells):
+    as_cell(cells, WAYS["globals()"])
     seen = []
 
     def another() -> None:
@@ -134,7 +136,7 @@ def test_what_another_cell_binds_meanwhile_stays(cells, kind):
         cells.update(result=torch.ones(1), made="the other cell's")
         del cells["y"]
 
-    measured(cells, None if kind == "cell" else "step", another)
+    measured(cells, None, another)
     assert seen == [("mine", False)]  # nothing of the step's shows in a pause
     assert "y" not in cells
     assert (cells["e"], cells["made"]) == ("mine", "the other cell's")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # A turn is given up at most this often, and handing everything over and back takes at most one
@@ -93,7 +93,7 @@ class Run:
                 await asyncio.sleep(0)
             given_s = time.perf_counter() - begin
 
-        here = custody.in_progress()
+        here = guard.in_progress()
         if here is None:
             await others()
         else:

@@ -41,11 +41,13 @@ class Fingerprint:
             return "a cell changed torch's settings"
         with torch._C.DisableTorchFunctionSubclass():
             changed = [
-                instance for kind, instance, memory in self._seen if not kind.same(instance, memory)
+                instance
+                for handler, instance, memory in self._seen
+                if not handler.same(instance, memory)
             ]
             changed += [
                 instance
-                for kind, instance, memory in self._seen
+                for handler, instance, memory in self._seen
                 if getattr(memory, "version", None) is not None
                 and instance._version != memory.version
             ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
+import queue
 import random
 import re
 import time
@@ -23,7 +23,7 @@ from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import parse
-from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.measure.undo.event_loop import Run
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.tuning.search import Search
@@ -101,7 +101,7 @@ def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> Run:
 
     run = asyncio.run(main())
     assert turns, "no turn was given up"
-    assert custody.in_progress() is None
+    assert guard.in_progress() is None
     return run
 
 
@@ -294,11 +294,12 @@ def test_a_second_measurement_meanwhile_is_refused_in_one_line():
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 def test_an_error_of_the_step_ends_the_run_with_one_line(error):
     notebook = Notebook()
-    before, calls = notebook.state(), itertools.count()  # which nobody can put back
+    before, calls = notebook.state(), queue.SimpleQueue()  # which can't be put back
 
     def step() -> None:
         notebook.step()
-        if next(calls) > 20:
+        calls.put(1)
+        if calls.qsize() > 20:
             raise error
 
     run = run_once(Benchmark(step_of(step), parse("baseline"), 5))
@@ -338,5 +339,5 @@ def test_a_cancelled_task_leaves_everything_in_place():
     asyncio.run(main())
     assert notebook.state()["tensors"] == before
     assert context.active
-    assert custody.in_progress() is None
+    assert guard.in_progress() is None
     context.restore()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.handlers.names import Names
 
 pytestmark = pytest.mark.usefixtures("clean_dynamo")
 

@@ -1,0 +1,182 @@
+"""Lists, dicts, sets, queues, rows of bytes and what is derived from them."""
+
+from __future__ import annotations
+
+import array
+import gc
+import io
+import operator
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, MappingView
+from types import MappingProxyType
+from typing import Any
+
+from speedkit_jupyter.measure.undo.handlers.base import (
+    MISSING,
+    Copies,
+    StateHandler,
+    is_the_plans,
+)
+
+
+class Dicts(StateHandler):
+    """Dicts of every class: keys, their order, values, a defaultdict's factory.
+
+    A plan's own entries (its hooks, say) stay: it may have been applied anew since.
+    """
+
+    can_replace = True
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, dict)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        keys, values, factory = self.copy(instance, Copies())
+        return [*keys, *values, *([] if factory is MISSING else [factory])]
+
+    def copy(self, instance: Any, copies: Copies) -> tuple[list[Any], list[Any], Any]:
+        base = _base(instance)
+        factory = instance.default_factory if isinstance(instance, defaultdict) else MISSING
+        return [*base.keys(instance)], [*base.values(instance)], factory
+
+    def same(self, instance: Any, memory: tuple[list[Any], list[Any], Any]) -> bool:
+        base, (keys, values, factory) = _base(instance), memory
+        return (
+            len(instance) == len(keys)
+            and all(map(operator.is_, base.values(instance), values))
+            and all(map(operator.is_, base.keys(instance), keys))
+            and (factory is MISSING or instance.default_factory is factory)
+        )
+
+    def put_back(self, instance: Any, memory: tuple[list[Any], list[Any], Any]) -> None:
+        base, (keys, values, factory) = _base(instance), memory
+        of_a_plan = [pair for pair in base.items(instance) if is_the_plans(pair[1])]
+        base.clear(instance)
+        for key, value in zip(keys, values, strict=True):
+            if not is_the_plans(value):
+                base.__setitem__(instance, key, value)
+        for key, value in of_a_plan:
+            base.__setitem__(instance, key, value)
+        if factory is not MISSING:
+            instance.default_factory = factory
+
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
+        base = _base(instance)
+        for key in [key for key, value in base.items(instance) if value is old]:
+            base.__setitem__(instance, key, new)
+
+
+def _base(instance: Any) -> Any:
+    """Return the class whose methods do what they say: a user's class may override them."""
+    return OrderedDict if isinstance(instance, OrderedDict) else dict
+
+
+class Lists(StateHandler):
+    """The elements of lists and deques, in order."""
+
+    can_replace = True
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, list | deque)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        return _elements(instance)
+
+    def copy(self, instance: Any, copies: Copies) -> list[Any]:
+        return _elements(instance)
+
+    def same(self, instance: Any, memory: list[Any]) -> bool:
+        return len(instance) == len(memory) and all(map(operator.is_, _elements(instance), memory))
+
+    def put_back(self, instance: Any, memory: list[Any]) -> None:
+        if isinstance(instance, list):
+            list.__setitem__(instance, slice(None), memory)
+        else:
+            deque.clear(instance)
+            deque.extend(instance, memory)
+
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
+        self.put_back(instance, [new if part is old else part for part in _elements(instance)])
+
+
+def _elements(instance: Any) -> list[Any]:
+    iterate = list.__iter__ if isinstance(instance, list) else deque.__iter__
+    return list(iterate(instance))
+
+
+class Sets(StateHandler):
+    """The elements of sets, by identity, since hashes may be the user's."""
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, set)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        return set.copy(instance)
+
+    def copy(self, instance: Any, copies: Copies) -> dict[int, Any]:
+        return {id(element): element for element in set.__iter__(instance)}
+
+    def same(self, instance: Any, memory: dict[int, Any]) -> bool:
+        return self.copy(instance, Copies()).keys() == memory.keys()
+
+    def put_back(self, instance: Any, memory: dict[int, Any]) -> None:
+        set.clear(instance)
+        set.update(instance, memory.values())
+
+
+class Immutables(StateHandler):
+    """Tuples, frozen sets and views of a dict, which can't change but hold what can."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, tuple | frozenset | MappingView) or cls is MappingProxyType
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        if isinstance(instance, tuple):
+            return tuple.__iter__(instance)
+        if isinstance(instance, frozenset):
+            return frozenset.__iter__(instance)
+        # A class's own attributes are no dict that could be written.
+        return [d for d in gc.get_referents(instance) if not (type(d) is dict and "__dict__" in d)]
+
+
+class Buffers(StateHandler):
+    """The values of a `bytearray` or an `array.array`."""
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, bytearray | array.array)
+
+    def copy(self, instance: Any, copies: Copies) -> Any:
+        return instance[:] if copies.fits(instance, memoryview(instance).nbytes) else None
+
+    def same(self, instance: Any, memory: Any) -> bool:
+        return memory is None or bytes(memoryview(instance)) == bytes(memoryview(memory))
+
+    def put_back(self, instance: Any, memory: Any) -> None:
+        """Write in place; raise BufferError if the size changed while a view is in use."""
+        if len(instance) == len(memory):
+            memoryview(instance).cast("B")[:] = memoryview(memory).cast("B")
+        else:
+            instance[:] = memory
+
+
+class Texts(StateHandler):
+    """The contents and position of a `StringIO` or `BytesIO`."""
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, io.StringIO | io.BytesIO)
+
+    def copy(self, instance: Any, copies: Copies) -> Any:
+        return None if instance.closed else (instance.getvalue(), instance.tell())
+
+    def same(self, instance: Any, memory: Any) -> bool:
+        return bool(self.copy(instance, Copies()) == memory)
+
+    def put_back(self, instance: Any, memory: Any) -> None:
+        """Write it anew; raise ValueError if the step closed it."""
+        value, position = memory
+        instance.seek(0)
+        instance.truncate()
+        instance.write(value)
+        instance.seek(position)
