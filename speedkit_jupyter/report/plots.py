@@ -217,7 +217,7 @@ def batch_sizes(found: BatchSizes) -> Figure:
 
     sizes = found.measured
     numbers, rates = [one.number for one in sizes], [one.rate for one in sizes]
-    ends = [one.interval if one.times_s else (one.rate, one.rate) for one in sizes]
+    ends = [one.interval or (one.rate, one.rate) for one in sizes]
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.subplots()
@@ -227,9 +227,10 @@ def batch_sizes(found: BatchSizes) -> Figure:
         [max(high - rate, 0) for rate, (_, high) in zip(rates, ends, strict=True)],
     ]
     axes.errorbar(numbers, rates, yerr=errors, fmt="o-", color=PLANNED, capsize=2, markersize=4)
-    axes.axvline(found.knee.number, color=GOOD, linestyle=":")
-    axes.annotate("knee", (found.knee.number, 0), xytext=(4, 4), textcoords="offset points",
-                  color=GOOD, fontsize=9)  # fmt: skip
+    if found.is_proven:
+        axes.axvline(found.knee.number, color=GOOD, linestyle=":")
+        axes.annotate("knee", (found.knee.number, 0), xytext=(4, 4), textcoords="offset points",
+                      color=GOOD, fontsize=9)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(numbers))
     axes.xaxis.set_minor_locator(NullLocator())

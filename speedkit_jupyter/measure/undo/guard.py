@@ -19,6 +19,7 @@ from speedkit_jupyter.measure.undo.fingerprint import Fingerprint
 from speedkit_jupyter.measure.undo.handlers.names import Namespace
 from speedkit_jupyter.measure.undo.iterators import Replays
 from speedkit_jupyter.measure.undo.process import Settings
+from speedkit_jupyter.measure.undo.repeated_warnings import RepeatedWarnings
 from speedkit_jupyter.plans.applying import applied_to, hide, show
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import StepError
@@ -73,6 +74,8 @@ class MeasurementGuard:
             self.step.tell(unrestorable.before(self.state, self._iterators))
             self._watch.enter_context(audit.named(self.step.tell))
             self._displays.hold()
+            self._warnings = RepeatedWarnings()
+            self._warnings.hold()
             self.taking_s = time.perf_counter() - begun_s
         except BaseException:  # also a warning that the user has made an error
             self._watch.close()
@@ -90,6 +93,7 @@ class MeasurementGuard:
         if not self._at_home:
             with interrupts.held_back():
                 self._displays.release()
+                self._warnings.release()
                 self._go_home()
         self.step.tell(unrestorable.after(self.state, self._iterators))
 
@@ -116,6 +120,7 @@ class MeasurementGuard:
         plans = [plan for plan in map(applied_to, self.step.models) if plan is not None]
         with interrupts.held_back():
             self._displays.release(for_good=False)
+            self._warnings.release()
             self._go_home(for_good=False)
             for plan in plans:
                 show(plan)
@@ -133,6 +138,7 @@ class MeasurementGuard:
             self._iterators.take()
             self._look_around()  # also at what another cell has bound meanwhile
             self._displays.hold()
+            self._warnings.hold()
         self.paused_s += time.perf_counter() - start
 
     def _other_values(self) -> str:
