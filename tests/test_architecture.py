@@ -38,7 +38,6 @@ ROOMS = (
 # And for the rooms of two more.
 INNER_ROOMS = {
     "measure/checks": ("values", "reference", "comparing", "observing", "judging"),
-    "measure/undo/kinds": ("code", "tensors", "objects", "files", "process"),
 }
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}

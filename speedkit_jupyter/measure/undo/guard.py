@@ -128,7 +128,9 @@ class MeasurementGuard:
         fingerprint = Fingerprint(self.step, self.state)
         yield
         with interrupts.held_back():
-            fact = fingerprint.difference() or self._other_values()
+            fact = fingerprint.difference()
+            if self._iterators.used():
+                fact = "a cell drew from an iterator that the step draws from"
             if fact:
                 raise ChangedMeanwhile(f"ended: {fact} meanwhile. That stays, as the cell left it")
             self.state.adopt_random_state()
@@ -140,8 +142,3 @@ class MeasurementGuard:
             self._displays.hold()
             self._warnings.hold()
         self.paused_s += time.perf_counter() - start
-
-    def _other_values(self) -> str:
-        if self._iterators.used():
-            return "a cell drew from an iterator that the step draws from"
-        return "" if self.state.holds() else "a cell changed the model or its optimizer"

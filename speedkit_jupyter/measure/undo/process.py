@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import devices, flags
-from speedkit_jupyter.measure.undo.handlers.base import is_the_plans
 
 C = "torch._C"
 # Name, module, the functions that read and write. `machines.flags` has the precision flags.
@@ -32,14 +31,6 @@ ATTRIBUTES = {
     "torch.backends.opt_einsum": "enabled strategy",
     "torch.backends.quantized": "engine",
     "torch.utils.deterministic": "fill_uninitialized_memory",
-}
-# Hooks that every module and every optimizer runs.
-HOOKS = {
-    "torch.nn.modules.module": (
-        "_global_forward_pre_hooks _global_forward_hooks _global_forward_hooks_always_called "
-        "_global_backward_pre_hooks _global_backward_hooks _global_forward_hooks_with_kwargs"
-    ),
-    "torch.optim.optimizer": "_global_optimizer_pre_hooks _global_optimizer_post_hooks",
 }
 
 
@@ -114,9 +105,6 @@ def switches() -> Iterator[Setting]:
     for path, names in ATTRIBUTES.items():
         for name in names.split():
             yield _attribute(path, name)
-    for path, names in HOOKS.items():
-        for name in names.split():
-            yield _hooks(path, name)
 
 
 class _Known(dict[Any, Any]):
@@ -141,22 +129,6 @@ def _attribute(path: str, name: str) -> Setting:
         lambda: getattr(sys.modules[path], name),
         lambda value: setattr(sys.modules[path], name, value),
     )
-
-
-def _hooks(path: str, name: str) -> Setting:
-    """A dict of hooks; those of plans stay, since a plan may have been applied anew."""
-
-    def read() -> list[Any]:
-        hooks = getattr(sys.modules[path], name)
-        return [pair for pair in hooks.items() if not is_the_plans(pair[1])]
-
-    def write(value: list[Any]) -> None:
-        hooks = getattr(sys.modules[path], name)
-        of_plans = [pair for pair in hooks.items() if is_the_plans(pair[1])]
-        hooks.clear()
-        hooks.update([*value, *of_plans])
-
-    return Setting(f"{path}.{name}", read, write)
 
 
 def _default_device() -> Any:

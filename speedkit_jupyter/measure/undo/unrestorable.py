@@ -32,7 +32,7 @@ def before(state: State, replays: Replays) -> list[str]:
         ),
         _line(files, "written to: that can't be put back"),
         _line(replays.drawn, "drawn from: only an iterator in a variable of its own is replayed"),
-        _line([*unknown, *walk.elsewhere], "an object that can't be copied and put back"),
+        _line([*unknown, *walk.elsewhere], "can't be copied, nor put back", "", ""),
         _line(
             state.too_large(),
             "too large to copy, and named again if the step writes to it",
@@ -62,4 +62,5 @@ def _line(names: Iterable[str], text: str, one: str = "is", several: str = "are"
     if not labels:
         return ""
     more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
-    return f"{', '.join(labels[:MOST_NAMES])}{more} {several if labels[1:] else one} {text}"
+    names = ", ".join(labels[:MOST_NAMES]) + more
+    return " ".join(filter(None, [names, several if labels[1:] else one, text]))

@@ -151,23 +151,21 @@ def test_a_search_gives_up_turns_too_with_everything_in_place(monkeypatch):
 CELLS = {
     "a training step": (lambda n: n.step(), "a cell changed"),
     "a value through .data": (
-        lambda n: n.model[0].weight.data.mul_(2), "a cell changed the model or its optimizer"
+        lambda n: n.model[0].weight.data.mul_(2), "a cell changed 0.weight"
     ),
-    "one gradient gone": (lambda n: setattr(n.model[0].weight, "grad", None), "the model"),
+    "one gradient gone": (lambda n: setattr(n.model[0].weight, "grad", None), "weight"),
     "a state of the optimizer": (
-        lambda n: n.optimizer.state[n.model[0].weight]["exp_avg"].data.add_(1), "its optimizer"
+        lambda n: n.optimizer.state[n.model[0].weight]["exp_avg"].data.add_(1), "exp_avg"
     ),
     "a new parameter": (
-        lambda n: setattr(n.model[4], "bias", nn.Parameter(torch.ones(3))), "changed the model"
+        lambda n: setattr(n.model[4], "bias", nn.Parameter(torch.ones(3))), "a cell changed"
     ),
-    "the mode": (lambda n: n.model.eval(), "changed the model"),
-    "a hook": (lambda n: n.model.register_forward_hook(lambda *a: None), "changed the model"),
-    "a learning rate": (
-        lambda n: n.optimizer.param_groups[0].update(lr=0.5), "changed the optimizer"
-    ),
-    "the batch": (lambda n: setattr(n, "x", torch.rand(2, 2, 5, 5)), "what the step uses"),
-    "the batch in place": (lambda n: n.x.add_(1), "in place"),
-    "a list": (lambda n: n.losses.append(5.0), "what the step uses"),
+    "the mode": (lambda n: n.model.eval(), "a cell changed"),
+    "a hook": (lambda n: n.model.register_forward_hook(lambda *a: None), "_forward_hooks"),
+    "a learning rate": (lambda n: n.optimizer.param_groups[0].update(lr=0.5), "param_groups"),
+    "the batch": (lambda n: setattr(n, "x", torch.rand(2, 2, 5, 5)), "a cell changed"),
+    "the batch in place": (lambda n: n.x.add_(1), "changed x"),
+    "a list": (lambda n: n.losses.append(5.0), "losses"),
     "a plan applied": (lambda n: apply_speedups(n.model), "a plan was applied or restored"),
     "a setting of torch": (lambda n: torch.set_num_threads(2), "torch's settings"),
 }  # fmt: skip

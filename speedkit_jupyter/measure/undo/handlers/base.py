@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from types import FunctionType, MethodType
 from typing import Any
@@ -68,8 +69,14 @@ class StateHandler:
         return self.copy(instance, Copies())
 
     def same(self, instance: Any, memory: Any) -> bool:
-        """Return whether it holds what it held."""
-        return True
+        """Return whether it holds what it held: by default, the same parts by identity."""
+        now = self.copy(instance, Copies())
+        if isinstance(memory, dict):
+            parts = (now.get(key, MISSING) is part for key, part in memory.items())
+            return now.keys() == memory.keys() and all(parts)
+        if isinstance(memory, list | tuple):
+            return len(now) == len(memory) and all(map(operator.is_, now, memory))
+        return now is memory or bool(now == memory)
 
     def same_values(self, instance: Any, memory: Any) -> bool:
         """Return whether the values are the same, wherever they lie by now."""

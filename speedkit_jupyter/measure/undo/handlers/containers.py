@@ -85,9 +85,6 @@ class Lists(StateHandler):
     def copy(self, instance: Any, copies: Copies) -> list[Any]:
         return _elements(instance)
 
-    def same(self, instance: Any, memory: list[Any]) -> bool:
-        return len(instance) == len(memory) and all(map(operator.is_, _elements(instance), memory))
-
     def put_back(self, instance: Any, memory: list[Any]) -> None:
         if isinstance(instance, list):
             list.__setitem__(instance, slice(None), memory)
@@ -115,9 +112,6 @@ class Sets(StateHandler):
 
     def copy(self, instance: Any, copies: Copies) -> dict[int, Any]:
         return {id(element): element for element in set.__iter__(instance)}
-
-    def same(self, instance: Any, memory: dict[int, Any]) -> bool:
-        return self.copy(instance, Copies()).keys() == memory.keys()
 
     def put_back(self, instance: Any, memory: dict[int, Any]) -> None:
         set.clear(instance)

@@ -48,9 +48,6 @@ class Attributes(StateHandler):
     def copy(self, instance: Any, copies: Copies) -> tuple[type, dict[str, Any] | None]:
         return type(instance), attribute_dict(instance)
 
-    def same(self, instance: Any, memory: tuple[type, dict[str, Any] | None]) -> bool:
-        return type(instance) is memory[0] and attribute_dict(instance) is memory[1]
-
     def put_back(self, instance: Any, memory: tuple[type, dict[str, Any] | None]) -> None:
         cls, attributes = memory
         if type(instance) is not cls:
@@ -119,14 +116,6 @@ class Classes(StateHandler):
 
     def copy(self, instance: type, copies: Copies) -> dict[str, Any] | None:
         return _own(instance) if is_the_users_class(instance) else None
-
-    def same(self, instance: type, memory: dict[str, Any] | None) -> bool:
-        if memory is None:
-            return True
-        now = _own(instance)
-        return len(now) == len(memory) and all(
-            now.get(name, MISSING) is value for name, value in memory.items()
-        )
 
     def put_back(self, instance: type, memory: dict[str, Any] | None) -> None:
         saved, now = memory or {}, _own(instance)

@@ -47,9 +47,6 @@ class NamesHandler(StateHandler):
     def copy(self, instance: Names, copies: Copies) -> dict[str, Any]:
         return {name: instance.space.get(name, MISSING) for name in instance.all}
 
-    def same(self, instance: Names, memory: dict[str, Any]) -> bool:
-        return all(instance.space.get(name, MISSING) is value for name, value in memory.items())
-
     def put_back(self, instance: Names, memory: dict[str, Any]) -> None:
         """Put back the names that the code binds; another cell may have bound others."""
         for name in instance.bound:
@@ -172,11 +169,6 @@ class Functions(StateHandler):
 
     def copy(self, instance: FunctionType, copies: Copies) -> tuple[Any, ...]:
         return instance.__code__, instance.__defaults__, instance.__kwdefaults__
-
-    def same(self, instance: FunctionType, memory: tuple[Any, ...]) -> bool:
-        return all(
-            now is saved for now, saved in zip(self.copy(instance, Copies()), memory, strict=True)
-        )
 
     def put_back(self, instance: FunctionType, memory: tuple[Any, ...]) -> None:
         instance.__code__, instance.__defaults__, instance.__kwdefaults__ = memory

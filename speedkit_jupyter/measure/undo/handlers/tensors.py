@@ -131,11 +131,6 @@ class Gradients(StateHandler):
         hooks = [getattr(instance, name, None) for name in HOOKS]
         return (instance.grad if has_gradient else None, *hooks)
 
-    def same(self, instance: torch.Tensor, memory: tuple[Any, ...]) -> bool:
-        return all(
-            part is saved for part, saved in zip(self.copy(instance, Copies()), memory, strict=True)
-        )
-
     def put_back(self, instance: torch.Tensor, memory: tuple[Any, ...]) -> None:
         gradient, *hooks = memory
         if (instance.is_leaf or instance.retains_grad) and instance.grad is not gradient:
