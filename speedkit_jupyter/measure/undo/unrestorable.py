@@ -28,7 +28,8 @@ def before(state: State, replays: Replays) -> list[str]:
     lines = [
         _line(
             replays.given_again,
-            "drawn from: an object in its place gives the same again to callers of next()",
+            "drawn from: an object in its place gives the same again to callers of next(), and a "
+            "later epoch's order may be another than without the measurement",
         ),
         _line(files, "written to: that can't be put back"),
         _line(replays.drawn, "drawn from: only an iterator in a variable of its own is replayed"),
