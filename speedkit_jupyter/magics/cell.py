@@ -175,11 +175,9 @@ class Cell:
 
     def names(self) -> Names:
         """Every name that the code uses, set-up and all: what it reaches, it reaches from there."""
-        before = self._shell.compile(self._before, self._file, "exec")
-        codes = [code for code in (before, self._code, self._last) if code is not None]
         declared = [n for n in ast.walk(self._before) if isinstance(n, ast.Global)]
         bound = (name for node in declared for name in node.names)
-        return Names(self._names, self._used(), bound, codes)
+        return Names(self._names, self._used(), bound)
 
     def _used(self) -> set[str]:
         nodes = (node for tree in (self._before, self.tree) for node in ast.walk(tree))

@@ -64,7 +64,7 @@ def cells(names: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def as_cell(space: dict[str, Any], source: str) -> None:
     """The last measured cell, as `%%speedbench` leaves it."""
     code = compile(f"{source}\nnext(drawn)\n{WORK}", "cell", "exec")
-    used = Names(space, code.co_names, codes=[code])
+    used = Names(space, code.co_names)
 
     def step() -> Step:
         return Step(

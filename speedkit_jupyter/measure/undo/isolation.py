@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo import process
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
-from speedkit_jupyter.measure.undo.handlers.generators import Generators
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.handlers.registry import HANDLERS
 from speedkit_jupyter.measure.undo.handlers.tensors import Tensors, set_versions
+from speedkit_jupyter.measure.undo.handlers.values import Generators
 from speedkit_jupyter.measure.undo.process import Settings, failure
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support import interrupts
@@ -165,23 +165,16 @@ class State:
             self.changing.add(key)
             handler.put_back(instance, memory)
 
-    def holds(self) -> bool:
-        """Return whether tensors and arrays hold the copied values."""
-        return next(self._differing(), None) is None
-
     def overwritten(self) -> list[Any]:
         """Return the tensors and arrays that do not hold the copied values any more."""
-        return list(self._differing())
-
-    def _differing(self) -> Iterator[Any]:
         import torch
 
-        for handler, instance, memory in self._memories:
-            if handler.bulky:
-                with torch._C.DisableTorchFunctionSubclass():
-                    same = handler.same_values(instance, memory)
-                if not same:
-                    yield instance
+        with torch._C.DisableTorchFunctionSubclass():
+            return [
+                instance
+                for handler, instance, memory in self._memories
+                if handler.bulky and not handler.same_values(instance, memory)
+            ]
 
     def changed(self) -> Iterator[Memory]:
         """Yield what does not hold what was copied, but for parameters, buffers and optimizers'
@@ -196,19 +189,11 @@ class State:
                     yield handler, instance, memory
 
     def too_large(self) -> list[str]:
-        """Return the names of what only a checksum was taken of."""
+        """Return the names of what was not copied."""
         return [
             f"{self.walk.name(instance)} ({type(instance).__name__})"
             for handler, instance, memory in self._memories
             if handler.is_too_large(memory)
-        ]
-
-    def written(self) -> list[str]:
-        """Return the names of what was too large to copy, and has changed."""
-        return [
-            self.walk.name(instance)
-            for handler, instance, memory in self._memories
-            if handler.is_too_large(memory) and not handler.same_checksum(instance, memory)
         ]
 
     def glances(self) -> list[Memory]:

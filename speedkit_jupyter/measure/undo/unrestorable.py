@@ -34,10 +34,7 @@ def before(state: State, replays: Replays) -> list[str]:
         _line(files, "written to: that can't be put back"),
         _line(replays.drawn, "drawn from: only an iterator in a variable of its own is replayed"),
         _line([*unknown, *walk.elsewhere], "can't be copied, nor put back", "", ""),
-        _line(
-            state.too_large(),
-            "too large to copy, and named again if the step writes to it",
-        ),
+        _line(state.too_large(), "too large to copy: what the step writes there stays"),
         *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
     ]
     if walk.cut:
@@ -51,7 +48,6 @@ def before(state: State, replays: Replays) -> list[str]:
 def after(state: State, replays: Replays) -> list[str]:
     """Return lines for what was changed all the same, and for what failed to be put back."""
     lines = [
-        _line(state.written(), "changed by the step, and could not be put back", "was", "were"),
         _line(replays.driven(), "driven by send(), throw() or close(), for real", "was", "were"),
     ]
     lines += [f"{name} {why}" for name, why in state.failed.items() if "put back" in why]

@@ -10,8 +10,9 @@ from typing import Any
 from speedkit_jupyter.measure.undo.concurrent_changes import refuse_trained_elsewhere
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_dict
 from speedkit_jupyter.measure.undo.handlers.instances import Attributes
+from speedkit_jupyter.measure.undo.handlers.leading import PROXIES
 from speedkit_jupyter.measure.undo.handlers.names import Names
-from speedkit_jupyter.measure.undo.handlers.opaque import PROXIES, works_elsewhere
+from speedkit_jupyter.measure.undo.handlers.opaque import works_elsewhere
 from speedkit_jupyter.measure.undo.handlers.origin import is_the_users_class
 from speedkit_jupyter.measure.undo.handlers.registry import Registry
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, is_trainable

@@ -145,7 +145,7 @@ CASES: dict[str, list[Case]] = {
         Case(Frozen, lambda f: vars(f).update(n=3), lambda f: f.n),
         Case(lambda: types.SimpleNamespace(a=1), lambda s: vars(s).update(a=s.a + 1), str),
         Case(lambda: Plain, lambda c: setattr(c, "total", 5), lambda c: c.total),
-        Case(Plain, lambda p: object.__setattr__(p, "__class__", Frozen), lambda p: type(p).__name__),
+        Case(Plain, lambda p: object.__setattr__(p, "__class__", Frozen), lambda p: str(type(p))),
         Case(lambda: functools.partial(list.append, [1]), lambda f: f(2), lambda f: f.args),
         Case(lambda: Plain().log.append, lambda f: f(2), lambda f: f.__self__),
         Case(lambda: weakref.ref(Plain), lambda r: setattr(r(), "total", 9), lambda r: r().total),
@@ -231,14 +231,11 @@ def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
     assert "could not be put back (ValueError" in next(iter(state.failed.values()))
 
 
-def test_data_that_is_too_large_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MOST_BYTES", 100)
     for data in (torch.zeros(1000), np.zeros(1000)):
         state = State(others=[{"data": data}])
         assert any("data" in one for one in state.too_large())
-        assert not state.written()
-        data[3] = 1.0
-        assert state.written()
 
 
 def test_parameters_and_optimizer_state_are_copied_whatever_their_size(

@@ -55,7 +55,7 @@ def test_code_that_a_step_compiles_runs_after_a_turn_and_after_the_end(source: s
         [torch.nn.Linear(2, 2)],
         names=space,
         assigned=["made"],
-        others=[Names(space, code.co_names, codes=[code])],
+        others=[Names(space, code.co_names)],
     )
     with step.isolated() as visit:
         exec(code, space)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo.handlers.arrays import Arrays
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_dict
-from speedkit_jupyter.measure.undo.handlers.containers import Buffers, Dicts, Lists, Sets
+from speedkit_jupyter.measure.undo.handlers.containers import Dicts, Lists, Sets
 from speedkit_jupyter.measure.undo.handlers.instances import Slots
 from speedkit_jupyter.measure.undo.handlers.names import Cells, NamesHandler
 from speedkit_jupyter.measure.undo.handlers.tensors import Tensors
+from speedkit_jupyter.measure.undo.handlers.values import Buffers
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.subject.step import Step

@@ -6,14 +6,13 @@ import math
 import operator
 import sys
 import warnings
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 
-# A copy or, for an array that is too large, a checksum; dtype, shape, strides, writeable.
-Memory = tuple[Any, Any, tuple[Any, ...]]
+# A copy, or None for an array that is too large; dtype, shape, strides, writeable.
+Memory = tuple[Any, tuple[Any, ...]]
 
 
 class Arrays(StateHandler):
@@ -32,15 +31,14 @@ class Arrays(StateHandler):
 
     def copy(self, instance: Any, copies: Copies) -> Memory:
         plain = _plain(instance)
-        if copies.fits(instance, plain.nbytes):
-            return plain.copy(order="K"), None, _header(plain)
-        return None, zlib.crc32(_bytes(plain)), _header(plain)
+        fits = copies.fits(instance, plain.nbytes)
+        return plain.copy(order="K") if fits else None, _header(plain)
 
     def glance(self, instance: Any) -> Memory:
-        return None, None, _header(instance)
+        return None, _header(instance)
 
     def same(self, instance: Any, memory: Memory) -> bool:
-        return bool(_header(instance) == memory[2]) and self.same_values(instance, memory)
+        return bool(_header(instance) == memory[1]) and self.same_values(instance, memory)
 
     def same_values(self, instance: Any, memory: Memory) -> bool:
         saved, plain = memory[0], _plain(instance)
@@ -55,16 +53,13 @@ class Arrays(StateHandler):
         return True
 
     def is_too_large(self, memory: Memory) -> bool:
-        return memory[1] is not None
-
-    def same_checksum(self, instance: Any, memory: Memory) -> bool:
-        return bool(zlib.crc32(_bytes(_plain(instance))) == memory[1])
+        return memory[0] is None
 
     def put_back(self, instance: Any, memory: Memory) -> None:
         """Write into its own memory; a read-only array may be a view of one that is not."""
         import numpy as np
 
-        saved, _, header = memory
+        saved, header = memory
         if _header(instance)[:3] != header[:3]:
             _lay(instance, header)
         plain = _plain(instance)

@@ -8,8 +8,8 @@ from types import FunctionType, MethodType
 from typing import Any
 
 MISSING = object()
-# Larger tensors and arrays that are neither parameters nor optimizer state are data: a checksum
-# shows whether the step writes to them. The second number limits all copies of data together.
+# Larger tensors and arrays that are neither parameters nor optimizer state are data, which steps
+# read: they are named, not copied. The second number limits all copies of data together.
 MOST_BYTES, MOST_BYTES_IN_ALL = 2**28, 2**31
 PACKAGE = __name__.partition(".")[0]
 
@@ -83,12 +83,8 @@ class StateHandler:
         return self.same(instance, memory)
 
     def is_too_large(self, memory: Any) -> bool:
-        """Return whether only a checksum was taken."""
+        """Return whether it has values that were not copied."""
         return False
-
-    def same_checksum(self, instance: Any, memory: Any) -> bool:
-        """Return whether an object that was too large to copy is unchanged."""
-        return True
 
     def put_back(self, instance: Any, memory: Any) -> None:
         """Make it hold again what it held."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import array
-import gc
-import io
 import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, MappingView
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import (
@@ -116,61 +112,3 @@ class Sets(StateHandler):
     def put_back(self, instance: Any, memory: dict[int, Any]) -> None:
         set.clear(instance)
         set.update(instance, memory.values())
-
-
-class Immutables(StateHandler):
-    """Tuples, frozen sets and views of a dict, which can't change but hold what can."""
-
-    has_state = False
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, tuple | frozenset | MappingView) or cls is MappingProxyType
-
-    def children(self, instance: Any) -> Iterable[Any]:
-        if isinstance(instance, tuple):
-            return tuple.__iter__(instance)
-        if isinstance(instance, frozenset):
-            return frozenset.__iter__(instance)
-        # A class's own attributes are no dict that could be written.
-        return [d for d in gc.get_referents(instance) if not (type(d) is dict and "__dict__" in d)]
-
-
-class Buffers(StateHandler):
-    """The values of a `bytearray` or an `array.array`."""
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, bytearray | array.array)
-
-    def copy(self, instance: Any, copies: Copies) -> Any:
-        return instance[:] if copies.fits(instance, memoryview(instance).nbytes) else None
-
-    def same(self, instance: Any, memory: Any) -> bool:
-        return memory is None or bytes(memoryview(instance)) == bytes(memoryview(memory))
-
-    def put_back(self, instance: Any, memory: Any) -> None:
-        """Write in place; raise BufferError if the size changed while a view is in use."""
-        if len(instance) == len(memory):
-            memoryview(instance).cast("B")[:] = memoryview(memory).cast("B")
-        else:
-            instance[:] = memory
-
-
-class Texts(StateHandler):
-    """The contents and position of a `StringIO` or `BytesIO`."""
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, io.StringIO | io.BytesIO)
-
-    def copy(self, instance: Any, copies: Copies) -> Any:
-        return None if instance.closed else (instance.getvalue(), instance.tell())
-
-    def same(self, instance: Any, memory: Any) -> bool:
-        return bool(self.copy(instance, Copies()) == memory)
-
-    def put_back(self, instance: Any, memory: Any) -> None:
-        """Write it anew; raise ValueError if the step closed it."""
-        value, position = memory
-        instance.seek(0)
-        instance.truncate()
-        instance.write(value)
-        instance.seek(position)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from types import (
-    BuiltinFunctionType,
     MappingProxyType,
     MemberDescriptorType,
-    MethodType,
-    MethodWrapperType,
     ModuleType,
 )
 from typing import Any
@@ -137,26 +133,3 @@ def _own(cls: type) -> dict[str, Any]:
         for name, value in attributes.items()
         if name not in OF_EVERY_CLASS and not isinstance(value, MemberDescriptorType)
     }
-
-
-class Callables(StateHandler):
-    """Bound methods, descriptors and partial objects, which lead to others."""
-
-    has_state = False
-
-    def recognizes(self, cls: type) -> bool:
-        kinds = (MethodType, BuiltinFunctionType, MethodWrapperType, property)
-        return cls in kinds or issubclass(
-            cls, staticmethod | classmethod | functools.partial | functools.partialmethod
-        )
-
-    def children(self, instance: Any) -> Iterable[Any]:
-        if isinstance(instance, property):
-            functions = (instance.fget, instance.fset, instance.fdel)
-            return [function for function in functions if function is not None]
-        if isinstance(instance, functools.partial):
-            return [instance.func, *instance.args, instance.keywords]
-        if isinstance(instance, staticmethod | classmethod | MethodType):
-            return [instance.__func__, getattr(instance, "__self__", None)]
-        owner = getattr(instance, "__self__", None)
-        return [] if owner is None or isinstance(owner, ModuleType) else [owner]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values.plain_tensors import has_values, is_plain
+from speedkit_jupyter.measure.checks.values.plain_tensors import is_plain
 
 if TYPE_CHECKING:
     import torch
@@ -87,16 +87,3 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.resolve_neg().view(whole[tensor.element_size()])
-
-
-def checksum(tensor: torch.Tensor) -> Any:
-    """Return sums of the memory as integers, in eight strands, so that most exchanges show."""
-    import torch
-
-    if not is_plain(tensor) or not has_values(tensor):
-        return None
-    with torch.inference_mode():
-        bits = _bits(flat(tensor)).reshape(-1)
-        whole = len(bits) // 8 * 8
-        strands = bits[:whole].view(-1, 8).sum(0, dtype=torch.int64).tolist()
-        return [*strands, int(bits[whole:].sum(dtype=torch.int64))]

@@ -17,19 +17,15 @@ from speedkit_jupyter.measure.undo.handlers.origin import (
 
 
 class Names:
-    """Some names of a namespace: those that code reads, and those that it binds anew.
-
-    `codes` is the code itself if no function has it: that of a cell.
-    """
+    """Some names of a namespace: those that code reads, and those that it binds anew."""
 
     def __init__(
         self,
         space: MutableMapping[str, Any],
         read: Iterable[str],
         bound: Iterable[str] = (),
-        codes: Iterable[CodeType] = (),
     ) -> None:
-        self.space, self.bound, self.codes = space, frozenset(bound), tuple(codes)
+        self.space, self.bound = space, frozenset(bound)
         self.all = [*dict.fromkeys([*read, *self.bound])]
 
 

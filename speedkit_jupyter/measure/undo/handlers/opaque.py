@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
-from collections.abc import Iterable
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from types import AsyncGeneratorType, CoroutineType, FunctionType, MemberDescriptorType
@@ -15,7 +13,6 @@ from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 from speedkit_jupyter.measure.undo.handlers.origin import is_the_users_function
 
 LruCache = type(functools.lru_cache(None)(len))
-PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 # Modules of objects that have another end, in another thread or process.
 CHANNELS = (
     "concurrent.futures", "multiprocessing.queues", "multiprocessing.managers",
@@ -50,23 +47,6 @@ class Caches(StateHandler):
     def is_unrestorable(self, instance: Any) -> bool:
         function = getattr(instance, "__wrapped__", None)
         return type(function) is FunctionType and is_the_users_function(function)
-
-
-class Weak(StateHandler):
-    """Weak references and proxies lead to what they refer to."""
-
-    has_state = False
-    anywhere = True
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, weakref.ref) or cls in PROXIES
-
-    def children(self, instance: Any) -> Iterable[Any]:
-        if type(instance) in PROXIES:  # it gives its object away in a bound method
-            referent = instance.__reduce_ex__.__self__
-        else:
-            referent = weakref.ref.__call__(instance)
-        return () if referent is None else (referent,)
 
 
 def hides_memory(cls: type) -> bool:

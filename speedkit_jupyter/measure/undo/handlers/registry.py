@@ -20,16 +20,13 @@ from types import (
 from speedkit_jupyter.measure.undo.handlers.arrays import Arrays
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
 from speedkit_jupyter.measure.undo.handlers.containers import (
-    Buffers,
     Dicts,
-    Immutables,
     Lists,
     Sets,
-    Texts,
 )
-from speedkit_jupyter.measure.undo.handlers.generators import Generators
-from speedkit_jupyter.measure.undo.handlers.instances import Attributes, Callables, Classes, Slots
+from speedkit_jupyter.measure.undo.handlers.instances import Attributes, Classes, Slots
 from speedkit_jupyter.measure.undo.handlers.iterators import Files, Iterators, Replaying
+from speedkit_jupyter.measure.undo.handlers.leading import LEADING, BitGenerators
 from speedkit_jupyter.measure.undo.handlers.names import (
     Cells,
     Functions,
@@ -40,18 +37,18 @@ from speedkit_jupyter.measure.undo.handlers.names import (
 from speedkit_jupyter.measure.undo.handlers.opaque import (
     Caches,
     Unknown,
-    Weak,
     hides_memory,
     is_elsewhere,
 )
 from speedkit_jupyter.measure.undo.handlers.origin import is_machinery
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, Tensors
+from speedkit_jupyter.measure.undo.handlers.values import Buffers, Generators, Texts
 
 # In the order in which they put back: what holds before what is held, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
     NamesHandler(), Cells(), Functions(), Classes(), Attributes(), Slots(), Dicts(), Lists(),
-    Sets(), Immutables(), Callables(), Weak(), Modules(), Buffers(), Tensors(), Arrays(),
-    Generators(), Texts(), Files(), Iterators(), Caches(), Gradients(),
+    Sets(), *LEADING, BitGenerators(), Modules(), Buffers(), Tensors(), Arrays(), Generators(),
+    Texts(), Files(), Iterators(), Caches(), Gradients(),
 )  # fmt: skip
 UNKNOWN, REPLAYING = Unknown(), Replaying()
 # Plain values, which can't change.

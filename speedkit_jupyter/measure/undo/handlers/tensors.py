@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks.values.plain_tensors import has_values, is_transformed
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler, attribute_dict
 from speedkit_jupyter.measure.undo.handlers.memory import (
-    checksum,
     equal,
     flat,
     laid_out,
@@ -27,12 +26,10 @@ MOST_NODES = 50_000
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """A copy of the values, or a `checksum` where they are too large; `home` shares the memory that
-    the tensor lay in.
-    """
+    """A copy of the values, unless they are `too_large`; `home` shares the tensor's memory."""
 
     saved: torch.Tensor | None
-    checksum: Any
+    too_large: bool
     home: torch.Tensor | None
     layout: tuple[Any, ...]
     is_leaf: bool
@@ -56,20 +53,20 @@ class Tensors(StateHandler):
         return issubclass(cls, torch.Tensor)
 
     def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
-        saved = summed = home = None
+        saved, too_large, home = None, False, None
         if not _consists_of_others(instance) and has_values(instance):
             once = flat(instance.detach())
             if copies.fits(instance, instance.numel() * instance.element_size()):
                 saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
             else:
-                summed = checksum(instance.detach())
+                too_large = True
             # Main memory is meant to free the device, which `home` would not.
             if saved is not None and not copies.off_device and not instance.is_inference():
                 home = instance.data
-        return Memory(saved, summed, home, *_settings(instance))
+        return Memory(saved, too_large, home, *_settings(instance))
 
     def glance(self, instance: torch.Tensor) -> Memory:
-        return Memory(None, None, None, *_settings(instance))
+        return Memory(None, False, None, *_settings(instance))
 
     def same(self, instance: torch.Tensor, memory: Memory) -> bool:
         now = _layout(instance), instance.is_leaf, instance.requires_grad
@@ -86,10 +83,7 @@ class Tensors(StateHandler):
         return equal(flat(instance.detach()), memory.saved)
 
     def is_too_large(self, memory: Memory) -> bool:
-        return memory.checksum is not None
-
-    def same_checksum(self, instance: torch.Tensor, memory: Memory) -> bool:
-        return bool(checksum(instance.detach()) == memory.checksum)
+        return memory.too_large
 
     def put_back(self, instance: torch.Tensor, memory: Memory) -> None:
         import torch
