@@ -14,8 +14,6 @@ from speedkit_jupyter.support.exceptions import StepError
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.measure.undo.isolation import State
-
 # Parts of torch that only hand on what others have made.
 IDLE = (*INNER_MODULES, "torch.utils.data", "torch._utils")
 # A loop that trains in another thread makes a step in this time, or is waiting for something.
@@ -52,12 +50,14 @@ def refuse_trained_elsewhere(
             raise _refusal(name(tensor))
 
 
-def refuse_changed_elsewhere(state: State) -> None:
-    """Raise StepError if values that were just copied differ: no step has run since."""
+def refuse_changed_elsewhere(
+    overwritten: Callable[[], Sequence[Any]], name: Callable[[Any], str]
+) -> None:
+    """Raise StepError if values that were just copied are overwritten: no step has run since."""
     if others_at_work():
         sleep(LOOK_S)
-        for instance in state.overwritten():
-            raise _refusal(state.walk.name(instance))
+        for instance in overwritten():
+            raise _refusal(name(instance))
 
 
 def _refusal(name: str) -> StepError:

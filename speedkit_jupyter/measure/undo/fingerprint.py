@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import flags
@@ -9,14 +10,14 @@ from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import applied_to
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.measure.subject.step import Step
+    import torch
 
 
 class Fingerprint:
     """What a step works on at one moment, which is also when its `state` is in place."""
 
-    def __init__(self, step: Step, state: State) -> None:
-        self._step, self._state = step, state
+    def __init__(self, models: Sequence[torch.nn.Module], state: State) -> None:
+        self._models, self._state = models, state
         self._plans, self._settings = self._plans_now(), self._settings_now()
         self._seen = state.glances()  # holds the objects, so that no address is used again
 
@@ -43,14 +44,14 @@ class Fingerprint:
             return ""
         names = {
             id(tensor): name
-            for model in self._step.models
+            for model in self._models
             for name, tensor in (*model.named_parameters(), *model.named_buffers())
         }
         name = names.get(id(changed[0])) or self._state.walk.name(changed[0])
         return f"a cell changed {name}"
 
     def _plans_now(self) -> list[Any]:
-        plans = [applied_to(model) for model in self._step.models]
+        plans = [applied_to(model) for model in self._models]
         return [*plans, *(plan.active for plan in plans if plan)]
 
     def _settings_now(self) -> list[Any]:

@@ -8,9 +8,9 @@ and the measurement ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from speedkit_jupyter.measure.undo import audit, process, unrestorable
 from speedkit_jupyter.measure.undo.concurrent_changes import refuse_changed_elsewhere
@@ -25,7 +25,10 @@ from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.measure.subject.step import Step
+    import torch
+
+    from speedkit_jupyter.measure.undo.isolation import State
+    from speedkit_jupyter.measure.undo.walk import Walk
 
 BUSY = (
     "another measurement is in progress, between the cells: stop it in its panel, or let it end, "
@@ -33,6 +36,29 @@ BUSY = (
 )
 # State at module level, on purpose: all measurements share one process, its flags and its clock.
 _IN_PROGRESS: list[MeasurementGuard] = []
+
+
+class MeasuredStep(Protocol):
+    """What a guard needs of a step: where to begin looking, and whom to tell."""
+
+    models: Sequence[torch.nn.Module]
+    names: MutableMapping[str, Any] | None
+    asked: frozenset[str] | None
+
+    def walk(self) -> Walk:
+        """Return a walk over all that it can change."""
+
+    def state(self) -> State:
+        """Return a copy of what it changes, as it is now."""
+
+    def begin(self, state: State, rewind: Callable[[], None]) -> None:
+        """Compare later states with this one; call `rewind` before each call."""
+
+    def end(self) -> None:
+        """Keep nothing of the measurement alive."""
+
+    def tell(self, lines: Sequence[str]) -> None:
+        """Say each line once."""
 
 
 class ChangedMeanwhile(StepError):
@@ -51,7 +77,7 @@ class MeasurementGuard:
     the seconds that were given away, `taking_s` those that copying took.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: MeasuredStep) -> None:
         if _IN_PROGRESS:
             raise StepError(BUSY)
         self.step = step
@@ -69,7 +95,7 @@ class MeasurementGuard:
                 self._iterators.take()
                 self.state = self.step.state()
                 self._look_around()
-            refuse_changed_elsewhere(self.state)
+            refuse_changed_elsewhere(self.state.overwritten, self.state.walk.name)
             self.step.begin(self.state, self._iterators.rewind)
             self.step.tell(unrestorable.before(self.state, self._iterators))
             self._watch.enter_context(audit.named(self.step.tell))
@@ -125,7 +151,7 @@ class MeasurementGuard:
             for plan in plans:
                 show(plan)
             self._at_home = True
-        fingerprint = Fingerprint(self.step, self.state)
+        fingerprint = Fingerprint(self.step.models, self.state)
         yield
         with interrupts.held_back():
             fact = fingerprint.difference()
