@@ -156,7 +156,7 @@ class Session:
         self.contexts = {n: context for n, context in self.contexts.items() if not context.restored}
 
     def remember(self, name: str, context: SpeedContext) -> None:
-        """Remember a plan that was applied; one on an earlier model of that name stays known too."""
+        """Remember an applied plan; one on an earlier model of that name stays known too."""
         self._forget_what_ended()
         earlier = self.contexts.get(name)
         if earlier is not None and earlier.model is not context.model:

@@ -36,7 +36,6 @@ ROOMS = (
 # And for the rooms of two more.
 INNER_ROOMS = {
     "measure/checks": ("values", "reference", "comparing", "observing", "judging"),
-    "measure/undo/kinds": ("code", "tensors", "objects", "files", "process"),
 }
 # Rooms that still import one another in a circle, for types alone.
 CIRCLES_FOR_TYPES = {"loading", "measure"}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from speedkit_jupyter.batching.accumulated import Lost, loss_in
 from speedkit_jupyter.batching.parts import Call
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
-from speedkit_jupyter.measure.undo.kinds.process import process
-from speedkit_jupyter.measure.undo.kinds.settings import Settings
+from speedkit_jupyter.measure.undo import process
+from speedkit_jupyter.measure.undo.process import Settings
 from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:

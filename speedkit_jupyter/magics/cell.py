@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics.cell_output import CellOutput
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import door
 
@@ -188,14 +188,10 @@ class Cell:
         return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(self.tree))
 
     def names(self) -> Names:
-        """Return every name that the code uses, set-up and all: all that it reaches, it reaches
-        from there.
-        """
-        before = self._shell.compile(self._before, self._file, "exec")
-        codes = [code for code in (before, self._code, self._last) if code is not None]
+        """Return every name that the code uses, set-up and all: it reaches the rest from there."""
         declared = [n for n in ast.walk(self._before) if isinstance(n, ast.Global)]
         bound = (name for node in declared for name in node.names)
-        return Names(self._names, self._used(), bound, codes)
+        return Names(self._names, self._used(), bound)
 
     def _used(self) -> set[str]:
         nodes = (node for tree in (self._before, self.tree) for node in ast.walk(tree))
