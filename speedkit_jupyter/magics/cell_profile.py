@@ -11,7 +11,7 @@ from speedkit_jupyter.magics.cell_step import step_of_cell
 from speedkit_jupyter.magics.namespace import models
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.environment import environment
-from speedkit_jupyter.profiling import users_names
+from speedkit_jupyter.profiling.lines import cells
 from speedkit_jupyter.profiling.loops import Loops
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
@@ -25,7 +25,7 @@ def profiler(
     loops = Loops()
     step = step_of_cell(shell, cell.rewritten(loops.rewritten), arguments)
     device = device_of(step)
-    profile = Profile(names=users_names.cells(), environment=environment(device), command=command)
+    profile = Profile(names=cells(), environment=environment(device), command=command)
     called = {id(model): name for name, model in models(shell.user_ns).items()}
     return Profiler(step, device, profile, budget_s, loops, called)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
-from speedkit_jupyter.profiling import remembered, user_lines
-from speedkit_jupyter.profiling.outside_modules import Outside
-from speedkit_jupyter.profiling.split import Line, Part, Split
+from speedkit_jupyter.profiling.lines import is_torchs, user_frame
+from speedkit_jupyter.profiling.recorder import Recorder
+from speedkit_jupyter.profiling.split import Line, Part
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ MOVING = ("to", "cuda", "cpu")
 
 
 @contextmanager
-def installed(outside: Outside) -> Iterator[None]:
+def installed(recorder: Recorder) -> Iterator[None]:
     """In the block functions of torch's that are a part as a whole tell its split of their calls
     from this thread, while it runs.
 
@@ -68,34 +68,34 @@ def installed(outside: Outside) -> Iterator[None]:
         *((home, "clip_grad_norm_", "optimizer") for home in (clip_grad, torch.nn.utils)),
     ]
     with ExitStack() as stack:
-        stack.enter_context(remembered.forgotten())
+        stack.enter_context(_overrides_forgotten())
         for owner, name, part in whole:
-            make = partial(counted, part, outside)
+            make = partial(counted, part, recorder)
             stack.enter_context(patched(owner, name, make))
         for kind in {*_optimizers()}:
-            make = partial(_step_of_optimizer, outside)
+            make = partial(_step_of_optimizer, recorder)
             stack.enter_context(patched(kind, "step", make))
         yield
 
 
 @contextmanager
-def installed_within(outside: Outside) -> Iterator[None]:
+def installed_within(recorder: Recorder) -> Iterator[None]:
     """The same of what happens within them, or between them: methods that wait, or move."""
     import torch
 
     with ExitStack() as stack:
-        stack.enter_context(remembered.forgotten())
+        stack.enter_context(_overrides_forgotten())
         for name in WAITING:
-            make = partial(_waiting, name, outside)
+            make = partial(_waiting, name, recorder)
             stack.enter_context(patched(torch.Tensor, name, make))
         for name in MOVING if _has_accelerator() else ():
-            make = partial(_moving, outside.split, name)
+            make = partial(_moving, recorder, name)
             stack.enter_context(patched(torch.Tensor, name, make))
         yield
 
 
 @contextmanager
-def told(outside: Outside, sees_functions: bool) -> Iterator[None]:
+def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
     """In the block, one call of the step, its split is told of what is in no function's hands; to
     be entered once those are installed. Between calls hooks and modes are put back.
 
@@ -103,51 +103,52 @@ def told(outside: Outside, sees_functions: bool) -> Iterator[None]:
     compile: there they are part of the rest.
     """
     with ExitStack() as stack:
-        stack.enter_context(_compiling(outside.split))
+        stack.enter_context(_compiling(recorder))
         if sees_functions and not compilations.graphs():
-            stack.enter_context(outside.seen())
-        stack.enter_context(_unseen_steps(outside.split, outside.stepping))
+            stack.enter_context(recorder.functions())
+        stack.enter_context(_unseen_steps(recorder))
         yield
 
 
-def counted(part: Part, outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
+def counted(part: Part, recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     """All of the call is this part."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if outside.split.hides(part):  # at each layer's call: without a context for nothing
+        if recorder.split.hides(part):  # at each layer's call: without a context for nothing
             return original(*args, **kwargs)
-        with outside.within(part):
+        with recorder.within(part):
             return original(*args, **kwargs)
 
     return call
 
 
-def _waiting(name: str, outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
+def _waiting(name: str, recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     """A method that waits for the device, and gives Python a value.
 
     On a CPU nothing waits: there it counts where the user's code asks, and not torch's own.
     """
-
-    split, passed, original = outside.split, outside.split.passed, _as_torch_calls(original)
+    original = _as_torch_calls(original)
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        split = recorder.split
         part = split.part
-        if part in ("synchronizations", "data", "compiling", "ours"):
-            passed[part] += 1
+        passes = part in ("synchronizations", "data", "compiling", "ours")
+        if passes or (
+            tensor.device.type == "cpu" and is_torchs(sys._getframe(2).f_code.co_filename)
+        ):
+            split.passed[part] += 1
             return original(tensor, *args, **kwargs)
-        is_torchs = user_lines.is_torchs(sys._getframe(2).f_code.co_filename)
-        if is_torchs and tensor.device.type == "cpu":
-            passed[part] += 1
-            return original(tensor, *args, **kwargs)
-        with split.telling(), outside.set_aside():
-            line, before_s = _line(name), split.seconds["synchronizations"]
+        with split.telling(), recorder.set_aside():
+            line = _line(name)
             split.enter("synchronizations")
+            mark = split.mark()
             try:
                 return original(tensor, *args, **kwargs)
             finally:
+                seconds = split.mark() - mark
                 split.leave()
                 if line is not None:
-                    split.waited(line, split.seconds["synchronizations"] - before_s)
+                    split.waited(line, seconds)
 
     return call
 
@@ -173,10 +174,11 @@ def _as_torch_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _moving(split: Split, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """To a device, or from there, which waits; or neither."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        split = recorder.split
         if not split.depth:
             return original(tensor, *args, **kwargs)
         mark, begun_s = split.mark(), split.now()
@@ -194,7 +196,7 @@ def _moving(split: Split, name: str, original: Callable[..., Any]) -> Callable[.
 
 
 def _line(call: str) -> Line | None:
-    frame = user_lines.user_frame(3)
+    frame = user_frame(3)
     return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, call)
 
 
@@ -213,12 +215,12 @@ def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
             yield kind
 
 
-def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
+def _step_of_optimizer(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     """All of a step, its hooks included."""
-    whole, stepped = counted("optimizer", outside, original), outside.split.stepped
-    seen = outside.stepping
+    whole, seen = counted("optimizer", recorder, original), recorder.stepping
 
     def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        stepped = recorder.split.stepped
         before, is_first = stepped[id(optimizer)], id(optimizer) not in seen
         seen.add(id(optimizer))
         try:
@@ -233,28 +235,52 @@ def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callab
 
 
 @contextmanager
-def _unseen_steps(split: Split, seen: set[int]) -> Iterator[None]:
+def _unseen_steps(recorder: Recorder) -> Iterator[None]:
     """Those that do not go by their class: a scheduler puts a step of its own on the optimizer, and
     that calls what it found when the scheduler was made.
     """
     depths: dict[int, int] = {}
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if split.depth and id(optimizer) not in seen:
-            depths[id(optimizer)] = split.depth
-            split.enter("optimizer")
+        if recorder.split.depth and id(optimizer) not in recorder.stepping:
+            depths[id(optimizer)] = recorder.split.depth
+            recorder.split.enter("optimizer")
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if id(optimizer) in depths:
-            split.leave(depths.pop(id(optimizer)))
-            split.stepped[id(optimizer)] += 1
+            recorder.split.leave(depths.pop(id(optimizer)))
+            recorder.split.stepped[id(optimizer)] += 1
 
     with optimizer_hooks(before, after):
         yield
 
 
 @contextmanager
-def _compiling(split: Split) -> Iterator[None]:
+def _overrides_forgotten() -> Iterator[None]:
+    """Keep what stands in for torch's functions out of the tables that torch makes of its own, once
+    in a process: those that are first asked for in the block are made anew after it.
+    """
+    import torch.overrides
+
+    torch.overrides.get_overridable_functions()
+    torch.overrides.is_tensor_method_or_property(torch.Tensor.item)
+    before = {id(table): table.cache_info().misses for table in _tables()}
+    try:
+        yield
+    finally:
+        for table in _tables():
+            if table.cache_info().misses > before.get(id(table), 0):
+                table.cache_clear()
+
+
+def _tables() -> list[Any]:
+    modules = map(sys.modules.get, ("torch.overrides", "torch._dynamo.trace_rules"))
+    values = [value for module in modules if module for value in vars(module).values()]
+    return [one for one in values if hasattr(one, "cache_clear") and hasattr(one, "cache_info")]
+
+
+@contextmanager
+def _compiling(recorder: Recorder) -> Iterator[None]:
     """torch.compile at work, also on a backward pass when that comes first."""
     from torch._dynamo.callback import callback_handler
 
@@ -262,12 +288,12 @@ def _compiling(split: Split) -> Iterator[None]:
 
     def start(_: Any) -> None:
         if threading.get_ident() == here:
-            depths.append(split.depth)
-            split.enter("compiling")
+            depths.append(recorder.split.depth)
+            recorder.split.enter("compiling")
 
     def end(_: Any) -> None:
         if depths and threading.get_ident() == here:
-            split.leave(depths.pop())
+            recorder.split.leave(depths.pop())
 
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.costs import Costs
-from speedkit_jupyter.profiling.line_times import LineTimes, Spot
-from speedkit_jupyter.profiling.processor import Processor
+from speedkit_jupyter.profiling.counters import Processor
+from speedkit_jupyter.profiling.lines import LineTimes, Spot, source
+from speedkit_jupyter.profiling.overhead import COSTLY, corrected, told_over_plain
 from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
-from speedkit_jupyter.profiling.untold import as_if_untold, is_costly, told_over_plain
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import lets_go
 
@@ -84,7 +83,7 @@ class Profile(Shown):
     @property
     def is_costly(self) -> bool:
         """Whether telling takes so long that it may hide how long the parts are."""
-        return is_costly(self.cost)
+        return (self.cost or 1.0) > COSTLY
 
     def seconds(self, part: Part) -> float:
         """Of one step. The parts sum to the step."""
@@ -94,7 +93,7 @@ class Profile(Shown):
         """Of all profiled calls, 0 to 1."""
         whole = self.whole if self.is_costly else []
         # The first call may have compiled, so plain ones say nothing of it.
-        seconds = as_if_untold(self.taken, whole, self.plain_s if self.splits else [])
+        seconds = corrected(self.taken, whole, self.plain_s if self.splits else [])
         total_s = sum(seconds.values())
         return seconds[part] / total_s if total_s else 0.0
 
@@ -166,7 +165,7 @@ class Profile(Shown):
             "synchronizations": [
                 {
                     "place": self.place(wait.line),
-                    "source": user_lines.source(wait.line.file, wait.line.number),
+                    "source": source(wait.line.file, wait.line.number),
                     "call": wait.line.call,
                     "times": wait.times,
                     "seconds": wait.seconds,
@@ -176,7 +175,7 @@ class Profile(Shown):
             "lines": [
                 {
                     "place": self.place(spot),
-                    "source": user_lines.source(spot.file, spot.number),
+                    "source": source(spot.file, spot.number),
                     "part": self.lines.part(spot),
                     "share": share,
                 }

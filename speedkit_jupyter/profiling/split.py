@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -65,12 +64,11 @@ class Line(NamedTuple):
     call: str
 
 
-class Bias(NamedTuple):
-    """Seconds that telling takes, each time: of what waits, `before` the split knows of it; of a
-    part, `around` it and `inside` of it; `between`, of a function of torch's that is called between
-    the parts, and where that turns out to be forward, `within` it and `beside` it; `passing`, of
-    what waits where that is no part of its own (torch's own code does); `waiting`, inside of one
-    that waits.
+class Overhead(NamedTuple):
+    """Seconds that telling takes, each time: of what waits, `before` the split knows of it, and
+    `waiting` inside of it; of a part, `around` it and `inside` of it; of a function of torch's that
+    is called between the parts, `between`, and where that turns out to be forward, `within` it and
+    `beside` it; of what waits where that is no part of its own (torch's own code does), `passing`.
     """
 
     before: float = 0.0
@@ -83,27 +81,30 @@ class Bias(NamedTuple):
     beside: float = 0.0
 
 
+def _seconds() -> dict[Piece, float]:
+    return defaultdict(float)
+
+
 @dataclass
 class Split:
-    """Seconds of each part, and how often it began; `waits` are the synchronizations by line,
-    `stepped` the steps of each optimizer, by its id.
+    """Seconds of a call by its `pieces`, and how often each part began; `waits` are the
+    synchronizations by line, `stepped` the steps of each optimizer, by its id.
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
-    `pieces` are the same seconds by what they are within. `bias` is what telling takes where it is
-    no part of "ours" yet; `taken_off` says how much that came to in the end, of each piece.
-    `undecided` are the looks of a moment of which only its end will tell which part it is.
+    `overhead` is what telling takes where it is no part of "ours" yet; `taken_off` says how much
+    that came to in the end, of each piece. `undecided` are the looks of a moment of which only its
+    end will tell which part it is.
     """
 
     now: Callable[[], float] = field(default=clock.now, repr=False)
-    bias: Bias = field(default_factory=Bias)
-    seconds: dict[Part, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "ours"), 0.0))
+    overhead: Overhead = field(default_factory=Overhead)
+    pieces: dict[Piece, float] = field(default_factory=_seconds)
     begun: Counter[Part] = field(default_factory=Counter)
     waits: Counter[Line] = field(default_factory=Counter)
-    waited_s: dict[Line, float] = field(default_factory=dict)
+    waited_s: dict[Line, float] = field(default_factory=lambda: defaultdict(float))
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
     undecided: list[Look] | None = field(default=None, repr=False)
-    pieces: dict[Piece, float] = field(default_factory=dict, repr=False)
-    taken_off: dict[Piece, float] = field(default_factory=dict, repr=False)
+    taken_off: dict[Piece, float] = field(default_factory=_seconds, repr=False)
     passed: Counter[Part] = field(default_factory=Counter, repr=False)
     _entered: Counter[tuple[Piece, Piece]] = field(default_factory=Counter, init=False, repr=False)
     _between: int = field(default=0, init=False, repr=False)
@@ -113,28 +114,36 @@ class Split:
     _since_s: float = field(default=0.0, init=False, repr=False)
 
     @property
+    def seconds(self) -> dict[Part, float]:
+        """Return those of each part."""
+        found: dict[Part, float] = dict.fromkeys((*PARTS, "ours"), 0.0)
+        for (_, part), spent_s in self.pieces.items():
+            found[part] += spent_s
+        return found
+
+    @property
     def total_s(self) -> float:
-        """Of all parts."""
-        return sum(self.seconds[part] for part in PARTS)
+        """Return the seconds of all parts."""
+        return sum(spent_s for (_, part), spent_s in self.pieces.items() if part != "ours")
 
     @property
     def steps(self) -> int:
-        """How many the optimizer took; of several (a GAN's) the one that took fewest."""
+        """Return how many the optimizer took; of several (a GAN's) the one that took fewest."""
         return min(self.stepped.values(), default=0)
 
     @property
     def part(self) -> Part:
-        """The one that it runs for now; where it does not run, what is done is ours."""
+        """Return the one that it runs for now; where it does not run, what is done is ours."""
         return self._inside[-1][1] if self._inside else "ours"
 
     @property
     def depth(self) -> int:
-        """How many parts are open."""
+        """Return how many parts are open."""
         return len(self._inside)
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """What nothing else claims in the block is the rest."""
+        """Count what nothing else claims in the block as the rest."""
         self._inside, self._since_s = [REST], self.now()
         try:
             yield
@@ -143,52 +152,19 @@ class Split:
             self._inside = []
             self._take_off()
 
-    def taken(self) -> Split:
-        """What it knows of its last run; it begins anew, and whoever tells it goes on."""
-        found = copy(self)
-        for name in (
-            "seconds",
-            "pieces",
-            "begun",
-            "waits",
-            "waited_s",
-            "stepped",
-            "taken_off",
-            "passed",
-        ):
-            setattr(found, name, copy(getattr(self, name)))
-        self.clear()
-        return found
-
-    def clear(self) -> None:
-        """As before it ever ran."""
-        self.seconds = dict.fromkeys(self.seconds, 0.0)
-        for counted in (
-            self.begun,
-            self.waits,
-            self.stepped,
-            self._entered,
-            self._told,
-            self.passed,
-        ):
-            counted.clear()
-        for kept in (self.waited_s, self.pieces, self.taken_off):
-            kept.clear()
-        self._between = self._forward = 0
-
     def hides(self, part: Part) -> bool:
-        """Whether it is no part of its own within the present one."""
+        """Return whether it is no part of its own within the present one."""
         return part in _HIDDEN[self.part]
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """The block is no part of the step."""
+        """Count the block as no part of the step."""
         self._told[self._inside[-1] if self._inside else REST] += 1
         with self.within("ours"):
             yield
 
     def enter(self, part: Part) -> None:
-        """It begins here, unless it is no part of its own within the present one."""
+        """Begin a part, unless it is no part of its own within the present one."""
         around = self._inside[-1] if self._inside else REST
         if self.hides(part):
             self._inside.append(around)
@@ -200,7 +176,7 @@ class Split:
         self._inside.append(piece)
 
     def leave(self, depth: int | None = None) -> None:
-        """Back to what was before it: the innermost one, or all above `depth`.
+        """Go back to what was before it: the innermost one, or all above `depth`.
 
         (What compiles, and raises, may never say that it has ended.)
         """
@@ -209,66 +185,60 @@ class Split:
 
     @contextmanager
     def within(self, part: Part) -> Iterator[None]:
-        """The block is this part."""
+        """Count the block as this part."""
         self.enter(part)
         try:
             yield
         finally:
             self.leave()
 
-    def mark(self) -> float:
-        """Seconds of the present part so far, for `moved`."""
+    def mark(self, between: bool = False) -> float:
+        """Return the seconds of the present piece so far, for `moved`; `between` the parts a
+        function of torch's begins here.
+        """
+        self._between += between
         self._lap()
-        return self.seconds[self.part]
-
-    def mark_between(self) -> float:
-        """The same, where a function of torch's begins between the parts."""
-        self._between += 1
-        return self.mark()
+        return self.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
-        """What the present part took since the mark turns out to be another's."""
-        here = self.part
+        """Count what the present piece took since the mark for another part."""
         if self.hides(part):
             return
         self._lap()
-        took_s, whole = self.seconds[here] - mark, self._inside[-1][0]
-        self._add((whole, here), -took_s)
-        self._add((whole, part), took_s)
+        piece = self._inside[-1]
+        took_s = self.pieces[piece] - mark
+        self.pieces[piece] -= took_s
+        self.pieces[piece[0], part] += took_s
         self._forward += part == "forward"
         self.begun[part] += 1
 
     def waited(self, line: Line, seconds: float) -> None:
-        """A synchronization, at a line of the user's."""
+        """Count a synchronization, at a line of the user's."""
         self.waits[line] += 1
-        self.waited_s[line] = self.waited_s.get(line, 0.0) + seconds
+        self.waited_s[line] += seconds
 
     def _take_off(self) -> None:
+        each = self.overhead
         for (whole, part), times in self._told.items():
-            self._is_ours((whole, part), times * self.bias.before)
-            self._is_ours((whole, "synchronizations"), times * self.bias.waiting)
+            self._is_ours((whole, part), times * each.before)
+            self._is_ours((whole, "synchronizations"), times * each.waiting)
         for part, times in self.passed.items():
-            whole = part if part in WHOLE else "rest"
-            self._is_ours((whole, part), times * self.bias.passing)
+            self._is_ours((part if part in WHOLE else "rest", part), times * each.passing)
         stayed = self._between - self._forward
-        self._is_ours(REST, stayed * self.bias.between + self._forward * self.bias.beside)
-        self._is_ours(("rest", "forward"), self._forward * self.bias.within)
+        self._is_ours(REST, stayed * each.between + self._forward * each.beside)
+        self._is_ours(("rest", "forward"), self._forward * each.within)
         for (around, inside), times in self._entered.items():
             if "ours" not in (around[1], inside[1]):
-                self._is_ours(around, times * self.bias.around)
-                self._is_ours(inside, times * self.bias.inside)
+                self._is_ours(around, times * each.around)
+                self._is_ours(inside, times * each.inside)
 
     def _is_ours(self, piece: Piece, seconds: float) -> None:
         extra_s = min(seconds, self.pieces.get(piece, 0.0))
-        self._add(piece, -extra_s)
-        self._add((piece[0], "ours"), extra_s)
-        self.taken_off[piece] = self.taken_off.get(piece, 0.0) + extra_s
+        self.pieces[piece] -= extra_s
+        self.pieces[piece[0], "ours"] += extra_s
+        self.taken_off[piece] += extra_s
 
     def _lap(self) -> None:
         now_s = self.now()
-        self._add(self._inside[-1], now_s - self._since_s)
+        self.pieces[self._inside[-1]] += now_s - self._since_s
         self._since_s = now_s
-
-    def _add(self, piece: Piece, seconds: float) -> None:
-        self.seconds[piece[1]] += seconds
-        self.pieces[piece] = self.pieces.get(piece, 0.0) + seconds

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
-from speedkit_jupyter.profiling import user_lines
+from speedkit_jupyter.profiling.lines import source
 from speedkit_jupyter.profiling.profile import Profile, Wait
 from speedkit_jupyter.profiling.split import PARTS, Part
 from speedkit_jupyter.report import costs_report, plots
@@ -75,7 +75,7 @@ def _headline(profile: Profile) -> str:
 def _waits(profile: Profile, waits: list[Wait]) -> Table:
     rows = [
         Row((profile.place(wait.line), f"{wait.times:.3g}", seconds(wait.seconds),
-             user_lines.source(wait.line.file, wait.line.number) or wait.line.call))
+             source(wait.line.file, wait.line.number) or wait.line.call))
         for wait in waits[:MOST_LINES]
     ]  # fmt: skip
     return Table(
@@ -88,7 +88,7 @@ def _waits(profile: Profile, waits: list[Wait]) -> Table:
 def _lines(profile: Profile) -> Table | None:
     rows = [
         Row((profile.place(spot), seconds(part * profile.step_s), share(part),
-             profile.lines.part(spot), user_lines.source(spot.file, spot.number)))
+             profile.lines.part(spot), source(spot.file, spot.number)))
         for spot, part in profile.lines.costliest()[:MOST_LINES]
         if part >= LEAST_OF_A_LINE
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import watched
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.profiling.costs import Cost, Costs
-from speedkit_jupyter.profiling.line_times import LineTimes, Spot
+from speedkit_jupyter.profiling.lines import LineTimes, Spot
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Split
@@ -67,8 +67,8 @@ class Situations:
         subject = Subject(measured.models, measured.optimizers)
         what = watched(step, subject.parameters)
         split = Split()
-        split.seconds |= {"rest": 1.0 - sum((shares or {}).values()), **(shares or {})}
-        split.pieces = {(part, part): seconds for part, seconds in split.seconds.items()}
+        parts = {"rest": 1.0 - sum((shares or {}).values()), **(shares or {})}
+        split.pieces |= {(part, part): seconds for part, seconds in parts.items()}
         split.stepped = Counter({0: what.steps}) if what.steps else Counter()
         inside = spots(lines or {}, [step, *more])
         own = {(spot, "rest"): share for spot, share in inside.items()}

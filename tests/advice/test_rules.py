@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from speedkit_jupyter.advice.rules import RULES
-from speedkit_jupyter.advice.rules.data.padding import padding
-from speedkit_jupyter.profiling.processor import Processor
+from speedkit_jupyter.advice.rules.data import padded as padding
+from speedkit_jupyter.profiling.counters import Processor
 
 COMPUTING = {"forward": 0.4, "backward": 0.4}
 
@@ -263,7 +263,7 @@ def test_hits_counted_one_by_one_are_asked_for_less_often(situations):
     split = seen.profile.splits[0]
     line = Line(spot.file, spot.number, "__int__")
     split.waits[line], split.waited_s[line] = 32, 0.1
-    split.seconds["synchronizations"] = split.pieces["synchronizations", "synchronizations"] = 0.1
+    split.pieces["synchronizations", "synchronizations"] = 0.1
     (rule,) = (rule for rule in RULES if rule.name == "synchronizations")
     (one,) = rule.find(seen)
     assert "32 in a step" in one.evidence
@@ -1001,7 +1001,7 @@ def test_checks_of_distributions_are_off_in_the_trial_and_on_after_it(situations
 
 def test_adam_of_the_rows_that_were_asked_for_is_adam_of_all_where_none_was_stepped_before():
     from speedkit_jupyter.advice.opportunity import Subject
-    from speedkit_jupyter.advice.rules.trials import sparse_tables
+    from speedkit_jupyter.advice.trials import sparse_tables
 
     def steps(tried: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -1032,6 +1032,40 @@ def test_waits_that_are_a_thousandth_of_the_step_are_no_opportunity(situations):
     (spot,) = seen.profile.lines.inside
     split, line = seen.profile.splits[0], Line(spot.file, spot.number, "item")
     split.waits[line], split.waited_s[line] = 64, 0.001
-    split.seconds["synchronizations"] = split.pieces["synchronizations", "synchronizations"] = 0.001
+    split.pieces["synchronizations", "synchronizations"] = 0.001
     (rule,) = (rule for rule in RULES if rule.name == "synchronizations")
     assert list(rule.find(seen)) == []
+
+
+# Memory.
+
+
+def language_model(words: int) -> Callable[[], object]:
+    model = nn.Sequential(nn.Embedding(words, 16), nn.Linear(16, words))
+    return trained(model, torch.zeros(2, 4, dtype=torch.long))
+
+
+def test_logits_that_fill_much_memory_need_not_be_made(situations, monkeypatch):
+    monkeypatch.setattr("speedkit_jupyter.advice.rules.settings.LARGE_BYTES", 2**15)
+    (one,) = situations.found("large_logits", language_model(4096), shares=COMPUTING)
+    assert "8 tokens × 4,096 words" in one.evidence
+    assert "F.linear_cross_entropy" in one.remedy
+    assert situations.found("large_logits", language_model(256), shares=COMPUTING) == []
+
+
+@pytest.mark.parametrize(("device", "memory"), [("cuda", 1000), ("cuda", 10**6), ("cpu", 1000)])
+def test_an_optimizer_state_of_a_quarter_of_the_memory_is_kept_in_8_bits(
+    situations, monkeypatch, device, memory
+):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, memory))
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    found = situations.found("optimizer_state", step, shares=COMPUTING, device=device)
+    assert ["AdamW8bit" in one.remedy for one in found] == [True] * (
+        device == "cuda" and memory < 9999
+    )

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speedkit_jupyter.profiling.overhead import LEAST_LEFT, MOST_TIMES
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import PARTS, Bias, Line, Split
-from speedkit_jupyter.profiling.untold import LEAST_LEFT, MOST_TIMES
+from speedkit_jupyter.profiling.split import PARTS, Overhead, Split
 
 
 class Clock:
@@ -96,11 +96,13 @@ def test_time_that_turns_out_to_be_another_part_s_is_moved(clock):
 
 def test_what_telling_takes_is_taken_off_the_parts_that_it_fell_into():
     ticks = itertools.count()
-    split = Split(now=lambda: float(next(ticks)), bias=Bias(around=0.25, inside=0.5, between=0.125))
+    split = Split(
+        now=lambda: float(next(ticks)), overhead=Overhead(around=0.25, inside=0.5, between=0.125)
+    )
     with split.run():
         with split.within("forward"):
             pass
-        split.mark_between()
+        split.mark(between=True)
     # One tick between any two looks at the clock.
     assert split.seconds["forward"] == 0.5
     assert split.seconds["rest"] == 3.0 - 0.25 - 0.125
@@ -110,7 +112,7 @@ def test_what_telling_takes_is_taken_off_the_parts_that_it_fell_into():
 
 def test_a_method_that_only_passes_by_is_taken_off_where_it_was():
     clock = Clock()
-    split = Split(clock, Bias(passing=0.5))
+    split = Split(clock, Overhead(passing=0.5))
     with split.run(), split.within("optimizer"):
         clock.now_s += 4.0
         split.passed["optimizer"] += 2
@@ -120,9 +122,8 @@ def test_a_method_that_only_passes_by_is_taken_off_where_it_was():
 def told(forward_s: float, optimizer_s: float, off: dict) -> Split:
     """One call's split, after what telling took was taken off."""
     split = Split()
-    split.seconds |= {"forward": forward_s, "optimizer": optimizer_s}
-    split.pieces = {(part, part): seconds for part, seconds in split.seconds.items()}
-    split.taken_off = {(part, part): seconds for part, seconds in off.items()}
+    split.pieces |= {("forward", "forward"): forward_s, ("optimizer", "optimizer"): optimizer_s}
+    split.taken_off |= {(part, part): seconds for part, seconds in off.items()}
     return split
 
 
@@ -147,7 +148,7 @@ def test_telling_takes_as_much_as_the_plain_calls_are_shorter(plain_s, forward_s
 
 def test_where_telling_takes_long_calls_that_are_told_of_little_say_how_long_each_part_is():
     clock = Clock()
-    split = Split(clock, Bias(before=1.0))
+    split = Split(clock, Overhead(before=1.0))
     with split.run():
         with split.within("forward"):
             clock.now_s += 8.0  # after what telling took it is cold
@@ -169,20 +170,3 @@ def test_of_each_part_something_is_left_once_telling_is_taken_off():
     splits = [told(5.0, 1.0, {"optimizer": 1.0})] * 3
     found = Profile(splits=splits, plain_s=[1.0] * 3)
     assert found.share("optimizer") == pytest.approx(LEAST_LEFT / (5 + LEAST_LEFT))
-
-
-def test_a_cleared_split_knows_nothing_of_the_call_before():
-    split = Split(bias=Bias(around=1.0, inside=1.0, between=1.0))
-    for _ in range(2):
-        with split.run(), split.within("backward"):
-            split.waited(Line("a.py", 1, ".item()"), 0.1)
-            split.stepped[1] += 1
-        split.clear()
-    assert split.total_s == 0
-    assert not split.begun
-    assert not split.waits
-    assert not split.waited_s
-    assert not split.steps
-    with split.run():
-        pass
-    assert split.seconds["ours"] == 0

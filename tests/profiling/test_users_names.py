@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling import users_names
+from speedkit_jupyter.profiling import lines
 
 critic = nn.Sequential(nn.Linear(2, 1))
 
@@ -23,10 +23,10 @@ def test_models_are_called_by_the_variables_of_where_the_step_was_defined():
     def step() -> None:
         critic(torch.ones(1, 2)).sum() + writer(torch.ones(1, 2)).sum()
 
-    names = users_names.models_of(step)
+    names = lines.models_of(step)
     assert (names[id(writer)], names[id(critic)]) == ("writer", "critic")
-    assert users_names.models_of(of_the_file) == {id(critic): "critic"}
-    assert users_names.models_of(torch.relu) == {}
+    assert lines.models_of(of_the_file) == {id(critic): "critic"}
+    assert lines.models_of(torch.relu) == {}
 
 
 def test_a_profile_s_modules_have_them():
@@ -37,4 +37,4 @@ def test_a_profile_s_modules_have_them():
 
 def test_outside_of_a_notebook_cells_have_no_numbers(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)  # of tests that ran before
-    assert users_names.cells() == {}
+    assert lines.cells() == {}

@@ -1,4 +1,4 @@
-"""Operations that no module makes: of a loss that is a function, or of a model that is one."""
+"""Tells a split what is computed, also by operations that no module makes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 from speedkit_jupyter.profiling.split import Look, Part, Split
 
 
-class Outside:
-    """Tells a `split` what is computed outside of all other parts.
+class Recorder:
+    """Tells a `split` which part begins and ends, and what is computed outside of all.
 
-    What leads to a gradient is forward; what does not (a metric) stays the rest. `stepping` are the
-    ids of the optimizers whose step is under way.
+    `stepping` are the ids of the optimizers whose step is under way.
     """
 
     def __init__(self, split: Split) -> None:
@@ -23,7 +22,7 @@ class Outside:
 
     @contextmanager
     def within(self, part: Part) -> Iterator[None]:
-        """The block is this part, and nothing of ours is between torch and its functions.
+        """Count the block as this part, with nothing of ours between torch and its functions.
 
         Not where the split does not run: an iterator outlives the step.
         """
@@ -34,15 +33,17 @@ class Outside:
             yield
 
     @contextmanager
-    def seen(self) -> Iterator[None]:
-        """In the block. Not for a step that was compiled: it would be compiled anew for the mode.
+    def functions(self) -> Iterator[None]:
+        """See torch's functions between the parts: what leads to a gradient (a loss that is a
+        function) is forward, what does not (a metric) stays the rest.
 
-        To be entered once what stands in for methods of tensors is in place.
+        Not for a step that was compiled: it would be compiled anew for the mode. To be entered once
+        what stands in for methods of tensors is in place.
         """
         import torch
         from torch.overrides import TorchFunctionMode
 
-        split = self.split
+        recorder = self
         # torch finds a method by its name, and so what stands in for it, again.
         methods = {
             method: method.stands_in_for
@@ -54,10 +55,10 @@ class Outside:
             def __torch_function__(
                 self, function: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                function = methods.get(function, function)
+                function, split = methods.get(function, function), recorder.split
                 if split.part != "rest":
                     return function(*args, **(kwargs or {}))
-                mark, looks = split.mark_between(), list[Look]()
+                mark, looks = split.mark(between=True), list[Look]()
                 split.undecided = looks
                 try:
                     result = function(*args, **(kwargs or {}))
@@ -75,7 +76,7 @@ class Outside:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """In the block torch knows nothing of it, where no other mode lies on top."""
+        """Take the mode off torch's stack in the block, where no other mode lies on top."""
         import torch
 
         top = torch._C._len_torch_function_stack() - 1

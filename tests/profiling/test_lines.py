@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling.line_times import LineTimes, Looks, Spot
+from speedkit_jupyter.profiling.lines import LineTimes, Looks, Spot
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Split
 
@@ -55,7 +55,7 @@ def test_what_a_line_calls_is_inside_of_it_and_its_own_at_the_line_that_is_calle
     calling = next(first + at for at, text in enumerate(lines) if "slow_metric(" in text)
     inner = sum(shares(found, slow_metric).values())
     assert inner > 0.1
-    assert found.lines.of(__file__, calling, calling) >= inner * 0.9
+    assert found.lines.inside[Spot(__file__, calling)] >= inner * 0.9
     assert dict(found.lines.costliest()).get(Spot(__file__, calling), 0.0) < inner / 2
 
 
@@ -131,7 +131,7 @@ def test_in_another_thread_than_the_main_one_no_line_is_looked_at():
     other.start()
     other.join()
     assert looks.total_s > 0.01
-    assert looks.result({}).looks == 0
+    assert looks.seen == []
 
 
 def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
@@ -140,7 +140,6 @@ def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
     assert times.part(spot) == "forward"
     assert times.costliest() == [(spot, pytest.approx(0.4))]
     assert times.costliest("rest") == [(spot, 0.1)]
-    assert times.of("a.py", 2, 4) == 0.5
 
 
 def test_without_a_look_nothing_is_said():
