@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.advice.code import what_ran
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.profiling.lines import Spot, user_frame
+from speedkit_jupyter.profiling.lines import Spot, user_spot
 from speedkit_jupyter.support.marks import version
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _backward(found: Watched, original: Original) -> Original:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        found.passes[_asking()] += 1
+        found.passes[user_spot() or Spot("", 0)] += 1
         found.backwards.append(Backward(bool(retain_graph), create_graph))
         return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
 
@@ -227,16 +227,10 @@ def _backward(found: Watched, original: Original) -> Original:
 def _grad(found: Watched, original: Original) -> Original:
     def call(*args: Any, **kwargs: Any) -> Any:
         found.gradients_asked = True
-        found.passes[_asking()] += 1
+        found.passes[user_spot() or Spot("", 0)] += 1
         return original(*args, **kwargs)
 
     return call
-
-
-def _asking() -> Spot:
-    """Return the user's line at which the program is."""
-    frame = user_frame()
-    return Spot("", 0) if frame is None else Spot(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _zero_grad(found: Watched, original: Original) -> Original:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
-from speedkit_jupyter.profiling.lines import is_torchs, user_frame
+from speedkit_jupyter.profiling.lines import is_torchs, user_spot
 from speedkit_jupyter.profiling.recorder import Recorder
 from speedkit_jupyter.profiling.split import Line, Part
 
@@ -114,62 +114,39 @@ def counted(part: Part, recorder: Recorder, original: Callable[..., Any]) -> Cal
     """All of the call is this part."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if recorder.split.hides(part):  # at each layer's call: without a context for nothing
+        begun = recorder.begin(part)
+        try:
             return original(*args, **kwargs)
-        with recorder.within(part):
-            return original(*args, **kwargs)
+        finally:
+            recorder.end(begun)
 
     return call
 
 
 def _waiting(name: str, recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that waits for the device, and gives Python a value.
+    """Tell of a method that waits for the device, and gives Python a value.
 
     On a CPU nothing waits: there it counts where the user's code asks, and not torch's own.
     """
-    original = _as_torch_calls(original)
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         split = recorder.split
-        part = split.part
-        passes = part in ("synchronizations", "data", "compiling", "ours")
-        if passes or (
+        if split.part in ("synchronizations", "data", "compiling", "ours") or (
             tensor.device.type == "cpu" and is_torchs(sys._getframe(2).f_code.co_filename)
         ):
-            split.passed[part] += 1
             return original(tensor, *args, **kwargs)
-        with split.telling(), recorder.set_aside():
-            line = _line(name)
-            split.enter("synchronizations")
-            mark = split.mark()
-            try:
-                return original(tensor, *args, **kwargs)
-            finally:
-                seconds = split.mark() - mark
-                split.leave()
-                if line is not None:
-                    split.waited(line, seconds)
-
-    return call
-
-
-def _as_torch_calls(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch finds a method of a tensor by its name, and so what stands in for it: a subclass that
-    has its own `__torch_function__` is told of the original here.
-    """
-    import torch
-
-    plain, enabled = (torch.Tensor, torch.nn.Parameter), torch._C._is_torch_function_enabled
-    usual = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
-
-    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        kind: Any = type(tensor)
-        if kind in plain or not enabled():
+        split.enter("ours")
+        line = _line(name)
+        begun = recorder.begin("synchronizations")
+        mark = split.mark()
+        try:
             return original(tensor, *args, **kwargs)
-        own = getattr(kind.__torch_function__, "__func__", usual)  # none of its own: torch's
-        if own is usual:
-            return original(tensor, *args, **kwargs)
-        return kind.__torch_function__(original, (kind,), (tensor, *args), kwargs)
+        finally:
+            seconds = split.mark() - mark
+            recorder.end(begun)
+            if line is not None:
+                split.waited(line, seconds)
+            split.leave()
 
     return call
 
@@ -196,8 +173,8 @@ def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
 
 
 def _line(call: str) -> Line | None:
-    frame = user_frame(3)
-    return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, call)
+    spot = user_spot(3)
+    return None if spot is None else Line(*spot, call)
 
 
 def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:

@@ -41,15 +41,15 @@ class Spot(NamedTuple):
     number: int
 
 
-def user_frame(depth: int = 1) -> FrameType | None:
-    """Return the innermost frame of the user's own code: no library's, not Python's, not ours.
+def user_spot(depth: int = 1) -> Spot | None:
+    """Return the innermost line of the user's own code: no library's, not Python's, not ours.
 
     None where there is none: what a thread of a library's calls.
     """
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame
+    return None if frame is None else Spot(frame.f_code.co_filename, frame.f_lineno)
 
 
 @cache
@@ -97,13 +97,12 @@ def models_of(step: Callable[..., object]) -> dict[int, str]:
 
 @dataclass
 class LineTimes:
-    """Shares of a step, 0 to 1: `own` are those of the innermost line of the user's, by part of the
-    step; `inside` what goes on while a line has not ended, calls of other lines included; `python`
-    what of the rest is Python itself (and other libraries), and no function of torch's.
+    """Shares of a step, 0 to 1: `own` are those of lines of the user's, without other lines that
+    they call, by part of the step; `python` what of the rest is Python itself (and other
+    libraries), and no function of torch's.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
-    inside: Mapping[Spot, float] = field(default_factory=dict)
     python: Mapping[Spot, float] = field(default_factory=dict)
 
     def costliest(self, part: Part | None = None) -> list[tuple[Spot, float]]:
@@ -132,17 +131,15 @@ class Looks:
         them: some parts are interrupted more often than others.
         """
         own = defaultdict[tuple[Spot, Part], float](float)
-        inside, python = defaultdict[Spot, float](float), defaultdict[Spot, float](float)
+        python = defaultdict[Spot, float](float)
         counts = self._counts(shares)
         for look in self.seen:
             share = counts[look.part] * look.seconds
-            if look.spots:
-                own[look.spots[0], look.part] += share
+            if look.spot is not None:
+                own[look.spot, look.part] += share
                 if look.part in ("rest", "data") and not look.in_torch:
-                    python[look.spots[0]] += share
-            for spot in set(look.spots):
-                inside[spot] += share
-        return LineTimes(own, inside, python)
+                    python[look.spot] += share
+        return LineTimes(own, python)
 
     def _counts(self, shares: Mapping[Part, float]) -> dict[Part, float]:
         """Return what a second of looks is of the step, by part."""
@@ -162,35 +159,24 @@ class Looks:
 
         Nothing is seen where no timer can interrupt it.
         """
-        base, before_s = sys._getframe(2), time.perf_counter()
+        begun_s = before_s = time.perf_counter()
 
         def look() -> None:
             nonlocal before_s
             now_s = time.perf_counter()
             if split.depth and split.part != "ours":
-                spots = _spots(sys._getframe(1), base)
-                found = Look(spots, split.part, now_s - before_s, split.undecided is not None)
+                in_torch = split.undecided is not None
+                found = Look(user_spot(2), split.part, now_s - before_s, in_torch)
                 self.seen.append(found)
                 if split.undecided is not None:
                     split.undecided.append(found)
             before_s = now_s
 
-        begun_s = before_s
         try:
             with _interrupted(look) if _can_interrupt() else nullcontext():
                 yield
         finally:
             self.total_s += time.perf_counter() - begun_s
-
-
-def _spots(frame: FrameType | None, base: FrameType) -> list[Spot]:
-    """Return the user's lines that are at work, innermost first."""
-    found = []
-    while frame is not None and frame is not base:
-        if is_users(frame.f_code.co_filename):
-            found.append(Spot(frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return found
 
 
 def _can_interrupt() -> bool:

@@ -14,10 +14,12 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.counters import Processor
 from speedkit_jupyter.profiling.lines import LineTimes, Spot, source
-from speedkit_jupyter.profiling.overhead import COSTLY, corrected, told_over_plain
-from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
+from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split, shares
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import lets_go
+
+# Where telling makes a call this many times as long, others tell of the parts as a whole alone.
+COSTLY = 1.05
 
 
 class Wait(NamedTuple):
@@ -78,7 +80,10 @@ class Profile(Shown):
     @property
     def cost(self) -> float | None:
         """How many times as long a profiled call takes as a plain one; None where none was made."""
-        return told_over_plain(self.splits, self.plain_s)
+        if not (self.plain_s and self.splits):
+            return None
+        told_s = median(sum(split.pieces.values()) for split in self.splits)
+        return told_s / median(self.plain_s)
 
     @property
     def is_costly(self) -> bool:
@@ -91,11 +96,7 @@ class Profile(Shown):
 
     def share(self, part: Part) -> float:
         """Of all profiled calls, 0 to 1."""
-        whole = self.whole if self.is_costly else []
-        # The first call may have compiled, so plain ones say nothing of it.
-        seconds = corrected(self.taken, whole, self.plain_s if self.splits else [])
-        total_s = sum(seconds.values())
-        return seconds[part] / total_s if total_s else 0.0
+        return shares(self.taken, self.whole if self.is_costly else [])[part]
 
     def quantities(self) -> dict[str, float]:
         """What the machine counts, by name: of a step, and of a sample where those are known."""

@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import in_force_or_none
-from speedkit_jupyter.profiling import instruments, overhead
+from speedkit_jupyter.profiling import instruments
 from speedkit_jupyter.profiling.costs import Costing
 from speedkit_jupyter.profiling.counters import Counters
 from speedkit_jupyter.profiling.lines import Looks
@@ -26,7 +26,7 @@ from speedkit_jupyter.profiling.loops import Loops, generators_told_to, sources
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.recorder import Recorder
-from speedkit_jupyter.profiling.split import PARTS, Overhead, Split
+from speedkit_jupyter.profiling.split import PARTS, Split
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import door
@@ -89,7 +89,6 @@ class Profiler:
         self.afterwards: Callable[[Isolated], object] | None = None
         profile.device = device.type
         self._context: Any = None
-        self._overhead = Overhead()
         self._sources: list[FunctionType] = []
         self._is_alone = False
 
@@ -107,7 +106,6 @@ class Profiler:
         budget = Budget(self.budget_s, begun_s=self.begun_s)
         with self.step.isolated() as visit:
             self._context = in_force_or_none(self.step.models)
-            self._overhead = overhead.measured()
             budget.reserved_s = visit.taking_s
             self._sources = sources(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
@@ -277,7 +275,7 @@ class Profiler:
         parts.
         """
         __tracebackhide__ = True
-        split = recorder.split = Split(overhead=self._overhead)
+        split = recorder.split = Split()
         with (
             self.step.around_blocks(),
             self._loops.told_to(recorder),
@@ -287,7 +285,7 @@ class Profiler:
             if self._is_short and not is_first:
                 with split.run():
                     self._call()
-                split = recorder.split = Split(overhead=self._overhead)
+                split = recorder.split = Split()
             with split.run(), looks.while_looking(split) if looks is not None else nullcontext():
                 self._call()
                 if self._device.type != "cpu":

@@ -8,6 +8,9 @@ from typing import Any
 
 from speedkit_jupyter.profiling.split import Look, Part, Split
 
+# What `begin` returns where no part has begun.
+NOTHING = object()
+
 
 class Recorder:
     """Tells a `split` which part begins and ends, and what is computed outside of all.
@@ -20,17 +23,36 @@ class Recorder:
         self.stepping: set[int] = set()
         self._mode: Any = None
 
+    def begin(self, part: Part) -> Any:
+        """Begin this part, with nothing of ours between torch and its functions; `end` takes what
+        it returns. What both take is "ours".
+
+        Nothing begins where the split does not run (an iterator outlives the step), or hides it.
+        """
+        split = self.split
+        if not split.depth or split.hides(part):
+            return NOTHING
+        split.enter("ours")
+        mode = self._pop()
+        split.enter(part)
+        return mode
+
+    def end(self, begun: Any) -> None:
+        """End the part that `begin` has begun."""
+        if begun is NOTHING:
+            return
+        self.split.leave()
+        self._push(begun)
+        self.split.leave()
+
     @contextmanager
     def within(self, part: Part) -> Iterator[None]:
-        """Count the block as this part, with nothing of ours between torch and its functions.
-
-        Not where the split does not run: an iterator outlives the step.
-        """
-        if not self.split.depth or self.split.hides(part):
+        """Count the block as this part."""
+        begun = self.begin(part)
+        try:
             yield
-            return
-        with self.split.within(part), self.set_aside():
-            yield
+        finally:
+            self.end(begun)
 
     @contextmanager
     def functions(self) -> Iterator[None]:
@@ -58,7 +80,7 @@ class Recorder:
                 function, split = methods.get(function, function), recorder.split
                 if split.part != "rest":
                     return function(*args, **(kwargs or {}))
-                mark, looks = split.mark(between=True), list[Look]()
+                mark, looks = split.mark(), list[Look]()
                 split.undecided = looks
                 try:
                     result = function(*args, **(kwargs or {}))
@@ -74,18 +96,18 @@ class Recorder:
             yield
         self._mode = None
 
-    @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Take the mode off torch's stack in the block, where no other mode lies on top."""
+    def _pop(self) -> Any:
+        """Take the mode off torch's stack, where no other mode lies on top."""
         import torch
 
         top = torch._C._len_torch_function_stack() - 1
         mode = self._mode
         if mode is None or top < 0 or torch._C._get_function_stack_at(top) is not mode:
-            yield
-            return
-        torch._C._pop_torch_function_stack()
-        try:
-            yield
-        finally:
+            return None
+        return torch._C._pop_torch_function_stack()
+
+    def _push(self, mode: Any) -> None:
+        import torch
+
+        if mode is not None:
             torch._C._push_on_torch_function_stack(mode)

@@ -46,11 +46,11 @@ REST: Piece = ("rest", "rest")
 
 @dataclass
 class Look:
-    """The user's lines that were seen at work, the innermost first, and which part it was; whether
-    a function of torch's was at work that no module called.
+    """The user's innermost line that was seen at work, if any, and which part it was; whether a
+    function of torch's was at work that no module called.
     """
 
-    spots: Sequence[Any]
+    spot: Any
     part: Part
     seconds: float
     in_torch: bool = False
@@ -64,52 +64,22 @@ class Line(NamedTuple):
     call: str
 
 
-class Overhead(NamedTuple):
-    """Seconds that telling takes, each time: of what waits, `before` the split knows of it, and
-    `waiting` inside of it; of a part, `around` it and `inside` of it; of a function of torch's that
-    is called between the parts, `between`, and where that turns out to be forward, `within` it and
-    `beside` it; of what waits where that is no part of its own (torch's own code does), `passing`.
-    """
-
-    before: float = 0.0
-    around: float = 0.0
-    inside: float = 0.0
-    between: float = 0.0
-    passing: float = 0.0
-    waiting: float = 0.0
-    within: float = 0.0
-    beside: float = 0.0
-
-
-def _seconds() -> dict[Piece, float]:
-    return defaultdict(float)
-
-
 @dataclass
 class Split:
     """Seconds of a call by its `pieces`, and how often each part began; `waits` are the
     synchronizations by line, `stepped` the steps of each optimizer, by its id.
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
-    `overhead` is what telling takes where it is no part of "ours" yet; `taken_off` says how much
-    that came to in the end, of each piece. `undecided` are the looks of a moment of which only its
-    end will tell which part it is.
+    `undecided` are the looks of a moment of which only its end will tell which part it is.
     """
 
     now: Callable[[], float] = field(default=clock.now, repr=False)
-    overhead: Overhead = field(default_factory=Overhead)
-    pieces: dict[Piece, float] = field(default_factory=_seconds)
+    pieces: dict[Piece, float] = field(default_factory=lambda: defaultdict(float))
     begun: Counter[Part] = field(default_factory=Counter)
     waits: Counter[Line] = field(default_factory=Counter)
     waited_s: dict[Line, float] = field(default_factory=lambda: defaultdict(float))
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
     undecided: list[Look] | None = field(default=None, repr=False)
-    taken_off: dict[Piece, float] = field(default_factory=_seconds, repr=False)
-    passed: Counter[Part] = field(default_factory=Counter, repr=False)
-    _entered: Counter[tuple[Piece, Piece]] = field(default_factory=Counter, init=False, repr=False)
-    _between: int = field(default=0, init=False, repr=False)
-    _forward: int = field(default=0, init=False, repr=False)
-    _told: Counter[Piece] = field(default_factory=Counter, init=False, repr=False)
     _inside: list[Piece] = field(default_factory=list, init=False, repr=False)
     _since_s: float = field(default=0.0, init=False, repr=False)
 
@@ -150,30 +120,20 @@ class Split:
         finally:
             self._lap()
             self._inside = []
-            self._take_off()
 
     def hides(self, part: Part) -> bool:
         """Return whether it is no part of its own within the present one."""
         return part in _HIDDEN[self.part]
 
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Count the block as no part of the step."""
-        self._told[self._inside[-1] if self._inside else REST] += 1
-        with self.within("ours"):
-            yield
-
     def enter(self, part: Part) -> None:
         """Begin a part, unless it is no part of its own within the present one."""
         around = self._inside[-1] if self._inside else REST
-        if self.hides(part):
+        if part in _HIDDEN[around[1]]:
             self._inside.append(around)
             return
-        piece = (part if part in WHOLE else around[0], part)
-        self._entered[around, piece] += 1
-        self.begun[part] += 1
         self._lap()
-        self._inside.append(piece)
+        self.begun[part] += 1
+        self._inside.append((part if part in WHOLE else around[0], part))
 
     def leave(self, depth: int | None = None) -> None:
         """Go back to what was before it: the innermost one, or all above `depth`.
@@ -192,11 +152,8 @@ class Split:
         finally:
             self.leave()
 
-    def mark(self, between: bool = False) -> float:
-        """Return the seconds of the present piece so far, for `moved`; `between` the parts a
-        function of torch's begins here.
-        """
-        self._between += between
+    def mark(self) -> float:
+        """Return the seconds of the present piece so far, for `moved`."""
         self._lap()
         return self.pieces[self._inside[-1]]
 
@@ -209,7 +166,6 @@ class Split:
         took_s = self.pieces[piece] - mark
         self.pieces[piece] -= took_s
         self.pieces[piece[0], part] += took_s
-        self._forward += part == "forward"
         self.begun[part] += 1
 
     def waited(self, line: Line, seconds: float) -> None:
@@ -217,28 +173,39 @@ class Split:
         self.waits[line] += 1
         self.waited_s[line] += seconds
 
-    def _take_off(self) -> None:
-        each = self.overhead
-        for (whole, part), times in self._told.items():
-            self._is_ours((whole, part), times * each.before)
-            self._is_ours((whole, "synchronizations"), times * each.waiting)
-        for part, times in self.passed.items():
-            self._is_ours((part if part in WHOLE else "rest", part), times * each.passing)
-        stayed = self._between - self._forward
-        self._is_ours(REST, stayed * each.between + self._forward * each.beside)
-        self._is_ours(("rest", "forward"), self._forward * each.within)
-        for (around, inside), times in self._entered.items():
-            if "ours" not in (around[1], inside[1]):
-                self._is_ours(around, times * each.around)
-                self._is_ours(inside, times * each.inside)
-
-    def _is_ours(self, piece: Piece, seconds: float) -> None:
-        extra_s = min(seconds, self.pieces.get(piece, 0.0))
-        self.pieces[piece] -= extra_s
-        self.pieces[piece[0], "ours"] += extra_s
-        self.taken_off[piece] += extra_s
-
     def _lap(self) -> None:
         now_s = self.now()
         self.pieces[self._inside[-1]] += now_s - self._since_s
         self._since_s = now_s
+
+
+def shares(splits: Sequence[Split], whole: Sequence[Split]) -> dict[Part, float]:
+    """Return the share of each part in all calls.
+
+    Telling what happens within the parts may take longer than what happens. So `whole`, splits of
+    calls that were told of the parts as a whole alone, say how long each of these is, if there are
+    any, and `splits` what is within it.
+    """
+    pieces, found = _summed(splits), dict.fromkeys(PARTS, 0.0)
+    of_parts, told = defaultdict[Part, float](float), defaultdict[Part, float](float)
+    for piece, spent_s in _summed(whole or splits).items():
+        of_parts[piece[0]] += spent_s
+    for piece, spent_s in pieces.items():
+        told[piece[0]] += spent_s
+    total_s = sum(of_parts[around] for around in told)
+    for (around, part), spent_s in pieces.items():
+        if total_s and told[around]:
+            found[part] += of_parts[around] / total_s * spent_s / told[around]
+    return found
+
+
+def _summed(splits: Sequence[Split]) -> dict[Piece, float]:
+    """Return seconds of pieces, without what is ours, of the quicker half of all calls: the others
+    were interrupted by other processes.
+    """
+    found = defaultdict[Piece, float](float)
+    for split in sorted(splits, key=lambda one: one.total_s)[: (len(splits) + 1) // 2]:
+        for piece, spent_s in split.pieces.items():
+            if piece[1] != "ours":
+                found[piece] += spent_s
+    return found

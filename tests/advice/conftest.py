@@ -73,7 +73,7 @@ class Situations:
         inside = spots(lines or {}, [step, *more])
         own = {(spot, "rest"): share for spot, share in inside.items()}
         profile = Profile(
-            splits=[split], lines=LineTimes(own, inside, inside), device=device,
+            splits=[split], lines=LineTimes(own, inside), device=device,
             costs=_costs(operators or {}, modules or {}),
         )  # fmt: skip
         names, _ = names_of(measured.models, {})

@@ -259,7 +259,7 @@ def test_hits_counted_one_by_one_are_asked_for_less_often(situations):
     seen = situations.seen(step, lines={"row.argmax()": 0.6})
     from speedkit_jupyter.profiling.split import Line
 
-    (spot,) = seen.profile.lines.inside
+    ((spot, _),) = seen.profile.lines.own
     split = seen.profile.splits[0]
     line = Line(spot.file, spot.number, "__int__")
     split.waits[line], split.waited_s[line] = 32, 0.1
@@ -1029,7 +1029,7 @@ def test_waits_that_are_a_thousandth_of_the_step_are_no_opportunity(situations):
     from speedkit_jupyter.profiling.split import Line
 
     seen = situations.seen(step, shares={"forward": 0.9}, lines={"model(x)": 0.95})
-    (spot,) = seen.profile.lines.inside
+    ((spot, _),) = seen.profile.lines.own
     split, line = seen.profile.splits[0], Line(spot.file, spot.number, "item")
     split.waits[line], split.waited_s[line] = 64, 0.001
     split.pieces["synchronizations", "synchronizations"] = 0.001
