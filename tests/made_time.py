@@ -44,11 +44,14 @@ class MadeTime:
 def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     """The clock of the whole engine, as long as the test runs."""
     from speedkit_jupyter.measure.checks import roofline
+    from speedkit_jupyter.measure.rounds import clock as engines_clock
 
     made = MadeTime(tick_s)
     clock = SimpleNamespace(perf_counter=made.perf_counter, process_time=made.perf_counter)
     for module in engine():
         monkeypatch.setattr(module, "time", clock)
+    # Nor are the moments in which other processes hold the cores.
+    monkeypatch.setattr(engines_clock, "waited_s", lambda: 0.0)
     # The machine's own rates can't be measured with it.
     monkeypatch.setattr(roofline, "peak", lambda *given: roofline.Peak(1e12, 1e10))
     return made

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.costs import Costs
-from speedkit_jupyter.profiling.counters import Processor
 from speedkit_jupyter.profiling.lines import LineTimes, Spot, source
 from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split, shares
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -40,9 +39,9 @@ class Profile(Shown):
     parts as a whole, without what is within them. `first` is that of the first call, which may have
     compiled. `counted` is what the machine counts in a second of the plain ones (`energy_j`:
     joules), where it does, and then `samples` what a call takes, if its models say it;
-    `processor` is how much of the processors the plain ones got. `lines` are the user's own,
-    `costs` those of modules and operators, each from calls of their own; no costs where
-    `why_no_costs` says it.
+    `held_up_s` are the seconds for which other processes kept the plain ones from the cores.
+    `lines` are the user's own, `costs` those of modules and operators, each from calls of their
+    own; no costs where `why_no_costs` says it.
     `names` are how files are called in the notebook.
     """
 
@@ -55,7 +54,7 @@ class Profile(Shown):
     lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
-    processor: Processor = field(default_factory=Processor)
+    held_up_s: float = 0.0
     device: str = "cpu"
     names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)

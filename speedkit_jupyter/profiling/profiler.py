@@ -182,8 +182,9 @@ class Profiler:
             plain_s = []
             for _ in range(number):
                 self._settle(state)
-                with profile.processor.counted():
-                    plain_s.append(counters.counted(self._plain))
+                others = clock.Interruptions()
+                plain_s.append(counters.counted(self._plain))
+                profile.held_up_s += others.seconds(plain_s[-1])
             with self._installed() as recorder:
                 with instruments.installed_within(recorder):
                     for _ in range(number):

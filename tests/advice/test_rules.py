@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from speedkit_jupyter.advice.rules import RULES
 from speedkit_jupyter.advice.rules.data import padded as padding
-from speedkit_jupyter.profiling.counters import Processor
 
 COMPUTING = {"forward": 0.4, "backward": 0.4}
 
@@ -942,31 +941,21 @@ def test_a_closure_that_is_called_with_other_weights_each_time_is_no_second_pass
 # Processes, distributions, optimizers of tables.
 
 
-def on_processors(seen: Any, real_s: float, used_s: float, preemptions: int) -> Any:
-    seen.profile.processor = Processor(real_s, used_s, preemptions)
+@pytest.mark.parametrize(("threads", "variant"), [(2, "threads:1"), (1, "")])
+def test_a_step_that_other_processes_keep_from_the_cores_tries_one_thread(
+    situations, monkeypatch, threads, variant
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    step = trained(net(), torch.ones(64, 4))
+    seen = situations.seen(step, shares=COMPUTING)
     (rule,) = (rule for rule in RULES if rule.name == "busy_machine")
-    return list(rule.find(seen))
-
-
-def test_a_step_that_other_processes_keep_from_the_cores_tries_one_thread(situations, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    seen = situations.seen(trained(net(), torch.ones(64, 4)), shares=COMPUTING)
-    (one,) = on_processors(seen, 10.0, 1.0, 1000)
-    assert "10 times its processor time" in one.evidence
-    assert one.variant == "threads:1"
-    assert one.allowed.gain.high <= 5.01  # forward and backward: 80 % of the step
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    (one,) = on_processors(seen, 10.0, 1.0, 1000)
-    assert not one.variant
-
-
-def test_a_step_that_sleeps_or_has_its_cores_is_not_kept_from_them(situations):
-    seen = situations.seen(trained(net(), torch.ones(64, 4)), shares=COMPUTING)
-    assert on_processors(seen, 10.0, 0.5, 20) == []  # sleeps: nobody takes a core away
-    assert on_processors(seen, 10.0, 9.0, 1000) == []
-    assert on_processors(seen, 10.0, 0.0, 0) == []  # a system that doesn't tell
-    waiting = situations.seen(trained(net(), torch.ones(64, 4)), shares={"data": 0.9})
-    assert on_processors(waiting, 10.0, 1.0, 1000) == []
+    seen.profile.plain_s, seen.profile.held_up_s = [1.0, 1.0], 1.8
+    (one,) = rule.find(seen)
+    assert "other processes hold the cores for 90 % of the time" in one.evidence
+    assert one.variant == variant
+    assert one.gain.high <= 5.01  # forward and backward: 80 % of the step
+    seen.profile.held_up_s = 0.2
+    assert list(rule.find(seen)) == []
 
 
 def policy(**more: Any) -> Callable[[], object]:

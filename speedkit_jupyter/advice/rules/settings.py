@@ -54,9 +54,8 @@ def profiler_on(seen: Situation) -> Iterator[Opportunity]:
         )
 
 
-# Times as long as the processor time of the same work, and the most that one thread was seen to
-# gain: 2 to 10 times usually, a small net on two busy cores 100 times.
-HELD_UP, MOST_GAINED = 1.5, 20.0
+# One thread gains 2 to 10 times usually, and 100 times in a small net on two busy cores.
+MOST_GAINED = 20.0
 
 
 def busy_machine(seen: Situation) -> Iterator[Opportunity]:
@@ -66,22 +65,22 @@ def busy_machine(seen: Situation) -> Iterator[Opportunity]:
     """
     import torch
 
-    processor = seen.profile.processor
     computing = seen.share("forward", "backward", "optimizer")
-    if not (seen.on_cpu and processor.is_crowded and processor.used_s) or computing < 0.3:
-        return
-    if computing * processor.real_s < HELD_UP * processor.used_s:
+    calls_s = sum(seen.profile.plain_s)
+    waiting = seen.profile.held_up_s / calls_s if calls_s else 0.0
+    if not seen.on_cpu or computing < 0.3 or waiting < 0.3:
         return
     threads = torch.get_num_threads()
     yield Opportunity(
         "compute with one thread while others hold the cores"
         if threads > 1
         else "wait until the cores are free",
-        f"a step takes {processor.real_s / processor.used_s:.3g} times its processor time: other "
-        f"processes hold the cores; forward, backward and optimizer: {share(computing)} of the "
-        "step",
+        f"other processes hold the cores for {share(waiting)} of the time; forward, backward and "
+        f"optimizer: {share(computing)} of the step",
         amdahl(computing, 1.0, MOST_GAINED),
-        "%speedkit apply --threads 1, or stop what else runs" if threads > 1 else "stop it (top)",
+        "`%speedkit apply --threads 1`, or stop what else runs"
+        if threads > 1
+        else "stop what else runs (`top` lists it)",
         "rounding; slower once the cores are free" if threads > 1 else "none",
         variant="threads:1" if threads > 1 else "",
     )
