@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.advice import trials
-from speedkit_jupyter.advice.code import dotted, is_called
 from speedkit_jupyter.advice.gain import Gain, amdahl, without
 from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.advice.situation import Situation
@@ -186,34 +184,6 @@ def pin_memory(seen: Situation) -> Iterator[Opportunity]:
                 "DataLoader(…, pin_memory=True), and x.to(device, non_blocking=True)",
                 "main memory that can't be swapped out",
             )
-
-
-def moved_in_data_set(seen: Situation) -> Iterator[Opportunity]:
-    """Find, on a GPU, data sets that copy each sample to the device."""
-    data = seen.share("data", "host to device")
-    if seen.on_cpu or data < 0.02:
-        return
-    for part, node in seen.code.calls("cuda", "to"):
-        if part.code.co_name not in ("__getitem__", "__getitems__", "__iter__"):
-            continue
-        if not (is_called(node, "cuda") or _names_a_device(node)):
-            continue
-        yield Opportunity(
-            "move whole batches to the device, not single samples",
-            f"{seen.place(part, node)}: `{ast.unparse(node)}` for each sample; data and copies: "
-            f"{share(data)} of the step",
-            amdahl(data, 1.3, 20.0),
-            "leave it out of the data set, and write x = x.to(device, non_blocking=True) in the "
-            "loop",
-            spots=part.spots(node),
-        )
-
-
-def _names_a_device(call: ast.Call) -> bool:
-    first = call.args[0] if call.args else None
-    return first is not None and (
-        isinstance(first, ast.Constant) or "device" in dotted(first).lower()
-    )
 
 
 class Padded(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 
 from speedkit_jupyter.advice import trials
@@ -34,24 +33,6 @@ def deterministic(seen: Situation) -> Iterator[Opportunity]:
         "two runs differ by rounding",
         trial=trials.deterministic_off,
     )
-
-
-def profiler_on(seen: Situation) -> Iterator[Opportunity]:
-    """Find torch's profiler, Python's, or a debugger's trace, at work in every step."""
-    on = {
-        "torch's profiler": "profiler" in seen.watched.flags,
-        "a profiler of Python (sys.setprofile)": sys.getprofile() is not None,
-        "a tracer or debugger (sys.settrace)": sys.gettrace() is not None
-        and "coverage" not in sys.modules,
-    }
-    for what in (name for name, is_on in on.items() if is_on):
-        yield Opportunity(
-            f"turn {what} off",
-            f"{what} is at work in every step",
-            Gain(1.02, 2.0),
-            "leave its `with` block, or stop it, once it has shown what you wanted",
-            "nothing is recorded any more",
-        )
 
 
 # One thread gains 2 to 10 times usually, and 100 times in a small net on two busy cores.
