@@ -49,7 +49,10 @@ def user_spot(depth: int = 1) -> Spot | None:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None if frame is None else Spot(frame.f_code.co_filename, frame.f_lineno)
+    if frame is None:
+        return None
+    # What the compiler adds (the end of a `with`) is of no line.
+    return Spot(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno)
 
 
 @cache
