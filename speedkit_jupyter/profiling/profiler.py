@@ -44,6 +44,8 @@ DEFAULT_S, ENOUGH, TURNS = 10.0, 100, 10
 LONG, SHORT = 0.5, 0.02
 # Modules and operators take about as many calls' time, and get up to this share of the budget.
 COSTS, COSTS_SHARE = 10, 0.5
+# The events of a longer call would fill the memory.
+LONGEST_TRACED_S = 3.0
 # Lines are looked at for these seconds, within this share of the budget.
 LOOKING_S, LOOKING_SHARE = 1.0, 0.15
 # What is tried afterwards may take this share of it.
@@ -153,7 +155,13 @@ class Profiler:
         yield Progress(budget.share, "lines")
         self._look_at_lines(state, budget, looking_s)
         budget.reserved_s -= costs_s
-        needed_s = COSTS * self._profile.step_s * self._profile.steps
+        call_s = self._profile.step_s * self._profile.steps
+        if call_s > LONGEST_TRACED_S:
+            self._profile.why_no_costs = (
+                f"a call of {call_s:.0f} s is too long: profile fewer steps"
+            )
+            return
+        needed_s = COSTS * call_s
         if not budget.allows(needed_s):
             more = few_digits(math.ceil(max(needed_s / COSTS_SHARE, 2 * self.budget_s)))
             self._profile.why_no_costs = f"there was no time for them (--budget {more})"

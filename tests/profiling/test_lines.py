@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling.lines import LineTimes, Looks, Spot
+from speedkit_jupyter.profiling.lines import LineTimes, Looks, Spot, models_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Split
 
@@ -141,3 +141,22 @@ def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
 
 def test_without_a_look_nothing_is_said():
     assert Looks().result({}).costliest() == []
+
+
+critic = nn.Sequential(nn.Linear(2, 1))
+
+
+def of_the_file() -> None:
+    critic(torch.ones(1, 2))
+
+
+def test_models_are_called_by_the_variables_of_where_the_step_was_defined():
+    writer = nn.Sequential(nn.Linear(2, 1))
+
+    def step() -> None:
+        critic(torch.ones(1, 2)).sum() + writer(torch.ones(1, 2)).sum()
+
+    names = models_of(step)
+    assert (names[id(writer)], names[id(critic)]) == ("writer", "critic")
+    assert models_of(of_the_file) == {id(critic): "critic"}
+    assert models_of(torch.relu) == {}
