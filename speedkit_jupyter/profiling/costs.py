@@ -155,7 +155,7 @@ def _shares(key: Callable[[Place], str], trace: Trace) -> dict[str, float]:
 
 
 def _tree(own: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str, float]:
-    """`net` has what `net` and `net.blocks.3` have."""
+    """Return shares with those inside: `net` has what `net` and `net.blocks.3` have."""
     found = dict.fromkeys(kinds, 0.0)
     for name, share in own.items():
         parts = name.split(".") if name else []
@@ -191,7 +191,7 @@ class _Done:
         return found
 
     def limit(self, spent_s: float) -> tuple[float | None, Bound]:
-        """How much of the time the machine needs at best, and what for.
+        """Return how much of the time the machine needs at best, and what for.
 
         What is faster than its bytes can come from memory has them from a cache: then operations
         alone are a limit.

@@ -1,6 +1,6 @@
-"""What tells a split which part of the step begins and ends: all its patches, of one thread.
+"""Patches that tell a split which part of the step begins and ends, in one thread.
 
-Nothing is traced: the parts are few and long, so that a step takes hardly longer for it.
+Nothing is traced: the parts are few and long, so that a step takes hardly longer.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MOVING = ("to", "cuda", "cpu")
 
 @contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
-    """In the block functions of torch's that are a part as a whole tell its split of their calls
-    from this thread, while it runs.
+    """Have torch's functions that are a whole part tell of their calls from this thread in the
+    block, while the split runs.
 
     For many calls at once: Python (3.13) forgets for ever how to find the methods of a class
     quickly that was changed a thousand times.
@@ -80,7 +80,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def installed_within(recorder: Recorder) -> Iterator[None]:
-    """The same of what happens within them, or between them: methods that wait, or move."""
+    """Have methods that wait, or move, tell of their calls: within those parts, or between them."""
     import torch
 
     with ExitStack() as stack:
@@ -96,11 +96,10 @@ def installed_within(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
-    """In the block, one call of the step, its split is told of what is in no function's hands; to
-    be entered once those are installed. Between calls hooks and modes are put back.
+    """Tell of compiling, of hooked steps and of functions between the parts in the block, which is
+    one call of the step. Between calls hooks and modes are put back.
 
-    `sees_functions` of torch's between the parts. Not in the first call of a step, which may
-    compile: there they are part of the rest.
+    Not `sees_functions` in the first call, which may compile: there they are part of the rest.
     """
     with ExitStack() as stack:
         stack.enter_context(_compiling(recorder))
@@ -111,7 +110,7 @@ def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
 
 
 def counted(part: Part, recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """All of the call is this part."""
+    """Count all of the call as this part."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         begun = recorder.begin(part)
@@ -152,7 +151,7 @@ def _waiting(name: str, recorder: Recorder, original: Callable[..., Any]) -> Cal
 
 
 def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """To a device, or from there, which waits; or neither."""
+    """Tell of a copy to a device, or from there, which waits."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         split = recorder.split
@@ -178,8 +177,8 @@ def _line(call: str) -> Line | None:
 
 
 def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
-    """Every class of optimizers that says how it steps, and that torch has put its hooks around: it
-    does so once the first one is made. Of others (a wrapper's, a parent's) nothing is changed:
+    """Yield the classes of optimizers whose `step` torch has put its hooks around: it does so once
+    the first one is made. Of others (a wrapper's, a parent's) nothing is changed:
     what steps in there is hooked, or is seen by the hooks of all optimizers.
     """
     import torch
@@ -193,7 +192,7 @@ def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
 
 
 def _step_of_optimizer(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """All of a step, its hooks included."""
+    """Count all of a step as the optimizer's, its hooks included."""
     whole, seen = counted("optimizer", recorder, original), recorder.stepping
 
     def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -213,8 +212,8 @@ def _step_of_optimizer(recorder: Recorder, original: Callable[..., Any]) -> Call
 
 @contextmanager
 def _unseen_steps(recorder: Recorder) -> Iterator[None]:
-    """Those that do not go by their class: a scheduler puts a step of its own on the optimizer, and
-    that calls what it found when the scheduler was made.
+    """Tell of steps that do not go by their class: a scheduler puts a step of its own on the
+    optimizer, which calls what it found when the scheduler was made.
     """
     depths: dict[int, int] = {}
 
@@ -258,7 +257,7 @@ def _tables() -> list[Any]:
 
 @contextmanager
 def _compiling(recorder: Recorder) -> Iterator[None]:
-    """torch.compile at work, also on a backward pass when that comes first."""
+    """Tell of torch.compile at work, also on a backward pass when that comes first."""
     from torch._dynamo.callback import callback_handler
 
     here, depths = threading.get_ident(), list[int]()

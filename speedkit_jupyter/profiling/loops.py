@@ -82,15 +82,15 @@ class _WaitedGenerator(Generator[Any, Any, Any]):
             return next(self._generator)
 
     def send(self, value: Any) -> Any:
-        """What drives a generator by values is no loop."""
+        """Pass on: what drives a generator by values is no loop."""
         return self._generator.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As it is."""
+        """Pass on."""
         return self._generator.throw(*error)
 
     def close(self) -> None:
-        """As it is."""
+        """Pass on."""
         self._generator.close()
 
 

@@ -62,23 +62,23 @@ class Profile(Shown):
 
     @property
     def taken(self) -> list[Split]:
-        """The calls that count: the first one where there was no time for others."""
+        """Return the calls that count: the first one where there was no time for others."""
         return self.splits or ([self.first] if self.first is not None else [])
 
     @property
     def steps(self) -> int:
-        """Of one call."""
+        """Return how many steps a call makes."""
         return max(max((split.steps for split in self.taken), default=1), 1)
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step: the median of the plain calls; of the first one where it is alone."""
+        """Return the seconds of a step: by the median of the plain calls, or by the only call."""
         calls = self.plain_s or [split.total_s for split in self.taken]
         return median(calls) / self.steps
 
     @property
     def cost(self) -> float | None:
-        """How many times as long a profiled call takes as a plain one; None where none was made."""
+        """Return how many times as long a profiled call takes as a plain one, if there are both."""
         if not (self.plain_s and self.splits):
             return None
         told_s = median(sum(split.pieces.values()) for split in self.splits)
@@ -86,19 +86,19 @@ class Profile(Shown):
 
     @property
     def is_costly(self) -> bool:
-        """Whether telling takes so long that it may hide how long the parts are."""
+        """Return whether telling takes so long that it may hide how long the parts are."""
         return (self.cost or 1.0) > COSTLY
 
     def seconds(self, part: Part) -> float:
-        """Of one step. The parts sum to the step."""
+        """Return those of one step. The parts sum to the step."""
         return self.share(part) * self.step_s
 
     def share(self, part: Part) -> float:
-        """Of all profiled calls, 0 to 1."""
+        """Return that of a part, 0 to 1."""
         return shares(self.taken, self.whole if self.is_costly else [])[part]
 
     def quantities(self) -> dict[str, float]:
-        """What the machine counts, by name: of a step, and of a sample where those are known."""
+        """Return what the machine counts, by name: of a step, and of a sample if known."""
         found: dict[str, float] = {}
         for quantity in QUANTITIES:
             if (rate := self.counted.get(quantity.name)) is not None:
@@ -107,7 +107,7 @@ class Profile(Shown):
         return found
 
     def waits(self) -> list[Wait]:
-        """Lines that wait, what takes longest first, then what waits most often."""
+        """Return lines that wait, what takes longest first, then what waits most often."""
         lines = {line for split in self.taken for line in split.waits}
         calls = len(self.taken) * self.steps
         waited_s = sum(sum(split.waited_s.values()) for split in self.taken) / calls
@@ -124,7 +124,7 @@ class Profile(Shown):
         return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.line))
 
     def place(self, line: Line | Spot) -> str:
-        """Where it stands, as the notebook says it."""
+        """Return where it stands, as the notebook says it."""
         return f"{self.names.get(line.file) or line.file.rpartition('/')[2]}, line {line.number}"
 
     @lets_go
@@ -145,14 +145,14 @@ class Profile(Shown):
         return file
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each part."""
+        """Return a row for each part."""
         return [
             {"part": part, "seconds": self.seconds(part), "share": self.share(part)}
             for part in PARTS
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "parts": self.rows(),
             "step_s": self.step_s,

@@ -100,7 +100,7 @@ def _as_chrome(trace: Any) -> bytes:
 def _placed(
     events: Iterable[Any], modules: ModuleCalls, operators: Collection[str]
 ) -> Iterator[tuple[Any, Place]]:
-    """Each event of the processor's with its place; those around it come before it."""
+    """Yield each event of the processor's with its place; those around it come before it."""
     from torch._C._autograd import DeviceType
 
     known: dict[int, Place] = {}
@@ -134,7 +134,7 @@ def _own_us(event: Any, on_device: bool) -> float:
 
 
 def _busy_s(events: Iterable[Any]) -> float:
-    """Seconds in which any kernel ran: of those that overlap each moment once."""
+    """Return seconds in which any kernel ran: of those that overlap each moment once."""
     from torch._C._autograd import DeviceType
 
     spans = sorted(
