@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,11 +20,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Part:
-    """Code of one function, or of a cell without its functions, and how often it ran."""
+    """Code of one function, or of a cell without its functions."""
 
     code: CodeType
     tree: ast.AST
-    times: int
 
     @property
     def file(self) -> str:
@@ -64,15 +62,15 @@ class Part:
 class Code:
     """What ran; `parts` in the order of files and lines."""
 
-    def __init__(self, ran: Mapping[CodeType, int]) -> None:
+    def __init__(self, ran: Iterable[CodeType]) -> None:
         trees: dict[str, ast.Module | None] = {}
         self.parts: list[Part] = []
-        for code, times in sorted(ran.items(), key=lambda item: _place(item[0])):
+        for code in sorted(ran, key=_place):
             if code.co_filename not in trees:
                 trees[code.co_filename] = _parsed(code.co_filename)
             tree = _tree(trees[code.co_filename], code)
             if tree is not None:
-                self.parts.append(Part(code, tree, times))
+                self.parts.append(Part(code, tree))
 
     def nodes(self, *kinds: type[N]) -> Iterator[tuple[Part, N]]:
         """Yield those of these kinds, of all that ran."""
@@ -107,19 +105,19 @@ def names_in(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
-def what_ran(call: Callable[[], object]) -> Counter[CodeType]:
-    """Count how often each function of the user's is called meanwhile, in this thread.
+def what_ran(call: Callable[[], object]) -> set[CodeType]:
+    """Return the functions of the user's that are called meanwhile, in this thread.
 
-    Nothing is counted where somebody else (a profiler) listens to calls already.
+    None where somebody else (a profiler) listens to calls already.
     """
-    ran = Counter[CodeType]()
+    ran = set[CodeType]()
     if sys.getprofile() is not None:
         call()
         return ran
 
     def listen(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and is_users(frame.f_code.co_filename):
-            ran[frame.f_code] += 1
+            ran.add(frame.f_code)
 
     sys.setprofile(listen)
     try:

@@ -117,7 +117,7 @@ class Watched:
     steps: int = 0
     loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
-    ran: Counter[CodeType] = field(default_factory=Counter)
+    ran: set[CodeType] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
     checks: int = 0
     checks_s: float = 0.0
@@ -203,7 +203,6 @@ def _flags() -> set[str]:
         "anomaly": torch.is_anomaly_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn.deterministic": torch.backends.cudnn.deterministic,
-        "profiler": torch._C._autograd._profiler_enabled(),
     }
     return {name for name, is_on in known.items() if is_on}
 

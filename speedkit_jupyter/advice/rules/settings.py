@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.code import is_called
-from speedkit_jupyter.advice.gain import Gain, amdahl
+from speedkit_jupyter.advice.gain import Gain, amdahl, without
 from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.optimizations.base.decision import Effect
@@ -35,10 +35,6 @@ def deterministic(seen: Situation) -> Iterator[Opportunity]:
     )
 
 
-# One thread gains 2 to 10 times usually, and 100 times in a small net on two busy cores.
-MOST_GAINED = 20.0
-
-
 def busy_machine(seen: Situation) -> Iterator[Opportunity]:
     """Find, on a CPU, a step that waits for cores that other processes hold.
 
@@ -58,7 +54,7 @@ def busy_machine(seen: Situation) -> Iterator[Opportunity]:
         else "wait until the cores are free",
         f"other processes hold the cores for {share(waiting)} of the time; forward, backward and "
         f"optimizer: {share(computing)} of the step",
-        amdahl(computing, 1.0, MOST_GAINED),
+        Gain(1.0, without(min(waiting, computing))),
         "`%speedkit apply --threads 1`, or stop what else runs"
         if threads > 1
         else "stop what else runs (`top` lists it)",
