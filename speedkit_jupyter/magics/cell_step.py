@@ -64,7 +64,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None) -> Any:
     """Return the profiler of a cell whose loops tell what they wait for."""
-    from speedkit_jupyter.profiling import users_names
+    from speedkit_jupyter.profiling.lines import cells
     from speedkit_jupyter.profiling.loops import Loops
     from speedkit_jupyter.profiling.profile import Profile
     from speedkit_jupyter.profiling.profiler import Profiler
@@ -72,7 +72,7 @@ def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: flo
     loops = Loops()
     step = step_of_cell(shell, cell.rewritten(loops.rewritten), arguments)
     device = device_of(step)
-    profile = Profile(names=users_names.cells(), environment=environment(device), command=command)
+    profile = Profile(names=cells(), environment=environment(device), command=command)
     called = {id(model): name for name, model in models_of(shell.user_ns).items()}
     return Profiler(step, device, profile, budget_s, loops, called)
 

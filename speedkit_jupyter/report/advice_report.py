@@ -76,8 +76,6 @@ def _remedies(found: list[Opportunity]) -> Table:
 
 def try_line(one: Opportunity, number: int) -> str:
     """Return the line that compares the step as it is with the step as it would be."""
-    if one.line:
-        return one.line
     return f"%speedkit advise --try {number}" if one.variant or one.trial else BY_HAND
 
 

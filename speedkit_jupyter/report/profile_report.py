@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
-from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.costs import Cost, Costs
+from speedkit_jupyter.profiling.lines import source
 from speedkit_jupyter.profiling.profile import Profile, Wait
 from speedkit_jupyter.profiling.split import PARTS, Part
 from speedkit_jupyter.report import plots
@@ -74,7 +74,7 @@ def _headline(profile: Profile) -> str:
 def _waits(profile: Profile, waits: list[Wait]) -> Table:
     rows = [
         Row((profile.place(wait.line), f"{wait.times:.3g}", seconds(wait.seconds),
-             Source(user_lines.source(wait.line.file, wait.line.number) or wait.line.call)))
+             Source(source(wait.line.file, wait.line.number) or wait.line.call)))
         for wait in waits[:MOST_LINES]
     ]  # fmt: skip
     return Table(
@@ -87,7 +87,7 @@ def _waits(profile: Profile, waits: list[Wait]) -> Table:
 def _lines(profile: Profile) -> Table | None:
     rows = [
         Row((profile.place(spot), seconds(part * profile.step_s), share(part),
-             profile.lines.part(spot), Source(user_lines.source(spot.file, spot.number))))
+             profile.lines.part(spot), Source(source(spot.file, spot.number))))
         for spot, part in profile.lines.costliest()[:MOST_LINES]
         if part >= LEAST_OF_A_LINE
     ]  # fmt: skip
