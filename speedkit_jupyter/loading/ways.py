@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import obstacles
 from speedkit_jupyter.loading.samples import Samples
-from speedkit_jupyter.loading.settings import PREFETCH, Settings
+from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.support.words import count
 
 if TYPE_CHECKING:
@@ -22,8 +19,6 @@ WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 FARTHER = (4, 8)
 # A data set that is kept may take this share of the memory that is free.
 KEPT_SHARE = 0.25
-# Batches on their way lie in shared memory, of which this share may be taken.
-SHARED, SHARED_SHARE = "/dev/shm", 0.5
 
 
 @dataclass
@@ -54,10 +49,8 @@ class Ways:
     def near(self, best: Settings) -> Iterator[Settings]:
         """The best of them with what changes less."""
         if best.num_workers and not best.kept:
-            for factor in FARTHER:
-                one = replace(best, prefetch_factor=factor)
-                if one != best and not self._too_much_ahead(one):
-                    yield one
+            factors = [factor for factor in FARTHER if factor != best.prefetch_factor]
+            yield from (replace(best, prefetch_factor=factor) for factor in factors)
             if self.any_order and best.num_workers > 1 and hasattr(self.loader, "in_order"):
                 yield replace(best, in_order=False)
         if self.device.type != "cuda" or best.kept not in ("", "memory"):
@@ -67,28 +60,9 @@ class Ways:
         if self.samples.device == "cpu" and not best.copied_to:
             yield replace(best, pin_memory=True, copied_to=str(self.device))
 
-    def threads_beside(self, settings: Settings) -> int | None:
-        """How many threads the step should have, so that workers find a core each; None where that
-        is as it is: threads wait for the one whose core a worker has.
-        """
-        import torch
-
-        if self.device.type != "cpu":
-            return None
-        threads = max(self.cores - settings.num_workers, 1)
-        return threads if threads < torch.get_num_threads() else None
-
     def _with_workers(self, own: Settings) -> Iterator[Settings]:
-        yield replace(own, num_workers=0, prefetch_factor=None, persistent_workers=False,
-                      multiprocessing_context=None)  # fmt: skip
-        for number in self._numbers(own):
-            one = replace(own, num_workers=number, prefetch_factor=own.prefetch_factor or PREFETCH,
-                          persistent_workers=True)  # fmt: skip
-            why = self._too_much_ahead(one)
-            if why:
-                self.declined[count(number, "worker")] = why
-            else:
-                yield one
+        yield own.without_workers()
+        yield from map(own.with_workers, self._numbers(own))
 
     def _numbers(self, own: Settings) -> list[int]:
         """How many workers are worth trying."""
@@ -110,39 +84,23 @@ class Ways:
             )
         return numbers
 
-    def _too_much_ahead(self, one: Settings) -> str:
-        """Whether its batches on the way need more shared memory than there is."""
-        if not (sys.platform == "linux" and os.path.isdir(SHARED)):
-            return ""
-        batch_bytes = self.samples.size_bytes * (self.loader.batch_size or 1)
-        free = shutil.disk_usage(SHARED).free
-        if one.ahead * batch_bytes <= SHARED_SHARE * free:
-            return ""
-        return (
-            f"{one.ahead} batches on their way need {one.ahead * batch_bytes / 2**20:.0f} MiB, "
-            f"{SHARED} has {free / 2**20:.0f}"
-        )
-
     def _whole(self, own: Settings) -> Iterator[Settings]:
         """Tensors in memory take a list of indices: the batch need not be stacked of samples."""
         from torch.utils.data import TensorDataset, default_collate
 
         plain = self.loader.collate_fn is default_collate and self.loader.batch_sampler is not None
         if type(self.loader.dataset) is TensorDataset and plain:
-            yield replace(own, num_workers=0, prefetch_factor=None, persistent_workers=False,
-                          multiprocessing_context=None, whole_batches=True)  # fmt: skip
+            yield own.without_workers(whole_batches=True)
 
     def _kept(self, own: Settings) -> Iterator[Settings]:
         why = self.why_not_kept()
         if why:
             self.declined["kept in memory"] = why
             return
-        alone = replace(own, num_workers=0, prefetch_factor=None, persistent_workers=False,
-                        multiprocessing_context=None)  # fmt: skip
-        yield replace(alone, kept="memory")
+        yield own.without_workers(kept="memory")
         if self.device.type == "cuda" and self.samples.device == "cpu":
             if self.kept_bytes <= KEPT_SHARE * _free_on(self.device):
-                yield replace(alone, kept=str(self.device), pin_memory=False)
+                yield own.without_workers(kept=str(self.device), pin_memory=False)
             else:
                 self.declined[f"kept on {self.device}"] = self._takes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from speedkit_jupyter.loading.candidate import Candidate
 from speedkit_jupyter.loading.loader_tuning import LoaderTuning
+from speedkit_jupyter.loading.race import Candidate
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Row, Section, Table
@@ -53,7 +53,7 @@ def _row(tuning: LoaderTuning, one: Candidate) -> Row:
     cells = (
         "→" if chosen else "",
         one.words,
-        seconds(one.batch_s(tuning.race.epoch)) if one.times_s else "–",
+        seconds(one.batch_s) if one.times_s else "–",
         share(one.waiting) if one.times_s else "–",
         "" if own or found is None else ratio(found.median),
         "" if own or found is None else _interval(found),
@@ -69,7 +69,7 @@ def _interval(found: Ratio) -> str:
 
 
 def _note(tuning: LoaderTuning) -> str:
-    epoch = f"Epochs of {tuning.race.epoch:,} batches, their beginnings included. "
+    epoch = f"Epochs of {tuning.epoch:,} batches, their beginnings included. "
     return (
         f"{epoch}All that measuring did to model, optimizer and random state is undone; no worker "
         "is left."

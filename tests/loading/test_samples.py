@@ -12,11 +12,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from speedkit_jupyter import batch_sizes, tune_loader
-from speedkit_jupyter.loading.kept import Kept
 from speedkit_jupyter.loading.obstacles import drawing, why_not_sent
 from speedkit_jupyter.loading.samples import look_at, same
 from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.tuned_loader import rebuilt
+from speedkit_jupyter.loading.tuned_loader import Kept, rebuilt
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
 

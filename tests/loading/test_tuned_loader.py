@@ -23,11 +23,10 @@ from torch.utils.data import (
     default_collate,
 )
 
-from speedkit_jupyter.loading.kept import copied
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.source import ONCE_MORE, source
-from speedkit_jupyter.loading.tuned_loader import TunedLoader, end_workers, rebuilt
+from speedkit_jupyter.loading.tuned_loader import TunedLoader, copied, end_workers, rebuilt
 from speedkit_jupyter.loading.ways import Ways
 
 WORKERS = Settings(2, 2, persistent_workers=True)
