@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 # A block takes about BLOCK_S, or less where the budget is to have room for ROUNDS of CANDIDATES.
-# Calls of up to WHOLE blocks are timed whole; of longer ones a window of at least LEAST batches.
-BLOCK_S, ROUNDS, CANDIDATES, WHOLE, LEAST = 0.3, 12, 4, 3, 2
+# Calls of up to WHOLE blocks, and at least of WHOLE_S, are timed whole; of longer ones a window of
+# LEAST batches or more.
+BLOCK_S, ROUNDS, CANDIDATES, WHOLE, WHOLE_S, LEAST = 0.3, 12, 4, 3, 0.25, 2
 # A worker that gives nothing for STUCK_S, or for the time of STUCK batches, is stuck; none is
 # waited for longer than this share of the budget, if that is long enough to start one.
 STUCK_S, STUCK, STUCK_SHARE, STARTING_S = 10.0, 50, 0.5, 2.0
@@ -231,7 +232,7 @@ class Timed:
 
     def _short(self) -> Draw:
         """Return what a call gets that may not take too long."""
-        return Draw(until_s=clock.now() + WHOLE * self._block_s)
+        return Draw(until_s=clock.now() + max(WHOLE * self._block_s, WHOLE_S))
 
     def _install(self, one: Candidate, loader: DataLoader[Any]) -> None:
         one.loader = loader
