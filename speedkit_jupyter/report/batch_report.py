@@ -10,10 +10,9 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Picture, Row, Section, Table
-from speedkit_jupyter.report.units import seconds, size, with_unit
+from speedkit_jupyter.report.units import seconds, size
 from speedkit_jupyter.support.words import share
 
-ENERGY = "energy a sample"
 WARNING = (
     "Another batch size is another training: gradients are averaged over more samples, and the "
     "learning rate has to be found anew (often it grows with the size, or with its root). Nothing "
@@ -25,12 +24,10 @@ def batch_report(found: BatchSizes) -> Document:
     """What to choose first, then each size."""
     if not found.measured:
         return Document("Nothing was measured")
-    counts = any(one.energy_j is not None for one in found.sizes)
-    columns = ["batch", "a step", "samples a second", INTERVAL, "peak memory"]
-    columns += [ENERGY] * counts + [""]
-    rows = tuple(_row(found, one, counts) for one in found.sizes)
+    columns = ("batch", "a step", "samples a second", INTERVAL, "peak memory", "")
+    rows = tuple(_row(found, one) for one in found.sizes)
     sections = [
-        Section(Table(tuple(columns), rows, tuple(columns[:-1]))),
+        Section(Table(columns, rows, columns[:-1])),
         Section(Picture(partial(_png, found), _headline(found))),
         Section(_about_memory(found)),
         Section(WARNING),
@@ -53,21 +50,19 @@ def _headline(found: BatchSizes) -> str:
     return words
 
 
-def _row(found: BatchSizes, one: Size, counts: bool) -> Row:
+def _row(found: BatchSizes, one: Size) -> Row:
     if not one.first_s:
-        return Row((f"{one.number:,}", "–", "–", "–", "–", *["–"] * counts, one.why_not), "quiet")
+        return Row((f"{one.number:,}", "–", "–", "–", "–", one.why_not), "quiet")
     is_knee, is_fastest = (found.is_proven and one is it for it in (found.knee, found.fastest))
     notes = ["as it is"] * (one.number == found.now) + ["fastest"] * is_fastest
     notes += [f"knee: the smallest with {share(KNEE)} of the fastest"] * is_knee
     interval = "–" if one.interval is None else "{:,.0f} to {:,.0f}".format(*one.interval)
-    energy = "–" if one.energy_j is None else with_unit(one.energy_j, "J")
     cells = (
         f"{one.number:,}",
         seconds(one.samples / one.rate),
         f"{one.rate:,.0f}",
         interval,
         "–" if one.peak_bytes is None else size(one.peak_bytes),
-        *[energy] * counts,
         ", ".join(notes),
     )
     return Row(cells, "good" if is_knee else "plain")

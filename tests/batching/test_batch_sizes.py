@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from speedkit_jupyter import StepError, batch_sizes
 from speedkit_jupyter.batching import feeds
 from speedkit_jupyter.batching import sweep as sweeping
-from speedkit_jupyter.batching.available import is_out_of_memory
 from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
-from speedkit_jupyter.batching.resized import resized
+from speedkit_jupyter.batching.feeds import resized
+from speedkit_jupyter.batching.received import is_out_of_memory
 
 
 class Training:
