@@ -95,10 +95,10 @@ def remarks(chosen: Candidate, own: Candidate, ways: Ways) -> Iterator[str]:
     if chosen is own:
         return
     if settings.kept:
-        where = "main memory" if settings.kept == "memory" else settings.kept
         yield (
-            f"samples are decoded once and kept in {where}: {ways.kept_bytes / 2**20:,.3g} MiB "
-            "once all were drawn; the first epoch takes as long as before"
+            "samples are decoded once and kept in main memory: "
+            f"{ways.kept_bytes / 2**20:,.3g} MiB once all were drawn; the first epoch takes as "
+            "long as before"
         )
     if settings.num_workers != own.settings.num_workers and ways.samples.is_random:
         yield (

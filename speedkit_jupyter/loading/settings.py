@@ -18,9 +18,9 @@ PREFETCH = 2
 class Settings:
     """What changes how batches are loaded, and not which.
 
-    `whole_batches` draws each batch by one index. `kept` keeps samples as they were first drawn, in
-    "memory" or on a device. Without `in_order` batches come as they are ready. `copied_to` is the
-    device that batches are being copied to when the loop gets them, without waiting for the copy.
+    `whole_batches` draws each batch by one index. `kept` keeps samples in main memory as they were
+    first drawn. Without `in_order` batches come as they are ready. `copied_to` is the device that
+    batches are being copied to when the loop gets them, without waiting for the copy.
     """
 
     num_workers: int = 0
@@ -30,7 +30,7 @@ class Settings:
     multiprocessing_context: str | None = None
     in_order: bool = True
     whole_batches: bool = False
-    kept: str = ""
+    kept: bool = False
     copied_to: str = ""
 
     @classmethod
@@ -59,9 +59,9 @@ class Settings:
         return replace(alone, multiprocessing_context=None, **others)
 
     @property
-    def moves(self) -> tuple[bool, str, str]:
-        """What decides where the step finds its batches, and how they come there."""
-        return self.pin_memory, self.copied_to, "" if self.kept == "memory" else self.kept
+    def moves(self) -> tuple[bool, str]:
+        """How batches come to the device that computes."""
+        return self.pin_memory, self.copied_to
 
     @property
     def ahead(self) -> int:
@@ -80,7 +80,7 @@ class Settings:
             said.append(self.multiprocessing_context)
         said += ["pin_memory"] * self.pin_memory + ["any order"] * (not self.in_order)
         said += ["whole batches"] * self.whole_batches
-        said += [f"kept in {self.kept}"] * bool(self.kept)
+        said += ["kept in memory"] * self.kept
         said += [f"copied to {self.copied_to}"] * bool(self.copied_to)
         return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
 

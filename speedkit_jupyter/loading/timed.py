@@ -224,8 +224,7 @@ class Timed:
         if one.settings.num_workers:
             loader.timeout = max(loader.timeout, self._stuck_s) if loader.timeout else self._stuck_s
         if one.settings.kept:
-            some = KeptSome(self._loader.dataset, one.settings.kept, seen.keys)
-            loader.__dict__["dataset"] = some
+            loader.__dict__["dataset"] = KeptSome(self._loader.dataset, seen.keys)
         self._install(one, loader)
         self._restore()
         self._called(one, self._short(), 1)

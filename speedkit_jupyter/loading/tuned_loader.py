@@ -93,7 +93,7 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
             "collate_fn": default_convert,
         }
     if settings.kept and not isinstance(loader.dataset, Kept):
-        inside["dataset"] = Kept(loader.dataset, settings.kept)
+        inside["dataset"] = Kept(loader.dataset)
     return other
 
 
@@ -150,12 +150,11 @@ def _plain_attributes(value: object, depth: int) -> Iterator[tuple[str, object]]
 class Kept:
     """A data set that draws each sample of another one once, and gives copies of it from then on.
 
-    `device` is where its tensors are kept: "memory" is main memory. All other attributes are those
-    of the data set.
+    All other attributes are those of the data set.
     """
 
-    def __init__(self, dataset: Dataset[Any], device: str = "memory") -> None:
-        self.dataset, self.device = dataset, device
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
         self._samples: dict[Any, Any] = {}
         self._attributes: Attributes | None = None
         # Names that drawing changes by itself, such as a counter.
@@ -173,9 +172,7 @@ class Kept:
             self._samples.clear()
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._drawn(self._key(index))
-        # On a device a batch is stacked of them, which copies; a copy of each would be a launch.
-        return copied(found) if self.device == "memory" else found
+        return copied(self._drawn(self._key(index)))
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -195,24 +192,15 @@ class Kept:
             if self._counters is None:
                 changed = set(before) ^ set(plain_attributes(self.dataset))
                 self._counters = frozenset(name for name, _ in changed)
-            self._samples[key] = sample if self.device == "memory" else self._moved(sample)
+            self._samples[key] = sample
         return self._samples[key]
-
-    def _moved(self, sample: Any) -> Any:
-        import torch
-        from torch.utils._pytree import tree_map
-
-        move = torch.Tensor.to
-        return tree_map(
-            lambda leaf: move(leaf, self.device) if isinstance(leaf, torch.Tensor) else leaf, sample
-        )
 
 
 class KeptSome(Kept):
     """For measuring: a few samples stand for all, so that none has to be decoded meanwhile."""
 
-    def __init__(self, dataset: Dataset[Any], device: str, keys: Sequence[Any]) -> None:
-        super().__init__(dataset, device)
+    def __init__(self, dataset: Dataset[Any], keys: Sequence[Any]) -> None:
+        super().__init__(dataset)
         self._keys = list(keys)
         for key in self._keys:
             self._drawn(key)

@@ -39,7 +39,7 @@ class Ways:
     declined: dict[str, str] = field(default_factory=dict)
 
     def first(self) -> Iterator[Settings]:
-        """The user's own; then other numbers of workers, and no loading at all."""
+        """Give the user's own; then other numbers of workers, and no loading at all."""
         own = Settings.of(self.loader)
         yield own
         yield from self._whole(own)
@@ -47,13 +47,13 @@ class Ways:
         yield from self._kept(own)
 
     def near(self, best: Settings) -> Iterator[Settings]:
-        """The best of them with what changes less."""
+        """Give variations of the best of them."""
         if best.num_workers and not best.kept:
             factors = [factor for factor in FARTHER if factor != best.prefetch_factor]
             yield from (replace(best, prefetch_factor=factor) for factor in factors)
             if self.any_order and best.num_workers > 1 and hasattr(self.loader, "in_order"):
                 yield replace(best, in_order=False)
-        if self.device.type != "cuda" or best.kept not in ("", "memory"):
+        if self.device.type != "cuda":
             return
         if not best.pin_memory:
             yield replace(best, pin_memory=True)
@@ -65,7 +65,7 @@ class Ways:
         yield from map(own.with_workers, self._numbers(own))
 
     def _numbers(self, own: Settings) -> list[int]:
-        """How many workers are worth trying."""
+        """Return how many workers are worth trying."""
         why = obstacles.why_no_workers(self.loader, self.samples, own.multiprocessing_context)
         if why and not own.num_workers:
             self.declined["workers"] = why
@@ -97,25 +97,16 @@ class Ways:
         if why:
             self.declined["kept in memory"] = why
             return
-        yield own.without_workers(kept="memory")
-        if self.device.type == "cuda" and self.samples.device == "cpu":
-            if self.kept_bytes <= KEPT_SHARE * _free_on(self.device):
-                yield own.without_workers(kept=str(self.device), pin_memory=False)
-            else:
-                self.declined[f"kept on {self.device}"] = self._takes
+        yield own.without_workers(kept=True)
 
     @property
     def kept_bytes(self) -> int:
         """What all samples take, decoded."""
         return self.samples.size_bytes * len(self.loader.dataset)  # type: ignore[arg-type]
 
-    @property
-    def _takes(self) -> str:
-        size = f"{self.kept_bytes / 2**20:,.0f} MiB"
-        return f"its samples take {size}, more than {KEPT_SHARE:.0%} of what is free"
-
     def why_not_kept(self) -> str:
-        """Why samples can't be kept in memory; empty where they can."""
+        """Return why samples can't be kept in memory; empty where they can."""
+        import psutil
         from torch.utils.data import TensorDataset
 
         dataset = self.loader.dataset
@@ -129,17 +120,7 @@ class Ways:
             return "what its samples are depends on their batch (__getitems__)"
         if type(dataset) is TensorDataset:
             return "it lies in memory already"
-        return self._takes if self.kept_bytes > KEPT_SHARE * _free() else ""
-
-
-def _free() -> int:
-    """Bytes of main memory that programs may still take."""
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
-def _free_on(device: torch.device) -> int:
-    import torch
-
-    return int(torch.cuda.mem_get_info(device)[0])
+        if self.kept_bytes > KEPT_SHARE * psutil.virtual_memory().available:
+            size = f"{self.kept_bytes / 2**20:,.0f} MiB"
+            return f"its samples take {size}, more than {KEPT_SHARE:.0%} of what is free"
+        return ""

@@ -46,7 +46,8 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     """
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
-        return sum(size_in_memory(getattr(tensor, name)) for name in names()[0])
+        parts = [getattr(tensor, name) for name in names()[0]]  # a DTensor's mesh is one, too
+        return sum(size_in_memory(part) for part in parts if hasattr(part, "untyped_storage"))
     size = tensor.numel() * tensor.element_size()
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 

@@ -115,7 +115,7 @@ SOURCES = {
     "workers": Settings(2, 2, persistent_workers=True),
     "one that loads far ahead": Settings(1, 4, persistent_workers=True),
     "workers for each epoch": Settings(2, 2),
-    "kept samples": Settings(kept="memory"),
+    "kept samples": Settings(kept=True),
     "whole batches": Settings(whole_batches=True),
 }
 
@@ -153,7 +153,7 @@ def test_the_code_in_plain_torch_gives_what_it_stands_for_while_the_data_set_cha
 
 def test_samples_that_are_kept_are_the_same_ones() -> None:
     plain = DataLoader(Numbers(), batch_size=5, shuffle=True)
-    assert same(epochs(plain), epochs(rebuilt(plain, Settings(kept="memory"))))
+    assert same(epochs(plain), epochs(rebuilt(plain, Settings(kept=True))))
 
 
 def test_whole_batches_are_those_of_single_samples() -> None:
@@ -224,7 +224,7 @@ def test_words_say_what_is_not_as_torch_has_it() -> None:
     assert Settings().words == "0 workers"
     assert Settings(2, 2, persistent_workers=True).words == "2 workers"
     assert Settings(2, 4).words == "2 workers, prefetch_factor=4, started for each epoch"
-    assert Settings(kept="memory").words == "kept in memory"
+    assert Settings(kept=True).words == "kept in memory"
     assert Settings.of(DataLoader(Numbers(), num_workers=1)) == Settings(1, 2)
 
 

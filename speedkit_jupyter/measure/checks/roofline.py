@@ -1,8 +1,8 @@
 """What the machine could do at best: floating-point operations and bytes per second, measured.
 
 The limit of a step is the roofline of Williams, Waterman and Patterson (Communications of the
-ACM 52(4), 2009): the larger of its operations over the rate of a large matrix product, and of the
-bytes of its state, which must be read at least once, over the rate of a copy.
+ACM 52(4), 2009): the larger of its operations over the fastest rate of large matrix products and
+convolutions, and of the bytes of its state, which must be read at least once, over that of a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.machines.hardware import Hardware
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 # Sizes grow until one product takes this long, each is repeated for at least so long.
 LONG_ENOUGH_S, SPENT_S = 0.02, 0.05
 SIZES = (512, 1024, 2048, 4096, 8192)
+# Images of 28 x 28 in a convolution of 3 x 3 with so many channels: those of a ResNet's middle.
+BATCHES, CHANNELS, PIXELS = (8, 64, 256), 128, 28
 COPIED_BYTES = 2**27
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Operations per second of a matrix product in one dtype; bytes per second of a copy."""
+    """Operations per second, of products or convolutions in one dtype; bytes per second."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -49,7 +51,10 @@ def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
     import torch
 
     threads = torch.get_num_threads()
-    rate = _gemm_rate(str(device), dtype, setting, threads)
+    rate = max(
+        _gemm_rate(str(device), dtype, setting, threads),
+        _convolution_rate(str(device), dtype, setting, threads),
+    )
     if device.type == "cpu" and setting == "fp32":
         rate = max(rate, _of_the_other_engine(threads))
     return Peak(rate, _copy_rate(str(device), threads))
@@ -111,6 +116,27 @@ def _gemm_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> f
         multiply()
         seconds = _best(multiply, where)
         best = max(best, 2 * size**3 / seconds)
+        if seconds >= LONG_ENOUGH_S:
+            break
+    return best
+
+
+@cache
+def _convolution_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> float:
+    """Return the fastest of both memory layouts: their kernels may use other engines than `mm`."""
+    import torch
+
+    where, best = torch.device(device), 0.0
+    for batch in BATCHES:
+        images = torch.ones(batch, CHANNELS, PIXELS, PIXELS, device=where, dtype=dtype)
+        weight = torch.ones(CHANNELS, CHANNELS, 3, 3, device=where, dtype=dtype)
+        operations = 2 * batch * PIXELS**2 * CHANNELS**2 * 3**2
+        seconds = float("inf")
+        for layout in (torch.contiguous_format, torch.channels_last):
+            x, w = (tensor.to(memory_format=layout) for tensor in (images, weight))
+            with torch.no_grad():
+                seconds = min(seconds, _best(partial(torch.conv2d, x, w, padding=1), where))
+        best = max(best, operations / seconds)
         if seconds >= LONG_ENOUGH_S:
             break
     return best

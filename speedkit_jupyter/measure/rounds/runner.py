@@ -216,11 +216,10 @@ class Runner:
                 None if check else limit, step.unread,
             ) as observer,
         ):  # fmt: skip
-            course, begun_s = observer.course, clock.now()
-            while goes_on(course, lead, max(self.step_s, course.step_s)):
+            course = observer.course
+            while goes_on(course, lead):
                 result = self.once()
                 observer.step_ended(result, left, step.values(check))
-                course.step_s = (clock.now() - begun_s) / len(course.ends)
                 if step.repeats is not None and step.repeats.alone:
                     break
         return course
@@ -248,7 +247,7 @@ class Runner:
         first = (str(error).strip().splitlines() or [""])[0]
         ours = isinstance(error, SpeedKitError)
         record.failure = first if ours else f"{type(error).__name__}: {first}"
-        record.times_s = []
+        record.times_s, record.waited_s = [], []
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         gc.collect()

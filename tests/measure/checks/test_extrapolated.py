@@ -105,7 +105,7 @@ def training(net: Callable[[], Any], kind: str, wrapped: type[nn.Module] | None 
 @pytest.fixture
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short enough for three of them, too long for references of all."""
-    monkeypatch.setattr(controls, "WHOLE_S", 1e-3)
+    monkeypatch.setattr(controls, "WHOLE", 1)
 
 
 @pytest.mark.usefixtures("long_steps")

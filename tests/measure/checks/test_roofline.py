@@ -50,3 +50,9 @@ def test_kernels_that_do_many_operations_at_once_are_counted_too():
             layer(torch.rand(2, 8, 32))
 
     assert roofline.flops(infer, [layer]) > 2 * 16 * (4 * 32 * 32 + 2 * 32 * 64)
+
+
+def test_the_peak_is_that_of_convolutions_where_these_are_faster(monkeypatch):
+    slow = 1e6  # operations per second: no convolution takes so long
+    monkeypatch.setattr(roofline, "_gemm_rate", lambda *_: slow)
+    assert roofline.peak(torch.device("cpu"), torch.float32).flops_per_s > 100 * slow

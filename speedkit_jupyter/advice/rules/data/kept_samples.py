@@ -78,4 +78,4 @@ def _length(loader: DataLoader[Any]) -> int:
 
 
 def _kept(loader: DataLoader[Any]) -> DataLoader[Any]:
-    return rebuilt(loader, Settings(kept="memory"))
+    return rebuilt(loader, Settings(kept=True))

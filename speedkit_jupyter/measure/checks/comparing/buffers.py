@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 # So much of its way one may be off by: where a control has gone it too; and where none has, since
 # it moves after the optimizer's step, and Adam's divides by what is noise.
 OF_WAY, OF_WAY_ALONE = 0.05, 0.5
-# An element or row by so much of its own way, and of that of all.
-OF_ALL = 0.2
 # Times what the controls are off: in float32 kernels add up in another order, and of a mean that
 # is zero only this is left. And so many roundings to float32 of what it holds.
 FACTOR, FACTOR_FLOAT32 = 8.0, 64.0
@@ -137,15 +135,11 @@ def _miscounted(
 def _astray(
     buffer: torch.Tensor, expected: torch.Tensor, start: torch.Tensor, share: float, besides: float
 ) -> str:
-    """Statistics and averages: as a whole, and in each row."""
+    """Statistics and averages, as a whole."""
     difference, step = buffer - expected, expected - start
     off, way, size = norm(difference), norm(step), norm(expected)
     besides += ROUNDINGS * FLOAT32 * size
     wrong = not off <= share * way + besides
-    if not wrong and buffer.dim() and buffer.numel() > 1:
-        offs, ways = (rows.flatten(1 if rows.dim() > 1 else 0) for rows in (difference, step))
-        offs, ways = (rows.norm(dim=1) if rows.dim() > 1 else rows.abs() for rows in (offs, ways))
-        wrong = bool((offs > share * (ways + OF_ALL * way) + besides).any())
     if not wrong:
         return ""
     if not math.isfinite(off):

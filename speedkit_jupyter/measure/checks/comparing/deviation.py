@@ -1,18 +1,16 @@
 """How far a step is off another one: in all, and in the ways in which rounding is not.
 
 Rounding scatters. What it does to a tensor has hardly a direction along it (`slope`) or a sign
-(`shift`), and no row or element is off much more than the others.
+(`shift`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.checks.comparing.gradient_parts import Parts, parts
-from speedkit_jupyter.measure.checks.comparing.single_rows import Rows, single_rows
 from speedkit_jupyter.measure.checks.values.magnitudes import LARGE, tamed
 
 if TYPE_CHECKING:
@@ -21,13 +19,11 @@ if TYPE_CHECKING:
 
 # Near float32's smallest numbers kernels give zero or not.
 NOTHING = 1e-37
-# Rows of so many elements are compared each on its own scale.
-LEAST_IN_ROW = 8
 # What a tensor's gradient is off by counts relative to this share of the whole one's at least.
 LEFT_OF_ZERO = 1e-4
 # And to this much: Adam adds 1e-8 to what it divides by.
 LEAST_GRADIENT = 1e-12
-NAMES = ("off", "scaled", "shifted", "off in one row or column", "off in one element")
+NAMES = ("off", "scaled", "shifted")
 
 
 @dataclass(frozen=True)
@@ -35,28 +31,20 @@ class Deviation:
     """Of one tensor with `size` elements, each relative to the reference.
 
     `distance`: norm of the difference over the norm of the reference. `slope`: the regression
-    coefficient of the difference on the reference. `shift`: the mean difference, `row` the root
-    mean square of the worst row (what lies at one index of any dimension), `element` the largest
-    difference, each over the root mean square of the reference. `rows` are the root mean squares
-    of difference and reference, (2, number of rows), for small rows beside large ones; `single`
-    are all rows, each to be judged by itself; `parts` are those of a gradient. `drowned` is whether
-    the difference is larger than the reference: of what is zero in theory rounding leaves anything.
+    coefficient of the difference on the reference. `shift`: the mean difference over the root mean
+    square of the reference. `drowned` is whether the difference is larger than the reference:
+    of what is zero in theory rounding leaves anything.
     """
 
     size: int
     distance: float = 0.0
     slope: float = 0.0
     shift: float = 0.0
-    row: float = 0.0
-    element: float = 0.0
-    rows: torch.Tensor | None = field(default=None, compare=False, repr=False)
-    single: Rows | None = field(default=None, compare=False, repr=False)
-    parts: Parts | None = field(default=None, compare=False, repr=False)
     drowned: bool = False
 
     def values(self) -> tuple[float, ...]:
         """What is off, in the order of NAMES."""
-        return self.distance, self.slope, self.shift, self.row, self.element
+        return self.distance, self.slope, self.shift
 
 
 def deviation(tensor: torch.Tensor, reference: torch.Tensor, least: float = NOTHING) -> Deviation:
@@ -75,27 +63,15 @@ def deviation(tensor: torch.Tensor, reference: torch.Tensor, least: float = NOTH
         norm = max(norm, least * count**0.5)
     if not norm:
         infinite = float("inf")
-        return Deviation(count, infinite, infinite, infinite, infinite, infinite)
+        return Deviation(count, infinite, infinite, infinite)
     size = norm / count**0.5
     return Deviation(
         count,
         off / norm,
         abs(float((difference * reference).sum())) / norm**2,
         abs(float(difference.mean())) / size,
-        _worst_row(difference) / size,
-        float(difference.abs().max()) / size,
-        _rows(difference, reference),
-        single_rows(difference, reference, least if least > NOTHING else 0.0),
         drowned=drowned,
     )
-
-
-def of_gradient(gradient: torch.Tensor, reference: torch.Tensor, least: float) -> Deviation:
-    """With its parts, where it is off at all."""
-    whole = deviation(gradient, reference, least)
-    if not whole.distance:
-        return whole
-    return replace(whole, parts=parts(gradient - reference, reference, least))
 
 
 def pooled(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], least: float = NOTHING) -> Deviation:
@@ -124,27 +100,3 @@ def root_mean_square(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> floa
     """Of all references."""
     count = sum(reference.numel() for _, reference in pairs)
     return math.sqrt(sum(float(reference.norm()) ** 2 for _, reference in pairs) / max(count, 1))
-
-
-def _worst_row(difference: torch.Tensor) -> float:
-    """The largest root mean square over what lies at one index of any dimension."""
-    if difference.dim() < 2 or not difference.numel():
-        return 0.0
-    return math.sqrt(max(float(squares.max()) for squares in _mean_squares(difference, 1)))
-
-
-def _rows(difference: torch.Tensor, reference: torch.Tensor) -> torch.Tensor | None:
-    """Root mean squares of both, for each index of each dimension that has elements enough."""
-    import torch
-
-    both = _mean_squares(difference, LEAST_IN_ROW), _mean_squares(reference, LEAST_IN_ROW)
-    return torch.stack([torch.cat(squares).sqrt() for squares in both]) if both[0] else None
-
-
-def _mean_squares(tensor: torch.Tensor, least: int) -> list[torch.Tensor]:
-    square, count = tensor**2, tensor.numel()
-    return [
-        square.mean([axis for axis in range(tensor.dim()) if axis != dimension])
-        for dimension, size in enumerate(tensor.shape)
-        if tensor.dim() > 1 and size > 1 and count >= least * size
-    ] or ([square.flatten(1).mean(1)] if tensor.dim() > 1 and least == 1 else [])

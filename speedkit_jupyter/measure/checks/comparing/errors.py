@@ -12,7 +12,6 @@ from speedkit_jupyter.measure.checks.comparing.deviation import (
     Deviation,
     deviation,
     least_gradient,
-    of_gradient,
     pooled,
     root_mean_square,
 )
@@ -94,7 +93,7 @@ def errors(seen: Observation, reference: Observation, dropped: frozenset[int]) -
     least = least_gradient(pairs)
     return Errors(
         [deviation(tensor, expected) for tensor, expected in results],
-        [of_gradient(gradient, expected, least) for gradient, expected in pairs],
+        [deviation(gradient, expected, least) for gradient, expected in pairs],
         [*differing(exact, exacts), *(differing_in(seen, reference) if together else [])],
         pooled(results),
         pooled(pairs, LEAST_GRADIENT),

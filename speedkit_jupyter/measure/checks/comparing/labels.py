@@ -23,15 +23,13 @@ BY_ELEMENT = (
 class Names:
     """Of parameters and buffers, in the order in which they are observed.
 
-    `spacings` are the distances of neighbouring numbers where each parameter is largest,
-    `precisions` those beside 1 in its dtype; `by_element` is whether the optimizers move each
-    element by its own gradient alone.
+    `spacings` are the distances of neighbouring numbers where each parameter is largest;
+    `by_element` is whether the optimizers move each element by its own gradient alone.
     """
 
     parameters: Sequence[str] = ()
     buffers: Sequence[str] = ()
     spacings: Sequence[float] = ()
-    precisions: Sequence[float] = ()
     by_element: bool = True
 
     def parameter(self, index: int) -> str:
@@ -47,17 +45,15 @@ def of(
     import torch
 
     by_element = tuple(getattr(torch.optim, name) for name in BY_ELEMENT)
-    several, entries = len(models) > 1, dict[int, tuple[str, float, float]]()
+    several, entries = len(models) > 1, dict[int, tuple[str, float]]()
     for model in models:
         first = f"{type(model).__name__}." if several else ""
         for name, parameter in model.named_parameters():
-            eps = torch.finfo(parameter.dtype).eps
-            entries.setdefault(id(parameter), (first + name, _spacing(parameter), eps))
+            entries.setdefault(id(parameter), (first + name, _spacing(parameter)))
     return Names(
-        [name for name, _, _ in entries.values()],
+        [name for name, _ in entries.values()],
         buffers.labels(models),
-        [spacing for _, spacing, _ in entries.values()],
-        [eps for *_, eps in entries.values()],
+        [spacing for _, spacing in entries.values()],
         all(isinstance(optimizer, by_element) for optimizer in optimizers),
     )
 

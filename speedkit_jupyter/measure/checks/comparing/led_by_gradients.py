@@ -90,11 +90,6 @@ def were_determined(
     return mask
 
 
-def alike(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Where gradients agree to rounding."""
-    return (mine - theirs).abs() <= SAME_GRADIENTS * theirs.abs()
-
-
 def _closely_determined(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """Where what gradients are off by is little beside the narrow limits."""
     return _determined(mine, theirs, DETERMINED_EXACTLY)

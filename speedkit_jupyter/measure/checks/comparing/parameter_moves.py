@@ -1,8 +1,7 @@
 """Whether the parameters went where the baseline's did, by whatever moved them: an average, say.
 
 Every run begins a stretch with the same parameters. What the baseline leaves where it is stays
-there in each of them, whatever the precision, unless a control moves it too; and what no gradient
-leads is but for rounding the same way, element by element.
+there in each of them, whatever the precision, unless a control moves it too.
 """
 
 from __future__ import annotations
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 # So many times what the controls are off, and this share of the way more; without a control what
 # goes the other way is wrong.
 FACTOR, BESIDES, UNKNOWN = 4.0, 0.1, 1.5
-# An element may be off by so many times what the controls are there, and what they usually are in
-# its parameter; by this share of its own way (of which more where no control shows it), and by so
-# many of the parameter's neighbouring numbers.
-USUAL, OF_WAY, OF_WAY_ALONE, NEIGHBOURS = 16.0, 0.02, 0.2, 4.0
-# And without a control by this share of the usual way.
-OF_USUAL_ALONE = 0.2
 # Where an optimizer steps within the backward pass its gradients are not seen: a few elements of a
 # parameter may go the other way by rounding, which Adam makes of those that are nearly zero.
 FEW_ELEMENTS = 0.03
@@ -87,9 +80,6 @@ def astray(
         if not share <= limit:
             off, most = told_apart(share, limit)
             return f"the parameters went {off} of their way off, more than rounding does ({most})"
-    for index in () if baseline.in_backward else single:
-        if fault := _elsewhere(index, variant, baseline, rest, names):
-            return f"parameter {names.parameter(index)} {fault}"
     return ""
 
 
@@ -118,37 +108,6 @@ def _led(index: int, observation: Observation) -> bool:
 
 def _at(counts: Sequence[int], index: int) -> int:
     return counts[index] if index < len(counts) else 0
-
-
-def _elsewhere(
-    index: int,
-    variant: Observation,
-    baseline: Observation,
-    others: Sequence[Observation],
-    names: Names,
-) -> str:
-    """Single elements of a parameter that went elsewhere, each on its own scale."""
-    import torch
-
-    there = baseline.way[index]
-    ways = _way(variant, baseline)
-    if ways is None or not bool(there.isfinite().all()):
-        return ""
-    moves = [way[index] for control in others if (way := _way(control, baseline)) is not None]
-    offs = [(move - there).abs() for move in moves]
-    offs = [off for off in offs if bool(off.isfinite().all())]
-    if moves and not offs:
-        return ""
-    spacing = names.spacings[index] if index < len(names.spacings) else 0.0
-    usual = norm(there) / max(there.numel(), 1) ** 0.5
-    limit = (OF_WAY if offs else OF_WAY_ALONE) * there.abs() + NEIGHBOURS * spacing
-    if offs:
-        scatter = max(norm(off) for off in offs) / max(there.numel(), 1) ** 0.5
-        limit = limit + FACTOR * torch.stack(offs).amax(0) + USUAL * scatter
-    else:  # what stays may do so by chance only where others were led by numbers
-        limit = limit + OF_USUAL_ALONE * usual * (there != 0)
-    count = int((~((ways[index] - there).abs() <= limit)).sum())
-    return f"moved elsewhere in {count} of {there.numel()} elements" if count else ""
 
 
 def _way(observation: Observation, baseline: Observation) -> list[Any] | None:

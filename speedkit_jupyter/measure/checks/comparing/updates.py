@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.measure.checks.comparing.labels import Names
 from speedkit_jupyter.measure.checks.comparing.led_by_gradients import (
     SAME_GRADIENTS,
-    alike,
     is_noise,
     led_elements,
     square_of,
-    were_determined,
 )
 from speedkit_jupyter.measure.checks.values.magnitudes import norm
 
@@ -28,20 +26,10 @@ LEAST_MOVE, MOST_MOVE = 0.2, 5.0
 OFF, OFF_EXACTLY, PARAMETER_OFF = 0.1, 0.01, 0.5
 # The difference of both ways, over the baseline's: what stays is as far off as what goes astray.
 ASTRAY, ASTRAY_EXACTLY = 0.35, 0.05
-# One element, over its way or the usual one.
-ELEMENT_OFF, FEW_OFF = 0.8, 0.03
 # With so many elements at least, or half of a small parameter, and so large a share of the way.
 LEAST_ELEMENTS, LEAST_SHARE = 16, 0.1
-# Of one row its regression on the baseline's: of so many elements at least, in rows that move by
-# this share of the usual way at least.
-ROW_OFF, ROW_OFF_EXACTLY, LEAST_IN_ROW, LEAST_ROW = 0.4, 0.02, 8, 0.01
 # Updates that differ by no more of the parameters' neighbouring numbers are the same.
 NEIGHBOURS = 2.0
-# An element whose gradients are moves by the same but for this share of its way or the usual one,
-# and for so many roundings of the parameter's dtype.
-EXACTLY, ROUNDINGS = 1e-4, 16.0
-# A few may be off by so many times what moves most.
-MOST_OF_WAY = 3.0
 # What moves less than this share of the usual way may be the noise of a zero, and round away.
 LEAST_WAY = 1e-3
 # And off by more than this may lead anywhere.
@@ -108,12 +96,8 @@ def misstep(
             if stays and norm(mine) > LEAST_MOVE * norm(theirs):
                 return f"parameter {names.parameter(index)} stays where it was"
             continue
-        if fault := _led_elsewhere(update, expected, ways, names):
+        if fault := _led_elsewhere(update, expected, ways):
             return f"parameter {names.parameter(index)} {fault}"
-        if same and names.by_element:
-            agreed = alike(mine, theirs) & were_determined(index, expected, before, alike)
-            if fault := _off_exactly(update, expected, agreed, index, names):
-                return f"parameter {names.parameter(index)} {fault}"
         here, closely = ways[0]
         if closely or not same:
             along += float((update * expected)[here].sum())
@@ -127,13 +111,10 @@ def _led_elsewhere(
     update: torch.Tensor,
     expected: torch.Tensor,
     ways: Sequence[tuple[torch.Tensor, bool]],
-    names: Names,
 ) -> str:
     """What is wrong with how the elements of one parameter moved that gradients lead."""
     for here, closely in ways:
         if fault := _misled(update[here], expected[here], update.numel(), closely):
-            return fault
-        if names.by_element and (fault := _misled_in_a_row(update, expected, here, closely)):
             return fault
     return ""
 
@@ -143,24 +124,6 @@ def _stored(update: torch.Tensor, expected: torch.Tensor, spacing: float) -> tor
     import torch
 
     return torch.where((update - expected).abs() <= NEIGHBOURS * spacing, expected, update)
-
-
-def _off_exactly(
-    update: torch.Tensor, expected: torch.Tensor, alike: torch.Tensor, index: int, names: Names
-) -> str:
-    """What is wrong where the gradients agree to rounding: there the optimizer's step does too."""
-    if index >= len(names.precisions) or not bool(alike.any()):
-        return ""
-    share = max(EXACTLY, ROUNDINGS * names.precisions[index])
-    usual = norm(expected) / expected.numel() ** 0.5
-    limit = share * expected.abs().clamp_min(usual) + NEIGHBOURS * names.spacings[index]
-    off = (update - expected).abs()[alike]
-    count = int((~(off <= limit[alike])).sum())
-    # Where a decay that is added to a gradient makes it vanish, its sign is rounding's.
-    most = MOST_OF_WAY * float(expected.abs().max()) + NEIGHBOURS * names.spacings[index]
-    if count <= 1 + FEW_OFF * off.numel() and bool((off <= most).all()):
-        return ""
-    return f"is updated otherwise by the same gradients in {count} of {update.numel()} elements"
 
 
 def _misled(update: torch.Tensor, expected: torch.Tensor, size: int, closely: bool) -> str:
@@ -174,35 +137,8 @@ def _misled(update: torch.Tensor, expected: torch.Tensor, size: int, closely: bo
     if _differs(dot, square, PARAMETER_OFF):
         return f"moved {dot / square:.2g} times as far"
     astray = norm(update - expected) / norms[1]
-    if not astray <= (ASTRAY_EXACTLY if closely else ASTRAY):
-        return f"moved elsewhere, by {astray:.2g} of its way"
-    usual = norms[1] / count**0.5
-    elsewhere = int(
-        ((update - expected).abs() > ELEMENT_OFF * expected.abs().clamp_min(usual)).sum()
-    )
-    few = elsewhere <= FEW_OFF * count
-    return "" if few else f"moved elsewhere in {elsewhere} of {count} elements"
-
-
-def _misled_in_a_row(
-    update: torch.Tensor, expected: torch.Tensor, here: torch.Tensor, closely: bool
-) -> str:
-    """What is wrong with how the determined elements at one index of a dimension moved."""
-    theirs = expected * here
-    products = here.double(), theirs * update, theirs**2
-    least = LEAST_ROW * float(products[2].mean())
-    for dimension in range(expected.dim()) if expected.dim() > 1 else ():
-        axes = [axis for axis in range(expected.dim()) if axis != dimension]
-        count, along, square = (product.sum(axes) for product in products)
-        rows = expected.numel() / expected.shape[dimension]
-        counts = (count >= LEAST_IN_ROW) & (square > least * rows)
-        off = (along / square - 1).abs() * counts
-        off = off.nan_to_num(0.0, 0.0, 0.0)
-        if off.numel() and float(off.max()) > (ROW_OFF_EXACTLY if closely else ROW_OFF):
-            row = int(off.argmax())
-            where = f"index {row} of dimension {dimension}"
-            return f"moved {float(along[row] / square[row]):.2g} times as far at {where}"
-    return ""
+    limit = ASTRAY_EXACTLY if closely else ASTRAY
+    return "" if astray <= limit else f"moved elsewhere, by {astray:.2g} of its way"
 
 
 def _apart(observation: Observation, baseline: Observation) -> tuple[float, float]:

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 # Two runs of the same step, and the step in float64, are alike where outputs and gradients differ
 # by less; a GPU's kernels add up in another order each time.
 ALIKE_OUTPUT, ALIKE_GRADIENT = 2e-4, 1e-2
-# The controls of a lowered precision round at different places; of steps that take long while they
-# are observed one is enough.
-SCALES, LONG_S = (1.0, 1.37), 0.05
+# The controls of a lowered precision round at different places.
+SCALES = (1.0, 1.37)
 # Before a variant is accused narrowly there are more of them.
 MORE_SCALES = (1.13, 1.71, 1.23, 1.57, 1.91)
-# Where all steps together take longer, or have more stretches, the reference and the controls end
-# after SOME (they take many times as long): what comes later is judged by what came before.
-WHOLE_S, WHOLE, SOME = 0.1, 16, 4
+# Where all steps have more stretches, the reference and the controls end after SOME (they take many
+# times as long): what comes later is judged by what came before.
+WHOLE, SOME = 16, 4
 
 
 def made(steps: Steps, runners: Sequence[Runner]) -> Judge:
@@ -68,7 +67,7 @@ def _made(steps: Steps, runners: Sequence[Runner]) -> Judge:
     if again.ends != baseline.ends:
         judge.void = "the step takes another number of optimizer steps each time it runs"
         return judge
-    limit = _limit(baseline, runner.step_s)
+    limit = _limit(baseline)
     # Of a thread of the step's own float64 would reach the model, and not its input.
     reference = None if calls.in_pythons else _reference(steps, runner, limit)
     covered = _covered(steps, runner, reference, judge, again, limit)
@@ -93,7 +92,7 @@ def extend(known: Judge, steps: Steps, runners: Sequence[Runner]) -> None:
     if known.void or known.stretches[0].void:
         return
     first = runners[0]
-    limit = _limit(known.baseline, first.step_s)
+    limit = _limit(known.baseline)
     for runner in runners:
         precision = known.judged_in(runner.precision)
         if precision in known.precisions:
@@ -134,10 +133,10 @@ def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) 
     """Further controls, which round elsewhere."""
     precision = known.judged_in(precision)
     first = runners[0]
-    scales = MORE_SCALES[: 2 if known.baseline.step_s > LONG_S else None]
+    scales = MORE_SCALES
     judged_in = {known.judged_in(runner.precision): runner.scale() for runner in reversed(runners)}
     loss_scale = judged_in.get(precision, 1.0)
-    limit = _limit(known.baseline, first.step_s)
+    limit = _limit(known.baseline)
     compute = kernels_of_layouts.in_the_other_layout if precision == "fp32" else rounding.exactly
     return _rounded(known, steps, first, precision, scales, loss_scale, limit, compute=compute)
 
@@ -145,9 +144,9 @@ def more(known: Judge, steps: Steps, runners: Sequence[Runner], precision: str) 
 def _controls(
     known: Judge, steps: Steps, first: Runner, precision: str, loss_scale: float, limit: int | None
 ) -> list[Course]:
-    scales = SCALES[:1] if known.baseline.step_s > LONG_S else SCALES
-    if precision == "fp32":  # float32 itself, where there is no float64, rounds elsewhere
-        scales = (1.0,) if known.covered else (SCALES[1],)
+    # float32 itself, where there is no float64, rounds elsewhere
+    of_float32 = SCALES[:1] if known.covered else SCALES[1:]
+    scales = of_float32 if precision == "fp32" else SCALES
     return _rounded(known, steps, first, precision, scales, loss_scale, limit)
 
 
@@ -170,7 +169,7 @@ def _control(
     steps: Steps, runner: Runner, rounded: Surrounding, in_float64: bool, limit: int | None
 ) -> Course | None:
     models: Sequence[torch.nn.Module] = runner.step.models
-    exact: list[Surrounding] = [runner.guarded]
+    exact: list[Surrounding] = [runner.guarded, promotion.without_wrappers]
     exact += [lambda: promotion.in_float64(models)] if in_float64 else []
     with suppress(Exception):  # code that doesn't allow a dispatch mode
         return steps.observed(runner, roofline.eager, *exact, rounded, limit=limit)
@@ -184,6 +183,7 @@ def _reference(steps: Steps, runner: Runner, limit: int | None) -> Course | None
             runner,
             runner.guarded,
             roofline.eager,
+            promotion.without_wrappers,
             lambda: promotion.in_float64(models),
             limit=limit,
         )
@@ -195,9 +195,9 @@ def _of_parameters(runner: Runner) -> set[str]:
     return rounding.of_parameters(held)
 
 
-def _limit(baseline: Course, step_s: float) -> int | None:
+def _limit(baseline: Course) -> int | None:
     """How many stretches the reference and the controls are run for; None for all."""
-    if step_s * len(baseline.ends) <= WHOLE_S and baseline.count <= WHOLE:
+    if baseline.count <= WHOLE:
         return None
     first = [number for number in baseline.stretches if number < baseline.ends[0]]
     telling = [n for n in first[:SOME] if baseline.stretches[n].has_numbers()]

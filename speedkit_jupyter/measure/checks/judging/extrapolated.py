@@ -106,11 +106,11 @@ def _whole_shape(tensor: torch.Tensor) -> object:
 
 def _worst(deviations: Sequence[Deviation]) -> Deviation:
     """In each of the ways in which a tensor can be off, times what is unlike."""
-    distance, slope, shift, row, element = map(
+    distance, slope, shift = map(
         max, zip(*(deviation.values() for deviation in deviations), strict=True)
     )
     size = max(deviation.size for deviation in deviations)
-    return _deviation(Deviation(size, distance, slope, shift, row, element), UNLIKE)
+    return _deviation(Deviation(size, distance, slope, shift), UNLIKE)
 
 
 def _of_buffers(known: Mapping[int, Sequence[Errors]]) -> list[float | None]:
@@ -137,6 +137,5 @@ def _times(
 
 
 def _deviation(deviation: Deviation, factor: float) -> Deviation:
-    """Which row or element is off most is another's in each: these are not compared."""
-    distance, slope, shift = (factor * value for value in deviation.values()[:3])
-    return Deviation(deviation.size, distance, slope, shift, row=math.inf, element=math.inf)
+    distance, slope, shift = (factor * value for value in deviation.values())
+    return Deviation(deviation.size, distance, slope, shift)

@@ -113,6 +113,10 @@ class Judge:
             fault = self._besides(number, observation, precision, earlier)
         if fault and accuracy.verdict != "wrong":
             return replace(accuracy, verdict="wrong", reason=fault)
+        if accuracy.verdict != "wrong" and (
+            words := self._other_words(number, observation, precision)
+        ):
+            return replace(accuracy, verdict="not checked", reason=words, doubtful=True)
         if accuracy.verdict == "wrong" and self._fits_by_chance(number, observation, precision):
             return Accuracy("not checked", BY_CHANCE)
         unknown = accuracy.verdict == "not checked" and not accuracy.doubtful
@@ -133,11 +137,16 @@ class Judge:
         """What is wrong beside its results and gradients."""
         yardstick, theirs = self.stretches[number], self.baseline.stretches[number]
         controls = [*self._controls(number, precision), yardstick.reference]
-        return (
-            misspelt(observation, theirs, controls, precision)
-            or missed(observation, theirs, controls)
-            or astray(observation, theirs, controls, yardstick.names, before)
+        return missed(observation, theirs, controls) or astray(
+            observation, theirs, controls, yardstick.names, before
         )
+
+    def _other_words(self, number: int, observation: Observation, precision: str) -> str:
+        """Which words of the results are others, more than rounding explains."""
+        theirs, controls = self.baseline.stretches[number], self._controls(number, precision)
+        controls = [*controls, self.stretches[number].reference]
+        fault = misspelt(observation, theirs, controls, precision)
+        return f"other result: {fault}" if fault else ""
 
     def _fits_by_chance(self, number: int, observation: Observation, precision: str) -> bool:
         """Whether it gives others in number or shape, as rounding alone does: in a loop that ends

@@ -88,6 +88,7 @@ class Yardstick:
             doubtful, reason = sure != "wrong", why if sure == "wrong" else reason
         if doubtful:
             verdict, reason = "not checked", f"{reason}, which may be the net or the plan"
+        doubtful = doubtful or reason.startswith("other result")
         if not deviations.fits:
             return Accuracy(verdict, reason)
         return Accuracy(
@@ -148,6 +149,8 @@ class Yardstick:
         if fault := self._broken(observation, deviations):
             return "wrong", fault
         if fault := tolerance.beyond(deviations, self.names):
+            if not tolerance.beyond(replace(deviations, differing=[])):
+                return "not checked", f"other result: {fault}"
             return "wrong", fault + self._amplified(tolerance)
         if observation is not self.baseline and (
             fault := self._left(observation, tolerance, before)

@@ -15,8 +15,8 @@ from speedkit_jupyter.measure.checks.observing.observation import Observation
 if TYPE_CHECKING:
     import torch
 
-# So many successive steps are run where one takes no longer than QUICK_S, and two where not.
-STEPS, QUICK_S, LONG_S = 3, 0.05, 1.0
+# So many successive steps are run, or so many steps of its optimizers where one takes several.
+STEPS = 3
 # What a stretch is besides: the end of a step, with what it returned; what it left elsewhere.
 END, LEFT = "end", "left"
 
@@ -31,7 +31,6 @@ class Course:
     stretches: dict[int, Observation] = field(default_factory=dict)
     starts: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False)
     ends: list[int] = field(default_factory=list)
-    step_s: float = 0.0
 
     @property
     def count(self) -> int:
@@ -39,22 +38,15 @@ class Course:
         return self.ends[-1] if self.ends else 0
 
 
-def steps_of(step_s: float) -> int:
-    """How many successive steps a course has at most, of so many seconds each."""
-    return STEPS if step_s <= QUICK_S else 2
-
-
-def goes_on(course: Course, lead: Course | None, step_s: float) -> bool:
-    """Whether one more step is to be run, of which one takes about so long.
+def goes_on(course: Course, lead: Course | None) -> bool:
+    """Whether one more step is to be run.
 
     A fault may come with a state that is not the user's any more: of an optimizer, a cache, a
-    counter. A long step that takes several steps of its optimizer shows that by itself.
+    counter.
     """
     if lead is not None:
         return len(course.ends) < len(lead.ends)
     if not course.ends:
         return True
     taken = max(stretch.place[1] for stretch in course.stretches.values())
-    if taken < STEPS:
-        return len(course.ends) < steps_of(step_s)
-    return len(course.ends) < 2 and step_s <= LONG_S
+    return len(course.ends) < (STEPS if taken < STEPS else 2)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks.reference.rounding import of_parameters
 from speedkit_jupyter.measure.checks.values.parameters import parameters_of
 from speedkit_jupyter.measure.checks.values.plain_tensors import gradient_of
+from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
@@ -81,6 +82,27 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
             yield
     finally:
         leaves.put_back()
+
+
+@contextmanager
+def without_wrappers() -> Iterator[None]:
+    """DistributedDataParallel calls its module and reduces nothing: its buckets have a fixed dtype.
+
+    With several processes it stays as it is: the mean of all gradients is the result.
+    """
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    def make(forward: Any) -> Any:
+        def call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+            if distributed.get_world_size(wrapper.process_group) > 1:
+                return forward(wrapper, *args, **kwargs)
+            return wrapper.module(*args, **kwargs)
+
+        return call
+
+    with patched(DistributedDataParallel, "forward", make):
+        yield
 
 
 class _Leaves:

@@ -60,7 +60,7 @@ class Leaves:
         elif isinstance(value, numbers.Integral):  # bool too
             self.exact.append(torch.tensor(_in_int64(int(value))))
         elif isinstance(value, numbers.Complex):
-            self.numbers.append(sampled(torch.tensor(value, dtype=torch.complex128)))
+            self.numbers.append(sampled(torch.tensor(complex(value), dtype=torch.complex128)))
         elif isinstance(value, _Unknown):
             self.unknown.append(value.name)
         else:
