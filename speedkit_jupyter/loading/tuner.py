@@ -189,7 +189,7 @@ def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress
     """Measure rounds until it is settled, or the time is over."""
     __tracebackhide__ = True
     longest_s = 0.0
-    while len(race.racing) > 1 and not race.is_settled():
+    while (len(race.racing) > 1 or not race.rounds) and not race.is_settled():
         begun_s = clock.now()
         if race.rounds and not budget.allows(longest_s + reserved_s):
             return

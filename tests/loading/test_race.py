@@ -42,21 +42,11 @@ def test_the_fastest_is_the_best() -> None:
     assert ratio.low > 1
 
 
-def test_of_equals_the_one_that_comes_first_is() -> None:
-    own, one = workers(0), workers(1)
-    assert raced({own: 1.0, one: 1.0}).best() is own
-
-
 def test_what_is_clearly_slower_leaves_after_few_rounds() -> None:
     own, slow, two = workers(0), workers(1), workers(2)
     race = raced({own: 1.0, slow: 3.0, two: 0.9})
     assert "times the fastest's time" in slow.why_out
     assert len(slow.times_s) < LEAST <= len(two.times_s) <= race.rounds <= MOST
-
-
-def test_the_users_own_never_leaves() -> None:
-    own, one = workers(0), workers(1)
-    assert raced({own: 9.0, one: 1.0}).racing == [own, one]
 
 
 def test_what_fails_leaves_with_its_last_line() -> None:

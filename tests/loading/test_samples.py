@@ -15,7 +15,7 @@ from speedkit_jupyter import batch_sizes, tune_loader
 from speedkit_jupyter.loading.obstacles import drawing, why_not_sent
 from speedkit_jupyter.loading.samples import look_at, same
 from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.tuned_loader import Kept, rebuilt
+from speedkit_jupyter.loading.tuned_loader import rebuilt
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -147,7 +147,3 @@ EMPTY = {
 def test_a_loader_without_batches_gets_one_line(call, name):
     with pytest.raises(StepError, match="gives no batch"):
         call(EMPTY[name]())
-
-
-def test_settings_of_a_kept_data_set_are_looked_for_beneath_it():
-    assert isinstance(rebuilt(DataLoader(Setting()), Settings(kept=True)).dataset, Kept)

@@ -90,21 +90,6 @@ def test_everything_is_put_back_and_no_worker_is_left() -> None:
     assert loader._iterator is None
 
 
-@pytest.mark.real_time
-def test_the_result_says_what_was_measured() -> None:
-    loader = DataLoader(Slow(), batch_size=4, shuffle=True)
-    fast = tune_loader(loader, trained()[1], budget_s=1.5)
-    tuning = fast.tuning
-    assert tuning is not None
-    rows = tuning.rows()
-    assert [row["settings"] for row in rows[:2]] == ["0 workers", "1 worker"]
-    assert any(row["settings"] == "kept in memory" for row in rows)
-    assert rows[0]["waiting"] > 0.5
-    assert "step" in repr(tuning)
-    assert tuning.to_dict()["epoch"] == 8
-    end_workers(fast)
-
-
 @pytest.mark.slow
 @pytest.mark.real_time
 def test_what_is_taken_is_proven_faster_and_gives_the_same() -> None:
@@ -119,42 +104,6 @@ def test_what_is_taken_is_proven_faster_and_gives_the_same() -> None:
         drawn.append([batch[0] for batch in one])
     end_workers(fast)
     assert all(map(torch.equal, *drawn))
-
-
-@pytest.mark.real_time
-def test_a_step_may_go_through_the_loader_itself() -> None:
-    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
-    _, step = trained()
-    lengths = []
-
-    def epoch() -> None:
-        lengths.append(len(loader))
-        for x, y in loader:
-            step(x, y)
-
-    assert tune_loader(loader, epoch, budget_s=1.0).tuning.own.times_s
-    assert lengths == []
-
-
-@pytest.mark.real_time
-def test_a_loop_that_is_left_early_is_an_epoch_of_so_many_batches() -> None:
-    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
-    _, step = trained()
-
-    def few() -> None:
-        for number, (x, y) in enumerate(loader):
-            step(x, y)
-            if number == 2:
-                break
-
-    assert tune_loader(loader, few, budget_s=1.0).tuning.epoch == 3
-
-
-@pytest.mark.real_time
-def test_without_a_step_loading_alone_is_measured() -> None:
-    tuning = tune_loader(DataLoader(Slow(), batch_size=4), budget_s=1.0, keep=False).tuning
-    assert tuning.own.waiting > 0.9
-    assert tuning.declined["kept in memory"] == "not allowed (keep)"
 
 
 @pytest.mark.real_time
@@ -269,16 +218,6 @@ def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.filterwarnings("ignore::speedkit_jupyter.StateWarning")
-def test_a_schedule_with_few_steps_left_is_no_fault_of_workers() -> None:
-    loader, epoch, schedule = scheduled(20)
-    epoch()
-    fast = tune_loader(loader, epoch, budget_s=3.0)
-    assert not [one.failure for one in fast.tuning.race.candidates if one.failure]
-    assert schedule.last_epoch == 8
-
-
-@pytest.mark.real_time
 @pytest.mark.parametrize("left_after", [None, 5])
 def test_a_short_call_is_timed_whole_and_every_candidate_gets_the_same_batches(
     tmp_path: Path, left_after: int | None
@@ -366,19 +305,10 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str) -> None:
     def train(x: torch.Tensor, y: torch.Tensor) -> None:
         time.sleep(0.003)
 
-    tuning = tune_loader(loader, LOOPS[name](loader, train), budget_s=0.5, keep=False).tuning
+    tuning = tune_loader(loader, LOOPS[name](loader, train), budget_s=2.0, keep=False).tuning
     assert tuning.epoch == (6 if name == "so many" else 8)
     assert 0.0 < tuning.own.waiting < 0.5
     assert tuning.own.batch_s > 0.001  # of 3 ms: the loop was not timed empty
-
-
-@pytest.mark.real_time
-def test_where_each_batch_begins_an_epoch_that_is_waiting_too() -> None:
-    loader = DataLoader(Slow(length=4), batch_size=4)
-    tuning = tune_loader(loader, lambda x, y: None, budget_s=1.0, keep=False).tuning
-    assert tuning.epoch == 1
-    assert tuning.own.waiting > 0.5
-    assert tuning.own.batch_s > 4 * 0.002
 
 
 @pytest.mark.real_time
