@@ -14,8 +14,6 @@ from speedkit_jupyter.support.lookup import attributes_of
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
-    from speedkit_jupyter.loading.loader_tuning import LoaderTuning
-
     _Loader = DataLoader[Any]
 else:  # it is mixed into torch's class, or the user's, once there is a loader
     _Loader = object
@@ -28,9 +26,9 @@ Attributes = list[tuple[str, object]]
 
 
 class TunedLoader(_Loader):
-    """A loader with other settings; `tuning` says what was measured."""
+    """A loader with other settings; `tuning`, a LoaderTuning, says what was measured."""
 
-    tuning: LoaderTuning | None = None
+    tuning: Any = None
 
     def __iter__(self) -> Any:
         """Return the iterator of an epoch."""
