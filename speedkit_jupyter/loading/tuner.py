@@ -146,7 +146,7 @@ class LoaderTuner:
 
     def _outcome(self, race: Race, chosen: Candidate, ways: Ways, epoch: int) -> LoaderTuning:
         loader: TunedLoader = rebuilt(self._loader, chosen.settings)  # type: ignore[assignment]
-        loader.tuning = LoaderTuning(
+        tuning = loader.tuning = LoaderTuning(
             loader=loader,
             race=race,
             chosen=chosen,
@@ -158,7 +158,7 @@ class LoaderTuner:
             environment=environment(self._device),
             **self._words,
         )
-        return loader.tuning
+        return tuning
 
 
 def _proven(race: Race) -> Candidate:
