@@ -139,7 +139,7 @@ class Sweep:
         takes_s = self._would_take_s(number)
         if line and available is not None and line[0] + line[1] * number > (1 - MARGIN) * available:
             size.why_not = TOO_LARGE
-        elif takes_s > LONGEST * self.budget_s or not budget.allows(takes_s):
+        elif takes_s and (takes_s > LONGEST * self.budget_s or not budget.allows(takes_s)):
             size.why_not = TOO_LONG
         else:
             self._first(size, state)
