@@ -274,6 +274,12 @@ def test_one_call_gives_no_interval_and_no_winner() -> None:
     assert "interval to" not in repr(found)
 
 
+def test_a_single_size_wins_against_none() -> None:
+    found = found_with([100])
+    assert found.to_dict()["fastest"] is None
+    assert "no other batch size than 8 was measured" in repr(found)
+
+
 def test_a_size_wins_only_where_those_that_look_slower_are_proven_so() -> None:
     found = found_with([100, 110])
     assert found.is_proven
