@@ -11,7 +11,14 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import advice
-from speedkit_jupyter.report.comparison_columns import comparison_table, counted, in_short, reason
+from speedkit_jupyter.report.comparison_columns import (
+    CHANGES,
+    comparison_table,
+    counted,
+    in_short,
+    reason,
+    spoken,
+)
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Picture, Section
 from speedkit_jupyter.report.score_words import change, judged
@@ -24,7 +31,7 @@ LOOSE = 0.5
 # So many lines stand under the table; what matters always does.
 SHOWN = 2
 
-OTHERS = ("is faster, as another model", "are faster, as other models")
+OTHERS = ("is faster and changes the results", "are faster and change the results")
 NAME_IT = "`--accuracy` takes a function of yours that tells"
 
 
@@ -87,7 +94,7 @@ def _nothing(comparison: Comparison) -> str:
     others = [r for r in comparison.records if comparison.verdict(r) == "other model"]
     if others and not unknown:
         names = " and ".join(record.name for record in others)
-        return f"{nothing} by the same model; {names} {OTHERS[len(others) > 1]}"
+        return f"{nothing} with the same results; {names} {OTHERS[len(others) > 1]}"
     if not unknown:
         return nothing
     names = ", ".join(record.name for record in unknown)
@@ -125,7 +132,7 @@ def _folded(lines: Sequence[str]) -> list[Section]:
 def _about(comparison: Comparison, record: Record) -> list[str]:
     lines: list[str] = []
     if record.failure and in_short(record) != reason(record):
-        lines.append(f"{comparison.verdict(record)}: {reason(record)}")
+        lines.append(f"{spoken(comparison, record)}: {reason(record)}")
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     words = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
@@ -155,7 +162,7 @@ def _given_up(record: Record) -> str:
     accuracy, score = record.accuracy, record.score
     decides = f"its loss decides, not its speed: `%speedkit verify --plan {record.name}`"
     if accuracy is None or accuracy.verdict != "other model":
-        told = "other model" if accuracy is None else f"{accuracy.verdict}: {accuracy.reason}"
+        told = CHANGES if accuracy is None else f"{accuracy.verdict}: {accuracy.reason}"
         return f"{told}; {decides if score is None else judged(score)}"
     off = {"output off": accuracy.output_error, "loss": accuracy.loss_error}
     if accuracy.gradient_cosine is not None:
@@ -164,7 +171,7 @@ def _given_up(record: Record) -> str:
         decides = f"what it is for decides, not its speed: {NAME_IT}"
     decides = decides if score is None else judged(score)
     known = [f"{name} by {error:.2g}" for name, error in off.items() if error is not None]
-    return f"other model: {', '.join(known)}; {decides}"
+    return f"{CHANGES}: {', '.join(known)}; {decides}"
 
 
 def _errors(accuracy: Accuracy) -> list[str]:
