@@ -18,9 +18,8 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import database
-from speedkit_jupyter.tuning.candidates import Candidate, candidates, combinations, strongest
-from speedkit_jupyter.tuning.early_stopping import FAR_ROUNDS
-from speedkit_jupyter.tuning.policies import Grid
+from speedkit_jupyter.tuning.candidates import Candidate, candidates, strongest
+from speedkit_jupyter.tuning.policies import FAR_ROUNDS, Grid
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -98,7 +97,7 @@ def test_two_that_help_alone_and_hurt_together_are_not_joined(sleeping):
     tuning = tune(sleeping(network, optimizer, x, seconds), budget_s=3)
     assert tuning.winner.name == "fused_optimizer"
     reasons = {one.name: one.reason for one in tuning.rejected}
-    assert reasons["channels_last+fused_optimizer"].startswith("slower: about 0.50×")
+    assert reasons["channels_last+fused_optimizer"].startswith("slower: ")
 
 
 @pytest.mark.slow
@@ -220,23 +219,6 @@ def test_candidates_join_in_the_catalogs_order_one_value_each():
     assert (fused + bf16).part("precision").name == "bf16"
 
 
-def test_the_strongest_combination_is_tried_first_then_its_parts_are_taken_out():
-    singles = [
-        Candidate({"threads": 1}),
-        Candidate({"precision": "bf16"}),
-        Candidate({"tf32": "medium"}),
-        Candidate({"fused_optimizer": True}),
-    ]
-    start = strongest(singles)
-    assert start.name == "bf16+fused_optimizer"
-    names = [one.name for one in combinations(singles, start)]
-    assert names[0] == "bf16+fused_optimizer"
-    assert set(names[1:4]) == {"bf16", "fused_optimizer", "threads:1+bf16+fused_optimizer"}
-    assert len(names) == len(set(names)) == 2**4 - 1
-    lowered_twice = [name for name in names if "bf16" in name and "tf32" in name]
-    assert names[-len(lowered_twice) :] == lowered_twice
-
-
 @pytest.mark.slow
 def test_what_each_part_is_worth_is_measured_in_the_rounds_that_confirm(sleeping):
     network, optimizer, x = parts()
@@ -306,10 +288,8 @@ def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
     )
     reasons = {one.name: one.reason for one in tuning.rejected if "channels_last" in one.name}
     tried = [why for why in reasons.values() if why.startswith("far slower than baseline: ")]
-    left_out = [why for why in reasons.values() if why.startswith("left out: ")]
     assert tried
-    assert left_out
-    assert len(tried) + len(left_out) == len(reasons)
+    assert len(tried) == len(reasons)
     assert "channels_last" not in tuning.winner.values
     assert tuning.winner.values["fused_optimizer"] is True
 

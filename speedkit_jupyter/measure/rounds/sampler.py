@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, advice
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.rounds.standing import Standing, standings
+from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -44,7 +44,7 @@ class Progress:
 
     done: float
     text: str
-    known: tuple[Standing, ...] = ()
+    known: tuple[VariantStatus, ...] = ()
 
 
 class Sampler:
@@ -70,7 +70,7 @@ class Sampler:
         self.looks: tuple[int, ...] = ()
         self.rounds = 0
         self._order = random.Random(0)  # not the user's generator, which is being kept
-        self._standings: tuple[Standing, ...] = ()
+        self._statuses: tuple[VariantStatus, ...] = ()
         self._start_s = self._elapsed_s = self._last_s = 0.0
         self.ended = False
         self.round_s: float | None = None
@@ -123,16 +123,15 @@ class Sampler:
             if not self.runners:
                 break
             if comparison is not None:
-                if policy.is_settled(comparison, self._racing()):
-                    return
-                self._standings = standings(comparison)
-            if self._drop(policy.hopeless(self._racing(), comparison)):
-                is_settled = comparison and policy.is_settled(comparison, self._racing())
-                if len(self.runners) == 1 or is_settled:
-                    return
+                self._statuses = statuses(comparison)
+            is_over = policy.is_over(self._racing(), comparison)
+            if not is_over and self._drop(policy.leaving(self._racing(), comparison)):
+                is_over = len(self.runners) == 1 or policy.is_over(self._racing(), comparison)
                 self._plan_anew()
-            if policy.is_over(self._racing()):
-                break
+            if is_over:
+                # At a planned look the interval pays for looking; else this is the run's end.
+                self.ended = comparison is None
+                return
         self.ended = True
 
     def _round(self, times_s: dict[int, tuple[float, float] | None]) -> Iterator[Progress]:
@@ -146,7 +145,7 @@ class Sampler:
             left_s = max(self.budget_s - self._elapsed_s, 0)
             text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
             done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
-            yield Progress(done, text, self._standings)
+            yield Progress(done, text, self._statuses)
         self._last_s = self._elapsed_s - begun_s
 
     def _note(self, times_s: Mapping[int, tuple[float, float] | None]) -> bool:

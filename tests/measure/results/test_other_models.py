@@ -22,8 +22,8 @@ from speedkit_jupyter.optimizations.base.decision import Effect, Request
 from speedkit_jupyter.report.comparison_report import narrow_comparison_report
 from speedkit_jupyter.report.history_report import history_list
 from speedkit_jupyter.support.database import Saved
-from speedkit_jupyter.tuning import scoring
 from speedkit_jupyter.tuning.candidates import Candidate, candidates
+from speedkit_jupyter.tuning.reasons import Aim
 
 OTHER = {"rewrites": {"enabled": True}}
 
@@ -116,11 +116,10 @@ def test_the_fastest_is_not_the_best_where_it_is_another_model():
     assert "`%speedkit verify --plan rewrites`" in shown
     assert "rewrites: changes the results" in repr(narrow_comparison_report(found))
     record = found.records[1]
-    assert scoring.score(found, record, "time", None) == 0
-    assert scoring.score(found, record, "memory", None) == 0
-    assert scoring.value(found, record, "time", None) == 0
-    assert not scoring.lost_narrowly(found, record)
-    assert "another model" in scoring.why_not(found, record, "bf16")
+    for aim in (Aim(), Aim(memory=True)):
+        assert aim.score(found, record) == 0
+        assert aim.value(found, record) == 0
+        assert "another model" in aim.why_not(found, record, "bf16")
 
 
 def test_alone_it_is_said_that_it_is_faster_and_that_nothing_is_by_the_same_model():
