@@ -8,7 +8,7 @@ from speedkit_jupyter.loading.candidate import Candidate
 from speedkit_jupyter.loading.race import Race
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.ways import Ways
-from speedkit_jupyter.measure.rounds.budget import advice
+from speedkit_jupyter.measure.rounds.budget import LONGER
 
 # What looks faster by less than this is not worth a longer search.
 WORTH_KNOWING = 1.03
@@ -64,7 +64,7 @@ def unproven(race: Race, chosen: Candidate, budget_s: float) -> Iterator[str]:
     best = race.best()
     ratio = None if best is chosen else race.ratio(best)
     if ratio is not None and ratio.median >= WORTH_KNOWING:
-        more = advice(0.0, "may settle it", "settling it", budget_s)
+        more = LONGER
         yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {more}"
 
 

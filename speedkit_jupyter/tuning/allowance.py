@@ -7,7 +7,6 @@ from speedkit_jupyter.measure.rounds.budget import (
     REFERENCE,
     ROUNDED,
     Budget,
-    advice,
     clear_answer_s,
 )
 from speedkit_jupyter.measure.rounds.sampler import LONG_S
@@ -81,7 +80,3 @@ class Allowance:
     def enough_s(self) -> float:
         """Seconds that a clear answer takes, about."""
         return ENOUGH_STEPS * self.step_s
-
-    def more(self) -> str:
-        """Say what may give an answer, or how long one would take."""
-        return advice(self.enough_s, "may settle it", "settling it", self.budget.seconds)

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.tuning import parts
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
@@ -16,6 +17,8 @@ from speedkit_jupyter.tuning.stages import Stages
 # The whole plan's interval has to be as narrow as this share of its median, or as this one of what
 # it gains: of a plan that is 3 times as fast nobody asks for the second digit.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
+# Two rounds are no proof, and say more than nothing.
+FEW_STEPS = 4
 
 
 def confirm(
@@ -31,9 +34,9 @@ def confirm(
     others = [plan for plan in parts.without_each(best) if plan.values] if with_parts else []
     allowance.leave_time_for_a_proof(2 + len(others))
     tuning.parts_found = []
-    if not allowance.has_time(1):
+    if not allowance.budget.allows(FEW_STEPS * allowance.step_s):
         tuning.winner, tuning.comparison = BASELINE, None
-        tuning.unclear = f"no time was left to prove {best.name}; {allowance.more()}"
+        tuning.unclear = f"no time was left to prove {best.name}; {LONGER}"
         return
     plans = [best, *others]
     policy = _Whole(stages, plans)
@@ -66,12 +69,11 @@ def _why_unclear(stages: Stages, comparison: Comparison, record: Record) -> str:
     behind = is_behind(comparison.baseline.times_s, record.times_s, BEHIND)
     if told or behind or "dropped" in record.notes or (ratio and ratio.high < WORTH_IT):
         return ""
-    more = stages.allowance.more()
     if ratio is None or (not ratio.is_bounded and not comparison.busy):
-        return f"too few rounds for {record.name}; {more}"
+        return f"too few rounds for {record.name}; {LONGER}"
     if not record.is_checked and record.accuracy:
-        return f"{record.name} was not checked: {record.accuracy.reason}; {more}"
-    return f"{record.name} may help, and was not proven: {ratio}; {more}"
+        return f"{record.name} was not checked: {record.accuracy.reason}; {LONGER}"
+    return f"{record.name} may help, and was not proven: {ratio}; {LONGER}"
 
 
 def _drop_idle_parts(

@@ -17,7 +17,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import few_digits
+from speedkit_jupyter.measure.rounds.budget import LONGER, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
@@ -172,7 +172,7 @@ class Search:
         text = f"one step takes {step_s:.2g} s: about {self.budget_s:.0f} s"
         text += " and what compiling takes"
         is_short = self.budget_s < self._allowance.enough_s / 2
-        return f"{text}; {self._allowance.more()}" if is_short else text
+        return f"{text}; {LONGER}" if is_short else text
 
     def _check_learned(self, known: Candidate) -> Generator[Progress, None, None]:
         """A short A/B of the plan that was learned; it is forgotten where it does not hold."""
@@ -284,9 +284,9 @@ class Search:
                     for stage in self._tuning.stages
                     for record in stage.comparison.records[1:])  # fmt: skip
         if singles and not timed:
-            return f"one step takes {self._allowance.step_s:.2g} s; {self._allowance.more()}"
+            return f"one step takes {self._allowance.step_s:.2g} s; {LONGER}"
         if len(self._left_out) > len(self._stages.tried):
-            return f"{len(self._left_out)} plans were left out; {self._allowance.more()}"
+            return f"{len(self._left_out)} plans were left out; {LONGER}"
         return ""
 
     def _can_pay(self, plan: Candidate) -> bool:

@@ -47,9 +47,9 @@ def test_a_plan_that_only_rounds_keeps_the_curve_and_everything_is_put_back():
     found = verify(step, "bf16+fused_optimizer", steps=12)
     assert found.verdict == "same"
     assert found.plan == {"precision": "bf16", "fused_optimizer": True}
-    assert len(found.baseline) == len(found.planned) == len(found.other_seed) == 12
-    assert found.baseline[-1] < found.baseline[0]
-    assert found.other_seed != found.baseline
+    assert len(found.loss.baseline) == len(found.loss.planned) == len(found.loss.other) == 12
+    assert found.loss.baseline[-1] < found.loss.baseline[0]
+    assert found.loss.other != found.loss.baseline
     assert not found.by_weights
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     assert not optimizer.state
@@ -60,8 +60,8 @@ def test_a_plan_that_only_rounds_keeps_the_curve_and_everything_is_put_back():
 def test_without_random_numbers_the_second_baseline_starts_from_rounded_weights():
     found = verify(training()[2], "bf16", steps=8)
     assert found.by_weights
-    assert 0 < found.yardstick < 0.05
-    assert len(found.other_seed) == 8
+    assert 0 < found.loss.yardstick < 0.05
+    assert len(found.loss.other) == 8
     assert "rounded" in " ".join(repr(found).split())
 
 
@@ -180,7 +180,7 @@ def test_a_model_whose_weights_are_bf16_has_a_yardstick():
         optimizer.zero_grad()
 
     found = verify(step, "fused_optimizer", steps=8)
-    assert found.yardstick > 0
+    assert found.loss.yardstick > 0
     assert found.verdict == "same"
 
 

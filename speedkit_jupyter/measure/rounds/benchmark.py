@@ -15,11 +15,11 @@ from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
     LATEST,
+    LONGER,
     OVERHEAD_S,
     REFERENCE,
     ROUNDED,
     Budget,
-    advice,
     clear_answer_s,
     few_digits,
     time_limited,
@@ -191,12 +191,11 @@ class Benchmark:
         text = f"one step takes {first.step_s:.2g} s: about {max(budget_s, OVERHEAD_S):.0f} s"
         text += f" and the compiling of {compiled}" if compiled else ""
         if needed_s > budget_s and not self._within:
-            more = advice(needed_s, "may give one", "a clear one", budget_s)
-            text += f", short for a clear answer ({more})"
+            text += f", short for a clear answer ({LONGER})"
             variants = f"{len(runners)} variant{'s' * (len(runners) > 1)}"
             first.record.notes["budget"] = (
                 f"one step takes {first.step_s:.2g} s: {few_digits(budget_s)} s are short for a "
-                f"clear answer about {variants}; {more}"
+                f"clear answer about {variants}; {LONGER}"
             )
         return text
 
@@ -263,7 +262,7 @@ class Benchmark:
         least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
         left_s = max(budget.left_s, least_s)
         self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
-        if not self._within and (warning := self._sampler.too_few(budget.seconds)):
+        if not self._within and (warning := self._sampler.too_few()):
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._policy, self.result)
 

@@ -21,8 +21,8 @@ OVERHEAD_S, SHORT_S = 1.0, 0.05
 # For a clear answer each variant runs about so often: in its warm-up and check, and in rounds. The
 # baseline's step in float64, and rounded to one other precision, take about so many of its times.
 APART, ROUNDS, REFERENCE, ROUNDED = 4, 12, 8, 8
-# What takes longer than so many seconds is said.
-MOST_ADVISED_S = 900.0
+# No number of seconds is promised to be enough: noise decides how many there have to be.
+LONGER = "a longer --budget may settle it"
 
 
 class OutOfTime(BaseException):
@@ -140,17 +140,3 @@ def clear_answer_s(step_s: float, variants: int) -> float:
 def few_digits(seconds: float) -> str:
     """`3.69`, `15`, `1500`: a budget in words, without unit."""
     return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
-
-
-def advice(seconds: float, may: str, doing: str, given_s: float = 0.0) -> str:
-    """`a longer --budget may settle it`, or `settling it would take hours`.
-
-    No number of seconds: noise decides how many there have to be. `given_s` was not enough, and
-    the least that is thought of is twice as much.
-    """
-    seconds = max(seconds, 2 * given_s)
-    if seconds <= MOST_ADVISED_S:
-        return f"a longer --budget {may}"
-    if seconds <= 3600:
-        return f"{doing} would take about {math.ceil(seconds / 300) * 5} minutes"
-    return f"{doing} would take hours"

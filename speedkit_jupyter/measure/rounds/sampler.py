@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import Budget, advice
+from speedkit_jupyter.measure.rounds.budget import LONGER, Budget
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
@@ -97,15 +97,13 @@ class Sampler:
         blocks_s = self._blocks_s.get(id(runner))
         return max(blocks_s) if blocks_s else (self._lead_in + self._length) * runner.worst_s
 
-    def too_few(self, given_s: float = 0.0) -> str:
-        """Why the budget (`given_s` in all) gives no interval, with one that does; or empty."""
+    def too_few(self) -> str:
+        """Say why the budget gives no interval; empty where it does."""
         rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
-        least = least_rounds(self._comparisons)
-        if rounds >= least or len(self.runners) < 2:
+        if rounds >= least_rounds(self._comparisons) or len(self.runners) < 2:
             return ""
-        enough = advice(2 * least * self.expected_round_s(), "may give one", "one", given_s)
         few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
-        return f"the budget leaves {few}; {enough}"
+        return f"the budget leaves {few}; {LONGER}"
 
     def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
         """Rounds until the budget is spent, or the `policy` ends them; it goes by the `result`."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds import clock, repetition
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
@@ -64,7 +64,7 @@ class WarmUp:
         first_s = runner.record.first_call_s or 0.0
         looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
         if looks and repeats.is_suspicious(first_s, runner.fastest_s):
-            step.repeats = repeats.of_runner(runner, start)
+            step.repeats = repetition.of_runner(runner, start)
         if step.afresh:
             runner.restarted(start)
         start.restore()  # every variant warms up from the user's values

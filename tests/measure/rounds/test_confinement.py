@@ -45,7 +45,7 @@ def test_a_benchmark_leaves_another_threads_training_alone(kind):
 def test_verification_leaves_another_threads_training_alone():
     with training(*KINDS["SGD"]):
         found = verify(step_of_ours(), "bf16", steps=3)
-    assert len(found.baseline) == len(found.planned) == 3
+    assert len(found.loss.baseline) == len(found.loss.planned) == 3
 
 
 @pytest.mark.usefixtures("changing_flags")
