@@ -69,10 +69,12 @@ def _why_unclear(stages: Stages, comparison: Comparison, record: Record) -> str:
     behind = is_behind(comparison.baseline.times_s, record.times_s, BEHIND)
     if told or behind or "dropped" in record.notes or (ratio and ratio.high < WORTH_IT):
         return ""
-    if ratio is None or (not ratio.is_bounded and not comparison.busy):
+    if ratio is None:
         return f"too few rounds for {record.name}; {LONGER}"
     if not record.is_checked and record.accuracy:
-        return f"{record.name} was not checked: {record.accuracy.reason}; {LONGER}"
+        return (
+            f"{record.name} looks {ratio}, and was not checked: {record.accuracy.reason}; {LONGER}"
+        )
     return f"{record.name} may help, and was not proven: {ratio}; {LONGER}"
 
 

@@ -100,15 +100,6 @@ def test_two_that_help_alone_and_hurt_together_are_not_joined(sleeping):
     assert reasons["channels_last+fused_optimizer"].startswith("slower: ")
 
 
-@pytest.mark.slow
-def test_two_that_help_together_are_joined(sleeping):
-    network, optimizer, x = parts()
-    step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 2 * fused + 2 * last))
-    tuning = tune(step, budget_s=3)
-    assert tuning.winner.name == "channels_last+fused_optimizer"
-    assert [name for name, _ in tuning.parts()] == ["channels_last", "fused_optimizer"]
-
-
 @pytest.mark.checked
 def test_what_is_wrong_is_never_chosen_however_fast(made_time):
     network, optimizer, x = parts()
@@ -261,23 +252,6 @@ def test_an_interrupted_search_ends_with_the_best_so_far_and_says_that_it_is_not
     assert optimizer.param_groups[0]["fused"] is None
     (context,) = tuning.apply()
     context.restore()
-
-
-def test_ctrl_c_in_tune_carries_the_best_so_far(made_time):
-    network, optimizer, x = parts()
-    started = made_time.perf_counter()
-
-    def step() -> None:
-        if made_time.perf_counter() - started > 0.5:
-            raise KeyboardInterrupt
-        made_time.sleep(LATE / 4 if optimizer.param_groups[0]["fused"] else LATE)
-        network(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        tune(step, model=network, optimizer=optimizer, budget_s=30)
-    assert caught.value.tuning.winner.name in ("fused_optimizer", "baseline")
 
 
 def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):

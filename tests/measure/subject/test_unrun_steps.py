@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import StepError, benchmark, tune, verify
-from speedkit_jupyter.measure.subject.from_function import step_of
 
 model = nn.Linear(4, 4)
 batch = torch.rand(2, 4)
@@ -142,8 +141,3 @@ def test_what_a_step_returns_unrun_is_refused_and_python_does_not_warn(kind, way
 @pytest.mark.parametrize("kind", TAKEN)
 def test_a_step_that_works_is_taken(kind):
     assert benchmark(TAKEN[kind], "baseline,baseline", model=model, budget_s=0.05).records
-
-
-@pytest.mark.parametrize("kind", TAKEN)
-def test_none_of_them_is_refused_before_it_runs(kind):
-    assert step_of(TAKEN[kind], model).models == [model]
