@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
+import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -92,20 +94,28 @@ class Session:
 
         A name that means another object by now is marked.
         """
-        self.contexts = {n: context for n, context in self.contexts.items() if not context.restored}
-        ids = {id(context) for context in self.contexts.values()}
+        self._forget_what_ended()
+        every, ids = dict(self.contexts), {id(context) for context in self.contexts.values()}
         for name, model in modules_in(names).items():
             context = applied_to(model)
             if context is not None and id(context) not in ids:
-                self.contexts[name] = context
+                every[name] = context
                 ids.add(id(context))
         return [
             (n if _means(names, n, context.model) else f"{n} (an earlier model)", context)
-            for n, context in self.contexts.items()
+            for n, context in every.items()
         ]
 
+    def _forget_what_ended(self) -> None:
+        self.contexts = {n: context for n, context in self.contexts.items() if not context.restored}
+
     def remember(self, name: str, context: SpeedContext) -> None:
-        """A plan that was applied; one on an earlier model of that name stays known too."""
+        """A plan that was applied; one on an earlier model of that name stays known too.
+
+        None of them keeps its model alive.
+        """
+        context.let_go()
+        self._forget_what_ended()
         earlier = self.contexts.get(name)
         if earlier is not None and earlier.model is not context.model:
             candidates = (f"{name} (earlier model {number})" for number in itertools.count(1))
@@ -121,6 +131,8 @@ class Session:
         names = {} if self.names is None else self.names
         own = "_".join(re.findall(r"\w+", name))
         more = (f"{CTX}_{own}_{number}" for number in itertools.count(2))
+        if not is_free(names.get(CTX), model):
+            gc.collect()  # an earlier model without a name may be waiting for it
         tried = itertools.chain((CTX, f"{CTX}_{own}"), more)
         return next(candidate for candidate in tried if is_free(names.get(candidate), model))
 
@@ -176,6 +188,12 @@ def current(names: MutableMapping[str, Any] | None = None) -> Session:
     if names is not None and _CURRENT[0].names is None:
         _CURRENT[0].names = names
     return _CURRENT[0]
+
+
+def notebook() -> MutableMapping[str, Any] | None:
+    """Return the namespace of the notebook that this runs in; None in a script."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return None if shell is None else shell.user_ns  # type: ignore[no-any-return]
 
 
 def begin(names: MutableMapping[str, Any]) -> Session:

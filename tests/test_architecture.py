@@ -32,8 +32,8 @@ ROOMS = (
     ("rewriting",),
     ("facts",),
     ("base",),
-    ("autocast", "compiling", "fusing", "heads", "predicting", "recomputing", "twins"),
-    ("graphs", "moments", "splitting"),
+    ("autocast", "compiling", "fusing", "recomputing", "twins"),
+    ("graphs",),
 )
 # And for the rooms of two more.
 INNER_ROOMS = {

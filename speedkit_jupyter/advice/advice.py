@@ -43,7 +43,8 @@ class Advice(Shown):
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
     """What is worth a line, the largest first; of what is about the same lines the first alone."""
-    kept = [one for one in _not_said_before(found) if one.gain.high >= LEAST or one.rule in always]
+    said = (one.allowed for one in _not_said_before(found))
+    kept = [one for one in said if one.gain.high >= LEAST or one.rule in always]
     return sorted(kept, key=lambda one: -one.gain.saved)
 
 

@@ -7,9 +7,6 @@ from typing import NamedTuple
 
 # More of a step is never counted on.
 MOST = 0.995
-# What else a step computes is quicker by so much where no long stretch of Python or of loading lets
-# caches and threads go cold in between (seen in the planted loops of tests/benchmarks/advise.py).
-WARMER = 1.15
 
 
 class Gain(NamedTuple):
@@ -23,10 +20,9 @@ class Gain(NamedTuple):
         """The share of the time that is expected to go, 0 to 1: the rank."""
         return 1 - (1 / self.low + 1 / self.high) / 2
 
-    @property
-    def warmer(self) -> Gain:
-        """The same where the rest of the step may get quicker, too."""
-        return Gain(self.low, self.high * WARMER)
+    def within(self, most: float) -> Gain:
+        """Return the part of the range that is not above `most`."""
+        return Gain(min(self.low, most), min(self.high, most))
 
     def __str__(self) -> str:
         return f"{self.low:.2f}× to {self.high:.2f}×"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.advice.gain import Gain
+from speedkit_jupyter.advice.gain import Gain, amdahl
 from speedkit_jupyter.profiling.line_times import Spot
 from speedkit_jupyter.profiling.split import Part
 
@@ -51,10 +52,10 @@ Trial = Callable[[Subject], AbstractContextManager[Any]]
 class Opportunity:
     """What was seen (`evidence`), what to write instead (`remedy`), what it may cost (`risk`).
 
-    `gain` is that of the whole step. What can be tried at once has a word of the catalog
-    (`variant`), or a `trial`, which takes the gradients of what `unread` gives away; `line` is what
-    else tries it. `spots` are the lines and `part` the
-    part of the step that it is about, of which nothing more general need be said.
+    `gain` is that of the whole step, of which it concerns a `share`. What can be tried at once has
+    a word of the catalog (`variant`), or a `trial`, which takes the gradients of what `unread`
+    gives away; `line` is what else tries it. `spots` are the lines and `part` the part of the step
+    that it is about, of which nothing more general need be said.
     """
 
     rule: str
@@ -69,6 +70,12 @@ class Opportunity:
     line: str = ""
     spots: tuple[Spot, ...] = ()
     part: Part | None = None
+    share: float = 1.0
+
+    @property
+    def allowed(self) -> Opportunity:
+        """Return the same, with no more gain than if its share of the step took no time."""
+        return replace(self, gain=self.gain.within(amdahl(self.share, math.inf).high))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

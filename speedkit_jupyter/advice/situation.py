@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.advice.code import Code, Part
 from speedkit_jupyter.advice.opportunity import Opportunity, Subject
 from speedkit_jupyter.advice.watched import Watched
+from speedkit_jupyter.loading import samples
+from speedkit_jupyter.loading.obstacles import drawing
+from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.profiling.costs import Cost
 from speedkit_jupyter.profiling.line_times import Spot
@@ -56,6 +60,7 @@ class Situation:
     settle: Callable[[], object] = lambda: None
     affords: Callable[[float], bool] = lambda seconds: True
     said: Sequence[Opportunity] = ()
+    _samples: dict[int, Samples | None] = field(default_factory=dict, init=False, repr=False)
 
     # What was measured.
 
@@ -117,6 +122,18 @@ class Situation:
         return sum(cost.share for cost in meant), sum(cost.backward for cost in meant)
 
     # What it is about.
+
+    def samples(self, loader: DataLoader[Any]) -> Samples | None:
+        """Return what a loader's samples are like; None where its data set can't be asked."""
+        if id(loader) not in self._samples:
+            self.settle()
+            try:
+                self._samples[id(loader)] = samples.look_at(loader, Walk(drawing(loader)))
+            except Exception:  # a data set without indices, or one that draws otherwise
+                self._samples[id(loader)] = None
+            finally:
+                self.settle()
+        return self._samples[id(loader)]
 
     def name(self, value: Any, otherwise: str) -> str:
         """As the user calls it."""

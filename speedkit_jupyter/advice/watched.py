@@ -19,6 +19,7 @@ from speedkit_jupyter.support.marks import version
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributions import Distribution
     from torch.utils.data import DataLoader
 
 
@@ -95,6 +96,8 @@ class Watched:
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
     ran: Counter[CodeType] = field(default_factory=Counter)
     flags: set[str] = field(default_factory=set)
+    checks: int = 0
+    checks_s: float = 0.0
 
     def of_models(self) -> list[ModelCall]:
         """Calls of what has parameters: no loss, no activation."""
@@ -104,6 +107,7 @@ class Watched:
 def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()) -> Watched:
     """Make the call; `parameters` are those of the step's models."""
     import torch
+    from torch.distributions import Distribution
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -118,6 +122,8 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             (optimizer, "zero_grad", partial(_zero_grad, found)),
             (DataLoader, "__iter__", partial(_loader, found, loaders)),
             (_BaseDataLoaderIter, "__next__", partial(_draw, found, loaders)),
+            (Distribution, "__init__", partial(_check, found)),
+            (Distribution, "_validate_sample", partial(_check, found)),
         ):
             stack.enter_context(patched(owner, name, make))
         stack.enter_context(optimizer_hooks(after=partial(_stepped, found)))
@@ -215,6 +221,20 @@ def _asking() -> Spot:
     """The user's line at which the program is."""
     frame = user_lines.user_frame()
     return Spot("", 0) if frame is None else Spot(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _check(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What a distribution's constructor and `log_prob` call to check what they are given."""
+
+    def call(distribution: Distribution, *args: Any, **kwargs: Any) -> Any:
+        begun_s = clock.now()
+        try:
+            return original(distribution, *args, **kwargs)
+        finally:
+            found.checks += 1
+            found.checks_s += clock.now() - begun_s
+
+    return call
 
 
 def _zero_grad(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:

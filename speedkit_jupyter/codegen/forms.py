@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.codegen import frameworks
 from speedkit_jupyter.codegen.instances import instance_in
 from speedkit_jupyter.codegen.optimizer_names import in_order, listed, named, words_of
-from speedkit_jupyter.codegen.optimizer_source import is_made, makeable, making
+from speedkit_jupyter.codegen.optimizer_source import is_made, keywords_of, makeable, making
 from speedkit_jupyter.codegen.script import MODEL, Script, assembled, gather, header
 from speedkit_jupyter.codegen.training_call import call_of
 from speedkit_jupyter.codegen.training_step import function
@@ -112,9 +112,17 @@ def _written(
 
 
 def _with_own(script: Script, form: str) -> Script:
-    """Frameworks go on with the user's optimizers; a script of its own makes what it can make."""
+    """Return the script with the optimizers that it takes from the user as they are.
+
+    These are, in a framework, those with a name, and elsewhere those that the plan changes nothing
+    about, or that one line can't make.
+    """
     taken = script.given.words if form in FRAMEWORKS else {}
-    own = [name for name in script.optimizers if name in taken or not makeable(script, name)]
+    own = [
+        name
+        for name in script.optimizers
+        if name in taken or not keywords_of(script, name) or not makeable(script, name)
+    ]
     return replace(script, given=replace(script.given, own=frozenset(own)))
 
 

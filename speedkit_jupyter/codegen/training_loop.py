@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.codegen.training_call import Call, call_of, needs_closure
 from speedkit_jupyter.plans.context import SpeedContext
@@ -17,34 +17,44 @@ INDENT = "    "
 
 @dataclass(frozen=True)
 class Words:
-    """The user's words for a model, its optimizers and the context."""
+    """The user's words for a model, its optimizers and the context; `names` is the notebook."""
 
     model: str = "model"
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
     ctx: str = "ctx"
+    names: Mapping[str, Any] = field(default_factory=dict)
 
 
 def loop(context: SpeedContext, words: Words) -> str:
-    """A training step, or a prediction where the plan is for one; an optimizer that does not exist
-    yet is called `optimizer`.
+    """Return a training step, or a prediction where the plan is for one; empty where a plain loop
+    needs no edit. An optimizer that does not exist yet is called `optimizer`.
     """
+    plan = context.plan
+    if not any(plan[name].active for name in ("device", "precision", "grad_scaler")):
+        return ""
     call, names = call_of(context.model), [*words.optimizers] or ["optimizer"]
-    trains = not context.plan["inference"].active
-    lines = _moved(call, words.ctx, trains) if context.plan["device"].active else []
+    trains = not plan["inference"].active
+    lines = _moved(call, words.ctx, trains) if plan["device"].active else []
     inputs = ", ".join(call.parameters) if call.kind == "several" else "x"
     if not trains:
-        predict = f"{INDENT}outputs = {call.of(words.model, inputs)}"
-        return "\n".join([*lines, f"with {words.ctx}.autocast():", predict])
-    forward = call.loss(words.model, inputs, "y")
-    forward = [f"with {words.ctx}.autocast():", *(INDENT + line for line in forward)]
+        predict = [f"outputs = {call.of(words.model, inputs)}"]
+        return "\n".join([*lines, *_lowered(context, words.ctx, predict)])
+    forward = _lowered(context, words.ctx, call.loss(words.model, inputs, "y"))
     closures = any(
         needs_closure(optimizer, type(optimizer).__name__)
         for optimizer in words.optimizers.values()
     )
     if closures:
         return "\n".join([*lines, *_with_closure(forward, names)])
-    steps = _scaled(words.ctx, names) if context.plan["grad_scaler"].active else _plain(names)
+    steps = _scaled(words.ctx, names) if plan["grad_scaler"].active else _plain(names)
     return "\n".join([*lines, *forward, *steps, *(f"{name}.zero_grad()" for name in names)])
+
+
+def _lowered(context: SpeedContext, ctx: str, lines: list[str]) -> list[str]:
+    """Return the lines inside of autocast, where the plan lowers the precision."""
+    if not context.plan["precision"].active:
+        return lines
+    return [f"with {ctx}.autocast():", *(INDENT + line for line in lines)]
 
 
 def _plain(names: list[str]) -> list[str]:

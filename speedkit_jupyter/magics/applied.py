@@ -50,7 +50,7 @@ class Applied:
     def _apply(self) -> None:
         assert self._search is not None
         tuning, names = self._search.result(), self._shell.user_ns
-        self._contexts = tuning.apply()
+        self._contexts = tuning.put_in_force()
         for number, context in enumerate(self._contexts):
             every = models(names) | inside_others(names)
             name = _name(every, context.model) or f"model_{number + 1}"
@@ -60,7 +60,7 @@ class Applied:
                 n or f"optimizer_{i}": optimizer for i, (n, optimizer) in enumerate(held.items(), 1)
             }
             ctx = self._session.keep(name, context)
-            display(applied_report(context, Words(name, named, ctx)))
+            display(applied_report(context, Words(name, named, ctx, names)))
 
     def _restore(self) -> None:
         for context in self._contexts:

@@ -175,19 +175,6 @@ def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) 
         )
 
 
-def holding_trainer(names: Mapping[str, Any], model: torch.nn.Module) -> str | None:
-    """The name of the transformers' Trainer that trains this model, where there is one."""
-    for name, value in list(names.items()):
-        classes = {
-            (str(base.__module__).partition(".")[0], base.__name__) for base in type(value).__mro__
-        }
-        if ("transformers", "Trainer") in classes and name[:1] != "_":
-            held = lookup.attributes_of(value).get("model")
-            if held is not None and unwrapped(held) is unwrapped(model):
-                return name
-    return None
-
-
 def inside_others(names: Mapping[str, Any], kind: type | None = None) -> dict[str, Any]:
     """What lists, dictionaries and the user's own objects hold of a kind (models), by its words."""
     import torch

@@ -20,9 +20,6 @@ from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
-from speedkit_jupyter.optimizations.linear_cross_entropy import LinearCrossEntropy
-from speedkit_jupyter.optimizations.low_bit_optimizer import LowBitOptimizer
-from speedkit_jupyter.optimizations.micro_batches import MicroBatches
 from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
@@ -47,11 +44,8 @@ CATALOG: tuple[Optimization, ...] = (
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
-    LowBitOptimizer(),
     FusedKernels(),
     ActivationCheckpointing(),
-    MicroBatches(),
-    LinearCrossEntropy(),
     Int8(),
     Int4(),
     Float8(),

@@ -19,7 +19,7 @@ from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.optimizations.properties.settings import FUSED
+from speedkit_jupyter.optimizations.properties.settings import FUSED, in_files
 from speedkit_jupyter.support.exceptions import did_you_mean
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ class FusedOptimizer(Optimization):
 
             def layer_of_loads(optimizer: torch.optim.Optimizer) -> None:
                 loaded = optimizer.register_load_state_dict_post_hook(layer.renew)
+                saved = optimizer.register_state_dict_post_hook(in_files)
                 stack.callback(loaded.remove)
+                stack.callback(saved.remove)
 
             layer = stack.enter_context(FUSED.wished(()))
             for optimizer in filter(can, target.optimizers):

@@ -1,39 +1,30 @@
-"""What a model that only predicts can do without: autograd's records, and batch norms."""
+"""A model that only predicts: its calls record nothing for a backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
-from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.predicting.predicted_calls import Predicting
-from speedkit_jupyter.optimizations.properties.calls import CALLS, around
+from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
-# Folded as torch.fx does it, part by part where it can't trace the whole.
-FOLD = """\
-# Batch norms go into the convolutions before them; train and load weights before that.
-def fold(module):
-    if not any("BatchNorm" in type(part).__name__ for part in module.modules()):
-        return module
-    try:
-        return fuse(module)
-    except Exception:  # torch.fx can't trace it
-        for name, child in module.named_children():
-            setattr(module, name, fold(child))
-        return module
+if TYPE_CHECKING:
+    import torch
 
-
-model = fold(model.eval())"""
+ASKED = "an input asks for its gradient, so calls are recorded as usual"
+TRAINING = "the model is in training mode by now, so calls are recorded as usual: model.eval()"
+IN_A_LOSS = "a backward pass went through the model, so calls are recorded as usual from then on"
+OWN_OBJECTS = "the model returns objects of its own, so calls are recorded as usual"
 
 
 class Inference(Optimization):
@@ -42,69 +33,51 @@ class Inference(Optimization):
     """
 
     name = "inference"
-    effect = Effect.ROUNDING  # a folded batch norm multiplies the weights, not what comes out
-    summary = "inference mode, and batch norms folded into the convolutions before them"
-    helps = "prediction with convolutions and batch norms, or by code without torch.no_grad()"
-    risk = "weights that are written to through .data or NumPy later are not seen in folded ones"
+    effect = Effect.ROUNDING  # torch takes other kernels for some layers where nothing is recorded
+    summary = "calls of the model without autograd's records"
+    helps = "prediction by code without torch.no_grad()"
+    risk = "a backward pass through the model's results computes the first call again"
     undone = "calls are recorded by autograd again; weights and modes were never touched"
-    page = "https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad_mode.inference_mode.html"
-
-    class Options(Fields):
-        """`fold`: batch norms, where torch.fx shows that they follow a convolution; `freezing`:
-        compiled code has the weights as constants.
-        """
-
-        enabled: Switch = Field("auto", description="auto, true, false")
-        fold: Switch = Field("auto", description="auto, true, false")
-        freezing: bool = Field(False, strict=True, description="true, false")
-
-    default = Options()
+    page = "https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html"
+    Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """For models in eval mode that nothing trains."""
-        options = request.value
-        if options.enabled is False:
+        if request.value is False:
             return request.leave(False, asked=True)
         if why := _obstacle(facts):
             return request.decline(False, why)
-        if options.enabled == "auto":
-            norms = f", {facts.batch_norms} batch norms" if facts.batch_norms else ""
-            return request.leave(False, f"the model is in eval mode{norms}; it is there on request")
-        details = {"fold": options.fold is not False and facts.batch_norms > 0}
-        details["freezing"] = options.freezing and facts.compiles
-        rule = f"up to {facts.batch_norms} batch norms are folded" if details["fold"] else ""
-        hint = ""
-        if options.freezing and not facts.compiles:
-            hint = "there is nothing to freeze without compile"
-        return request.obey(True, rule, hint=hint, details=details)
+        if request.value == "auto":
+            return request.leave(False, "the model is in eval mode; it is there on request")
+        return request.obey(True)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """A call of the model will predict, and record nothing."""
+        """A call of the model will record nothing."""
         return {"model.inference": bool(decision.value)}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """A layer around the model's calls; in a benchmark for its own thread's alone."""
-        with CALLS.wished(_layers(decision, target)):
-            try:
-                yield
-            finally:
-                if decision.value and target.memo.predicting is not None:
-                    target.memo.predicting.end()
+        wishes = []
+        if decision.value:
+            layer = target.memo.calls.setdefault(
+                target.model, Unrecorded(target.model, target.notes)
+            )
+            layer.only_in = target.only_in
+            wishes.append((target.model, layer))
+        with CALLS.wished(wishes):
+            del wishes  # which hold the model
+            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """torch's own context manager; Trainer has nothing of the kind."""
         if form == "transformers":
             raise SpeedKitError("Trainer trains, and inference does not: take --as torch")
-        forward = ("torch.inference_mode()",)
-        if not decision.details.get("fold"):
-            return Snippet(model=("model.eval()",), forward=forward)
-        imports = ("from torch.fx.experimental.optimization import fuse",)
-        return Snippet(imports=imports, model=tuple(FOLD.splitlines()), forward=forward)
+        return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Whether a call of the model only predicts."""
-        return {"model.inference": around(target.model, Predicting)}
+        """Whether a call of the model records nothing."""
+        return {"model.inference": around(target.model, Unrecorded)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """On, where nothing trains."""
@@ -125,14 +98,146 @@ def _obstacle(facts: Facts) -> str:
     return ""
 
 
-def _layers(decision: Decision, target: Target) -> Iterator[Any]:
-    if not decision.value:
-        return
-    predicting = target.memo.predicting
-    if predicting is None:
-        details = decision.details
-        predicting = target.memo.predicting = Predicting(
-            target, details.get("fold", True), details.get("freezing", False)
-        )
-    predicting.only_in = target.only_in
-    yield from predicting.layers()
+class Unrecorded(Call):
+    """Calls under `torch.no_grad()`, whose results can still be differentiated.
+
+    The first backward pass through them makes the call again, recorded. From then on calls are
+    recorded as usual; `notes` says so.
+    """
+
+    def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
+        super().__init__(model)
+        self._notes = notes
+        self._records = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model does, in the same containers."""
+        import torch
+        from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if not parameters or not self._suits(inputs):
+            return self.below(*args, **kwargs)
+        rerun = _as_now(lambda: self.below(*args, **kwargs), parameters[0].device)
+        with torch.no_grad():
+            leaves, structure = tree_flatten(self.below(*args, **kwargs))
+        if not all(map(_is_plain, leaves)):
+            self._record(OWN_OBJECTS)
+            return rerun()
+        places = [n for n, leaf in enumerate(leaves) if _is_differentiable(leaf)]
+
+        def recorded() -> list[torch.Tensor]:
+            self._record(IN_A_LOSS)
+            results = tree_leaves(rerun())
+            return [results[n] for n in places]
+
+        results = [leaves[n] for n in places]
+        sizes = len(results), len(parameters)
+        given = _differentiable().apply(recorded, *sizes, *results, *parameters, *inputs)
+        for n, result in zip(places, given, strict=True):
+            leaves[n] = result
+        return tree_unflatten(leaves, structure)
+
+    def _suits(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether this call is a prediction that autograd would record."""
+        import torch
+
+        if self._records or not self.is_here() or not torch.is_grad_enabled():
+            return False
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return False
+        if self.module.training:
+            self._notes["inference"] = TRAINING
+            return False
+        if any(tensor.requires_grad for tensor in inputs):
+            self._notes["inference"] = ASKED
+            return False
+        return True
+
+    def _record(self, why: str) -> None:
+        self._records, self._notes["inference"] = True, why
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Whether a result is a tensor, or holds none."""
+    import torch
+
+    return type(leaf) is torch.Tensor or isinstance(leaf, str | bytes | int | float | None)
+
+
+def _is_differentiable(leaf: Any) -> bool:
+    import torch
+
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _as_now(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """Return the call, to be made later with this moment's autocast and random numbers."""
+    import torch
+
+    kind = device.type
+    autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+    devices = [] if kind == "cpu" else [device]
+    random = [
+        torch.get_rng_state(),
+        *(torch.get_device_module(kind).get_rng_state(one) for one in devices),
+    ]
+
+    def later() -> Any:
+        with (
+            torch.enable_grad(),
+            autocast,
+            torch.random.fork_rng(devices, device_type=kind if devices else "cuda"),
+        ):
+            torch.set_rng_state(random[0])
+            for one, state in zip(devices, random[1:], strict=True):
+                torch.get_device_module(kind).set_rng_state(state, one)
+            return call()
+
+    return later
+
+
+@cache
+def _differentiable() -> Any:
+    """Return the autograd function that gives results a gradient after they were computed."""
+    import torch
+
+    class Differentiable(torch.autograd.Function):
+        """Its arguments: what makes the call again, how many results there are, how many
+        parameters, and then the tensors: results, parameters, and inputs of the call.
+        """
+
+        @staticmethod
+        def forward(ctx: Any, recorded: Any, count: int, own: int, *tensors: torch.Tensor) -> Any:
+            ctx.recorded, ctx.results, ctx.parameters = recorded, count, own
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*tensors[count:])  # backward fails if they were written to
+            return tuple(map(_alias, tensors[:count]))
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+            parameters = ctx.saved_tensors[: ctx.parameters]
+            pairs = zip(ctx.recorded(), gradients, strict=True)
+            led = [(result, g) for result, g in pairs if g is not None and result.requires_grad]
+            given: Any = (None,) * len(parameters)
+            if led:
+                results, upstream = zip(*led, strict=True)
+                further = torch.is_grad_enabled()
+                given = torch.autograd.grad(
+                    results, parameters, upstream, create_graph=further, allow_unused=True
+                )
+            inputs = len(ctx.saved_tensors) - len(parameters)
+            return None, None, None, *(None,) * ctx.results, *given, *(None,) * inputs
+
+    return Differentiable
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor on the same memory, which is no view to autograd."""
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    empty: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(tensor)  # type: ignore[no-any-return]

@@ -28,7 +28,6 @@ class Asked:
 
     asked: set[str]
     target: Target
-    _model: torch.nn.Module
     _planned: Plan
     _key: int
     _thread: int
@@ -41,7 +40,8 @@ class Asked:
         """Where the model lies now; batches belong there too."""
         import torch
 
-        parameter = next(self._model.parameters(), None)
+        model = self.target.model
+        parameter = None if model is None else next(model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
 
     def autocast(self) -> AbstractContextManager[Any]:

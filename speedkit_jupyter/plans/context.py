@@ -58,9 +58,10 @@ class SpeedContext(Asked):
     """
 
     facts: Facts
-    # Who holds a context holds its model. What lies on the model, for as long as that lives, is
-    # the context's __dict__, which holds no model: `_contexts` makes a context of it again.
-    __slots__ = ("__dict__", "__weakref__", "_model")
+    # Who holds a context holds its model, until it lets go of it. What lies on the model, for as
+    # long as that lives, is the context's __dict__, which holds no model: `_contexts` makes a
+    # context of it again.
+    __slots__ = ("__dict__", "__weakref__", "_held")
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class SpeedContext(Asked):
         config: SpeedConfig,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
-        self._model = model
+        self._held: torch.nn.Module | None = model
         self._self = weakref.ref(self)
         self._key = id(unwrapped(model))  # a plan on a model is one with that of its wrapper
         self.config = config
@@ -86,8 +87,15 @@ class SpeedContext(Asked):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The user's own model object."""
-        return self._model
+        """The user's own model object. Raises SpeedKitError once it is gone."""
+        model: torch.nn.Module | None = self.target.model if self._held is None else self._held
+        if model is None:
+            raise SpeedKitError("the model of this context is gone, and its plan with it")
+        return model
+
+    def let_go(self) -> None:
+        """Keep the model alive no longer: the plan ends with it."""
+        self._held = None
 
     @property
     def plan(self) -> Plan:
@@ -243,7 +251,7 @@ class SpeedContext(Asked):
         self.restored = True
         _ON.take(unwrapped(self.model), self.__dict__)
         memo = self.target.memo
-        memo.compiled_call = memo.predicting = memo.graphed = memo.twins = None
+        memo.compiled_call = memo.graphed = memo.twins = None
         self.target.let_go()
 
 
@@ -265,7 +273,7 @@ def _context(model: torch.nn.Module, state: dict[str, Any]) -> SpeedContext:
     context: SpeedContext | None = state["_self"]()
     if context is None:
         context = SpeedContext.__new__(SpeedContext)
-        context._model, context.__dict__ = model, state
+        context._held, context.__dict__ = model, state
         state["_self"] = weakref.ref(context)
     return context
 
@@ -273,9 +281,13 @@ def _context(model: torch.nn.Module, state: dict[str, Any]) -> SpeedContext:
 def _end(states: list[dict[str, Any]]) -> None:
     """The model is gone: what its plans set elsewhere goes back."""
 
+    for state in states:
+        state["restored"] = True
+        state["target"].let_go()
+
     def close() -> None:
         for state in states[::-1]:
-            stack, state["_stack"], state["restored"] = state["_stack"], None, True
+            stack, state["_stack"] = state["_stack"], None
             if stack is not None:
                 stack.close()
 

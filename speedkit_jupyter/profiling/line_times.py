@@ -1,17 +1,19 @@
-"""Which lines of the user's own code the time goes to, by looking at their thread again and again.
+"""Find which lines of the user's own code the time goes to, by a timer that interrupts them.
 
-Nothing is traced: each look takes some microseconds, and what lies between two looks counts for
-what the second one sees.
+A signal's handler runs in the thread that it interrupts, between two steps of Python's interpreter,
+so that it reads the frames of its own thread only. (Frames of another thread end while they are
+read, and Python crashes.) What lies between two looks counts for what the second one sees.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import NamedTuple
@@ -19,8 +21,8 @@ from typing import NamedTuple
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.split import Look, Part, Split
 
-# Seconds between two looks, and after which Python lets another thread go on.
-EVERY_S, SWITCH_S = 0.001, 0.0005
+# Seconds between two looks. One takes some 10 µs.
+EVERY_S = 0.001
 # A look counts for so much of what it would by itself, at the least and at the most.
 LEAST, MOST = 0.4, 4.0
 
@@ -102,35 +104,25 @@ class Looks:
 
     @contextmanager
     def while_looking(self, split: Split) -> Iterator[None]:
-        """In the block this thread is looked at; the split runs in it, and says which part it is.
+        """Look at this thread in the block; the split runs in it, and says which part it is.
 
-        What telling the split takes is no part of the step, here neither.
+        Nothing is seen where no timer can interrupt it (`can_interrupt`).
         """
-        here, base, ends = threading.get_ident(), sys._getframe(2), threading.Event()
-        switched_s = sys.getswitchinterval()
+        base, before_s = sys._getframe(2), time.perf_counter()
 
         def look() -> None:
-            before_s = time.perf_counter()
-            while not ends.is_set():
-                time.sleep(EVERY_S)
-                now_s = time.perf_counter()
-                frame = sys._current_frames().get(here)
-                if split.depth and frame is not None and not ends.is_set():
-                    self._look(split, _spots(frame, base), now_s - before_s)
-                del frame
-                before_s = now_s
+            nonlocal before_s
+            now_s = time.perf_counter()
+            if split.depth:
+                self._look(split, _spots(sys._getframe(1), base), now_s - before_s)
+            before_s = now_s
 
-        thread = threading.Thread(target=look, name="speedkit lines", daemon=True)
-        sys.setswitchinterval(min(SWITCH_S, switched_s))
-        begun_s = time.perf_counter()
-        thread.start()
+        begun_s = before_s
         try:
-            yield
+            with _interrupted(look) if can_interrupt() else nullcontext():
+                yield
         finally:
             self.total_s += time.perf_counter() - begun_s
-            ends.set()
-            thread.join()
-            sys.setswitchinterval(switched_s)
 
     def _look(self, split: Split, spots: list[Spot], took_s: float) -> None:
         if split.part == "ours":
@@ -140,6 +132,40 @@ class Looks:
         self._looks.append(look)
         if undecided is not None:
             undecided.append(look)
+
+
+def can_interrupt() -> bool:
+    """Return whether a timer can interrupt this thread.
+
+    Signals reach the main thread only, Windows has no such timer, and one that the user has set
+    stays as it is.
+    """
+    return (
+        hasattr(signal, "setitimer")
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
+        and not signal.getitimer(signal.ITIMER_REAL)[0]
+    )
+
+
+@contextmanager
+def _interrupted(look: Callable[[], None]) -> Iterator[None]:
+    """Call `look` every EVERY_S in the block, which may take the timer for itself."""
+    import torch
+
+    def handler(*_: object) -> None:
+        look()
+
+    # torch.compile would trace what interrupts compiled code.
+    ours = torch.compiler.disable(handler)
+    before = signal.signal(signal.SIGALRM, ours)
+    signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGALRM) is ours:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def _spots(frame: FrameType | None, base: FrameType) -> list[Spot]:

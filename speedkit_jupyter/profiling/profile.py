@@ -14,6 +14,7 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.line_times import LineTimes, Spot
+from speedkit_jupyter.profiling.processor import Processor
 from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
 from speedkit_jupyter.profiling.untold import as_if_untold, is_costly, told_over_plain
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -37,9 +38,10 @@ class Profile(Shown):
     between; where telling takes long, `whole` are splits of calls that were told of little: of the
     parts as a whole, without what is within them. `first` is that of the first call, which may have
     compiled. `counted` is what the machine counts in a second of the plain ones (`energy_j`:
-    joules), where it does, and then `samples` what a call takes, if its models say it. `lines` are
-    the user's own, `costs` those of modules and operators, each from calls of their own; no costs
-    where `why_no_costs` says it.
+    joules), where it does, and then `samples` what a call takes, if its models say it;
+    `processor` is how much of the processors the plain ones got. `lines` are the user's own,
+    `costs` those of modules and operators, each from calls of their own; no costs where
+    `why_no_costs` says it.
     `names` are how files are called in the notebook.
     """
 
@@ -52,6 +54,7 @@ class Profile(Shown):
     lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
+    processor: Processor = field(default_factory=Processor)
     device: str = "cpu"
     names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)

@@ -252,7 +252,8 @@ class Profiler:
 
     def _plain(self) -> float:
         __tracebackhide__ = True
-        return self._aside(lambda: clock.timed(self._call, self._device))
+        with self._profile.processor.counted():
+            return self._aside(lambda: clock.timed(self._call, self._device))
 
     @contextmanager
     def _installed(self) -> Iterator[Outside]:

@@ -139,7 +139,8 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
             lines.append(Urgent(line) if record.is_refused else line)
     if not record.declined:
         lines += [f"{name}: declined: {reason}" for name, reason in record.declines.items()]
-    lines += [f"{name}: {note}" for name, note in record.notes.items()]
+    told = {name: f"{name}: {note}" for name, note in record.notes.items()}
+    lines += [Urgent(line) if name == "precision" else line for name, line in told.items()]
     lines += _compilations(comparison, record)
     if record.memory is not None and record.memory.reserved_bytes:
         lines.append(f"torch's allocator reserved {size(record.memory.reserved_bytes)}")

@@ -11,6 +11,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
+from speedkit_jupyter.plans.reaching import to_write, trained_by
 from speedkit_jupyter.report.attention_table import evidence
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
@@ -57,7 +58,7 @@ def context_report(context: SpeedContext, name: str = "model", ctx: str = "ctx")
 
 
 def applied_report(context: SpeedContext, words: Words) -> Document:
-    """What applying did, and the loop to paste in the user's words."""
+    """Return what to write in the user's loop, what applying did, and the loop to paste."""
     plan = context.plan
     shown = [d for d in plan if not _is_plainly_as_is(d)]
     sections = [Section(decisions(shown))] if shown else []
@@ -70,9 +71,23 @@ def applied_report(context: SpeedContext, words: Words) -> Document:
     sections.append(Section(changed(context.changes()), "Before and after"))
     sections += _notes(context, words.ctx)
     title = "Your predictions" if plan["inference"].active else "Your training loop"
-    sections.append(Section(Code(loop(context, words)), title))
-    state = _state(context, words.model)
-    return Document(f"{state} on {_machine(plan)}", tuple(sections), _data(context))
+    if library := trained_by(context.model, words.names):
+        sections.append(Section(_of_a_trainer(library, words.model), title))
+    elif lines := loop(context, words):
+        sections.append(Section(Code(lines), title))
+    else:
+        sections.append(Section("Nothing to edit: it runs under the plan as it is.", title))
+    state = f"{_state(context, words.model)} on {_machine(plan)}"
+    write = to_write(context, words.ctx, words.names)
+    return Document(f"{write} {state}".lstrip(), tuple(sections), _data(context))
+
+
+def _of_a_trainer(library: str, name: str) -> str:
+    """Return what there is to say about a loop that is a library's."""
+    told = f"{library} runs its own loop."
+    if library == "transformers":
+        return f"{told} `%speedkit code {name} --as transformers` writes the plan as arguments."
+    return told
 
 
 def status_report(

@@ -26,6 +26,11 @@ def door(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def is_door(code: CodeType) -> bool:
+    """Whether this is code of ours that calls the user's."""
+    return code in _DOORS
+
+
 def lets_go(function: Callable[P, R]) -> Callable[P, R]:
     """Where it raises, our own frames lose their variables: models, and copies of their state.
 

@@ -17,6 +17,8 @@ from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan, together
+from speedkit_jupyter.plans.reaching import to_write
+from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak_references import Alive
@@ -128,10 +130,24 @@ class Tuning(Shown):
     def apply(self) -> list[SpeedContext]:
         """Put the plan into force on the step's models; one context each.
 
+        In a notebook the first context becomes `ctx` there, as by `%speedkit apply`. A warning says
+        what has to be written in the loop so that its precision acts.
+
         Where nothing helps, the models are restored to no plan, and none comes back. Where the
         search could not tell, a plan that is in force stays; a warning says so. Raises
         SpeedKitError where one of the models is gone.
         """
+        contexts, session = self.put_in_force(), current(notebook())
+        for context in contexts:
+            ctx, where = "ctx", "; `ctx` is what apply() returns: `ctx, *_ = tuning.apply()`"
+            if session.names is not None:
+                ctx, where = session.keep(session.name_of(context.model), context), ""
+            if line := to_write(context, ctx, session.names):
+                warnings.warn(f"{line.rstrip('.')}{where}", stacklevel=2)
+        return contexts
+
+    def put_in_force(self) -> list[SpeedContext]:
+        """As `apply`, for whoever names the contexts and says the rest."""
         models = list(self.models)
         if self.helped and len(models) < self._number:
             raise SpeedKitError("the model of this search is gone: search again with the new one")
@@ -144,7 +160,7 @@ class Tuning(Shown):
         if self.unclear:
             stays = "; another plan is in force and stays: ctx.restore() takes it away"
             line = "the search could not tell, so nothing is applied"
-            warnings.warn(f"{line}{stays if applied else ''}", stacklevel=2)
+            warnings.warn(f"{line}{stays if applied else ''}", stacklevel=3)
         for model in () if self.unclear else models:
             while (plan := applied_to(model)) is not None:
                 plan.restore()

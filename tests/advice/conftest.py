@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -92,7 +94,17 @@ class Situations:
     def found(self, rule: str, step: Callable[[], object], **given: Any) -> list[Opportunity]:
         """What one rule says of it."""
         one = next(one for one in RULES if one.name == rule)
-        return list(one.find(self.seen(step, **given)))
+        found = [each.allowed for each in one.find(self.seen(step, **given))]
+        for each in found:
+            assert each.gain.low <= each.gain.high <= _allowed(each.evidence) * 1.02, each
+        return found
+
+
+def _allowed(evidence: str) -> float:
+    """The speed-up that the largest share named as one of the step allows."""
+    named = re.findall(r"([\d.]+) % of (?:the step|it)\b", evidence)
+    most = max((float(one) / 100 for one in named), default=1.0)
+    return math.inf if most >= 1 else 1 / (1 - most)
 
 
 def _costs(operators: Mapping[str, float], modules: Mapping[str, float]) -> Costs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import math
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from speedkit_jupyter.advice.rules import RULES
 from speedkit_jupyter.advice.rules.data.padding import padding
+from speedkit_jupyter.profiling.processor import Processor
 
 COMPUTING = {"forward": 0.4, "backward": 0.4}
 
@@ -174,7 +176,15 @@ def test_padding_is_what_the_rows_end_in():
 
 
 @pytest.mark.parametrize(
-    "batch", [torch.ones(4, 32), torch.arange(128).view(4, 32), torch.zeros(4), words(8, 4)]
+    "batch",
+    [
+        *(torch.ones(4, 32), torch.arange(128).view(4, 32), torch.zeros(4), words(8, 4)),
+        torch.ones(4, 32, dtype=torch.long),  # a mask where nothing is padded
+        torch.zeros(4, 32, dtype=torch.long),  # the numbers of segments
+        (words(8) > 0).long(),
+        words(8) > 0,
+        torch.full((4, 32), -100),
+    ],
 )
 def test_what_is_not_padded(batch):
     found = padding(batch)
@@ -198,6 +208,45 @@ def test_a_batch_of_two_is_tried_with_more(situations, monkeypatch):
     assert situations.found("small_batch", step, shares=COMPUTING) == []
 
 
+def test_a_mask_of_ones_beside_the_words_is_no_padding(situations):
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(8, 4)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.words(input_ids) * attention_mask[..., None]
+
+    model, full = Masked(), torch.randint(1, 8, (4, 32))
+    step = lambda ids: lambda: model(ids, attention_mask=torch.ones_like(ids)).sum().backward()  # noqa: E731
+    assert situations.found("padding", step(full), shares=COMPUTING) == []
+    (one,) = situations.found("padding", step(words(8)), shares=COMPUTING)
+    assert one.evidence.startswith("75 %")
+
+
+class OwnNumbers(Squares):
+    """Each worker would draw the same numbers from its copy of the generator."""
+
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), self.numbers.random())
+
+
+class OpenFile(Squares):
+    """Workers would share the place at which a file is read."""
+
+    def __init__(self) -> None:
+        self.file = open(__file__, encoding="utf-8")  # noqa: SIM115
+
+
+@pytest.mark.parametrize("kind", [OwnNumbers, OpenFile])
+def test_workers_are_advised_only_where_tuning_the_loader_would_try_some(situations, kind):
+    step = epoch(DataLoader(kind(), batch_size=2))
+    assert situations.found("workers", step, shares={"data": 0.4, "forward": 0.5}) == []
+
+
 # Python.
 
 
@@ -212,11 +261,13 @@ def test_hits_counted_one_by_one_are_asked_for_less_often(situations):
 
     (spot,) = seen.profile.lines.inside
     split = seen.profile.splits[0]
-    split.waits[Line(spot.file, spot.number, "__int__")] = 32
+    line = Line(spot.file, spot.number, "__int__")
+    split.waits[line], split.waited_s[line] = 32, 0.1
+    split.seconds["synchronizations"] = split.pieces["synchronizations", "synchronizations"] = 0.1
     (rule,) = (rule for rule in RULES if rule.name == "synchronizations")
     (one,) = rule.find(seen)
     assert "32 in a step" in one.evidence
-    split.waits[Line(spot.file, spot.number, "__int__")] = 1  # which costs nothing on a CPU
+    split.waits[line] = 1  # which costs nothing on a CPU
     assert list(rule.find(seen)) == []
 
 
@@ -783,7 +834,7 @@ def test_dense_gradients_of_large_embeddings_count_what_they_write_and_step(situ
     assert "20,000 rows, of which a step asks 64" in one.evidence
     assert one.gain.low == pytest.approx(1 / 0.7, rel=0.01)
     assert ("SparseAdam" in one.remedy) == (optimizer is torch.optim.Adam)
-    assert (one.trial is None) == (optimizer is torch.optim.Adam)
+    assert one.trial is not None
 
 
 def test_sparse_tables_are_dense_again_after_the_trial(situations):
@@ -886,3 +937,101 @@ def test_a_closure_that_is_called_with_other_weights_each_time_is_no_second_pass
         optimizer.step(closure)
 
     assert situations.found("same_forward_twice", step, shares=COMPUTING) == []
+
+
+# Processes, distributions, optimizers of tables.
+
+
+def on_processors(seen: Any, real_s: float, used_s: float, preemptions: int) -> Any:
+    seen.profile.processor = Processor(real_s, used_s, preemptions)
+    (rule,) = (rule for rule in RULES if rule.name == "busy_machine")
+    return list(rule.find(seen))
+
+
+def test_a_step_that_other_processes_keep_from_the_cores_tries_one_thread(situations, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    seen = situations.seen(trained(net(), torch.ones(64, 4)), shares=COMPUTING)
+    (one,) = on_processors(seen, 10.0, 1.0, 1000)
+    assert "10 times its processor time" in one.evidence
+    assert one.variant == "threads:1"
+    assert one.allowed.gain.high <= 5.01  # forward and backward: 80 % of the step
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    (one,) = on_processors(seen, 10.0, 1.0, 1000)
+    assert not one.variant
+
+
+def test_a_step_that_sleeps_or_has_its_cores_is_not_kept_from_them(situations):
+    seen = situations.seen(trained(net(), torch.ones(64, 4)), shares=COMPUTING)
+    assert on_processors(seen, 10.0, 0.5, 20) == []  # sleeps: nobody takes a core away
+    assert on_processors(seen, 10.0, 9.0, 1000) == []
+    assert on_processors(seen, 10.0, 0.0, 0) == []  # a system that doesn't tell
+    waiting = situations.seen(trained(net(), torch.ones(64, 4)), shares={"data": 0.9})
+    assert on_processors(waiting, 10.0, 1.0, 1000) == []
+
+
+def policy(**more: Any) -> Callable[[], object]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        chosen = torch.distributions.Normal(model(torch.ones(64, 4)), 1.0, **more)
+        optimizer.zero_grad()
+        chosen.log_prob(torch.ones(64, 2)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_checks_of_distributions_are_off_in_the_trial_and_on_after_it(situations):
+    from torch.distributions import Distribution
+
+    seen = situations.seen(policy(), shares=COMPUTING)
+    seen.watched.checks_s = 0.24 * seen.step_s * seen.steps
+    (rule,) = (rule for rule in RULES if rule.name == "distribution_checks")
+    (one,) = rule.find(seen)
+    assert "2 checks" in one.evidence
+    assert "24 %" in one.evidence
+    assert one.gain.high < 1 / (1 - 0.24)
+    with one.trial(seen.subject):
+        assert not torch.distributions.Normal(0.0, 1.0)._validate_args
+    assert Distribution._validate_args
+    seen.watched.checks_s = 0.01 * seen.step_s * seen.steps
+    assert list(rule.find(seen)) == []
+
+
+def test_adam_of_the_rows_that_were_asked_for_is_adam_of_all_where_none_was_stepped_before():
+    from speedkit_jupyter.advice.opportunity import Subject
+    from speedkit_jupyter.advice.rules.trials import sparse_tables
+
+    def steps(tried: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(100, 4), nn.Linear(4, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        with sparse_tables(Subject([model], [optimizer])) if tried else contextlib.nullcontext():
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.tensor([3, 3, 7])).pow(2).sum().backward()
+                optimizer.step()
+        gradients = [one.grad.to_dense() for one in model.parameters()]
+        return [*model.parameters(), *gradients, optimizer.state[model[0].weight]["exp_avg_sq"]]
+
+    for tried, plain in zip(steps(True), steps(False), strict=True):
+        torch.testing.assert_close(tried, plain)
+
+
+def test_waits_that_are_a_thousandth_of_the_step_are_no_opportunity(situations):
+    """All of `generate` is one line of the user's: what goes on inside of it is not waiting."""
+    model, x = net(), torch.ones(32, 4)
+
+    def step() -> object:
+        return model(x)
+
+    from speedkit_jupyter.profiling.split import Line
+
+    seen = situations.seen(step, shares={"forward": 0.9}, lines={"model(x)": 0.95})
+    (spot,) = seen.profile.lines.inside
+    split, line = seen.profile.splits[0], Line(spot.file, spot.number, "item")
+    split.waits[line], split.waited_s[line] = 64, 0.001
+    split.seconds["synchronizations"] = split.pieces["synchronizations", "synchronizations"] = 0.001
+    (rule,) = (rule for rule in RULES if rule.name == "synchronizations")
+    assert list(rule.find(seen)) == []

@@ -122,10 +122,13 @@ class World:
         self.models[model].zero_grad()
 
     def left(self) -> dict[str, Any]:
-        """All that undo promises, by kind."""
+        """All that undo promises, by kind; not what an optimizer keeps of weights that were
+        replaced.
+        """
+        own = {id(p) for model in self.models for p in model.parameters()}
         tensors = [t for m in self.models for t in (*m.parameters(), *m.buffers())]
         tensors += [p.grad for m in self.models for p in m.parameters() if p.grad is not None]
-        states = [s for o in self.optimizers for s in o.state.values()]
+        states = [s for o in self.optimizers for p, s in o.state.items() if id(p) in own]
         tensors += [v for s in states for v in s.values() if isinstance(v, torch.Tensor)]
         groups = [g for o in self.optimizers for g in (o.defaults, *o.param_groups)]
         modules = [part for model in self.models for part in model.modules()]

@@ -193,11 +193,10 @@ def planned(model: nn.Module, *optimizers: torch.optim.Optimizer, **wishes):
             "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)",
         ),
         (
-            lambda p: torch.optim.Adam(p, betas=(0.8, 0.9), amsgrad=True, foreach=True),
+            lambda p: torch.optim.Adam(p, betas=(0.8, 0.9), amsgrad=True),
             "optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9), amsgrad=True, "
-            "foreach=True)",
+            "fused=True)",
         ),
-        (lambda p: torch.optim.RMSprop(p), "optimizer = torch.optim.RMSprop(model.parameters())"),
         (
             lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.5)),
             "optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5), fused=True)",
@@ -211,6 +210,33 @@ def test_an_optimizer_is_made_with_the_users_own_hyperparameters(make, line):
     assert " ".join(line.split()).replace("( ", "(").replace(", )", ")") in " ".join(
         text.split()
     ).replace("( ", "(").replace(", )", ")")
+
+
+@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@pytest.mark.parametrize(
+    ("make", "wishes"),
+    [
+        (torch.optim.AdamW, {"fused_optimizer": False}),
+        (torch.optim.AdamW, {"fused_optimizer": False, "threads": 1}),
+        (torch.optim.RMSprop, {"fused_optimizer": True}),
+        (torch.optim.LBFGS, {"fused_optimizer": True}),
+    ],
+)
+def test_an_optimizer_that_the_plan_leaves_alone_stays_the_users_own(make, wishes, form):
+    model = nn.Linear(2, 2)
+    optimizer = make(model.parameters())
+    text = code(planned(model, optimizer, **wishes), form, {"opt": optimizer})
+    assert "torch.optim" not in text
+    assert "`opt`" in text.partition("\n\n")[0]
+
+
+def test_of_two_optimizers_only_the_one_that_the_plan_changes_is_made():
+    model = nn.Linear(2, 2)
+    two = {"a": torch.optim.AdamW(model.parameters()), "b": torch.optim.RMSprop(model.parameters())}
+    text = code(planned(model, *two.values(), fused_optimizer=True), "torch", two)
+    assert "a = torch.optim.AdamW(" in text
+    assert "RMSprop(" not in text
+    assert "`model`, `b`" in text.partition("\n\n")[0]
 
 
 def test_a_schedulers_learning_rate_is_the_one_that_it_began_with():
@@ -252,7 +278,7 @@ def test_lbfgs_gets_its_closure():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
     text = code(planned(model, optimizer), "torch", [optimizer])
-    names = {"model": model}
+    names = {"model": model, "optimizer": optimizer}
     exec(text, names)
     x, y = torch.rand(4, 2), torch.rand(4, 2)
     losses = [names["train_step"](x, y, nn.functional.mse_loss).item() for _ in range(3)]

@@ -26,7 +26,7 @@ def test_status_shows_what_apply_would_do(shell):
 
 @pytest.mark.smoke
 def test_apply_puts_the_context_into_the_namespace_and_shows_the_loop(shell):
-    shown = shell.run("%speedkit apply model --optimizer optimizer --ctx fast")
+    shown = shell.run("%speedkit apply model --optimizer optimizer --ctx fast --precision bf16")
     assert shell.names["fast"].active
     assert "with fast.autocast():\n        loss = loss_fn(model(x), y)" in shown
     assert "Before and after" in shown
@@ -240,7 +240,7 @@ def test_what_is_typed_wins_over_the_environment_which_wins_over_the_session(she
 
 
 def test_status_marks_a_model_whose_name_means_another_by_now(shell):
-    shell.run("%speedkit apply model\nmodel = nn.Linear(2, 2)")
+    shell.run("kept = [model]\n%speedkit apply model\nmodel = nn.Linear(2, 2)")
     assert "model (an earlier model)" in shell.run("%speedkit")
 
 

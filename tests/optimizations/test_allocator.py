@@ -1,9 +1,7 @@
-"""allocator: growing segments on CUDA, glibc's thresholds on a Linux CPU."""
+"""allocator: growing segments on CUDA."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, apply_speedups, code, plan
-from speedkit_jupyter.machines import flags, malloc, segments
+from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter.machines import flags, segments
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.target import Target
 
 CUDA = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
 ENTRY = named("allocator")
-THRESHOLDS = SpeedConfig(allocator="thresholds").alone()
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="glibc is Linux's")
 can_be_asked = pytest.mark.skipif(
     not hasattr(torch._C, "_accelerator_getAllocatorSettings"),
     reason="this torch can't say what its allocator's setting is",
@@ -38,19 +34,10 @@ def test_auto_leaves_it_and_a_search_tries_nothing(hardware):
         assert ENTRY.candidates(hardware(machine), facts) == ()
 
 
-def test_on_a_cpu_the_reason_says_what_does_not_come_back(hardware):
-    decision = decided(hardware("cpu"), allocator="thresholds")
-    assert (decision.value, decision.active) == ("thresholds", True)
-    assert "glibc adjusts its thresholds no more in this process" in decision.reason
-
-
 @pytest.mark.parametrize(
     ("machine", "facts", "word", "why"),
     [
         ("cpu", Facts(), "expandable_segments", "about CUDA"),
-        ("cpu", Facts(flags={malloc.NAME: "environment"}), "thresholds", "the environment has set"),
-        ("apple_m2_mps", Facts(device="mps"), "thresholds", "not about mps"),
-        ("apple_m2_mps", Facts(), "thresholds", "glibc's malloc is not that of Darwin"),
         ("rtx4050_laptop_windows", CUDA, "expandable_segments", "on Linux, not NVIDIA GeForce"),
         ("mi300x", CUDA, "expandable_segments", "not AMD Instinct MI300X on Linux"),
         ("a100", replace(CUDA, flags={"num_threads": 1}), "expandable_segments", "can't say"),
@@ -64,88 +51,10 @@ def test_where_it_means_nothing_it_is_declined(hardware, machine, facts, word, w
     assert why in decision.reason
 
 
-def test_on_cuda_the_word_for_a_cpu_becomes_that_for_cuda(hardware):
-    for word in ("expandable_segments", "thresholds"):
-        decision = decided(hardware("t4"), CUDA, allocator=word)
-        assert (decision.value, decision.active) == ("expandable_segments", True)
-        assert decision.declined == (word == "thresholds")
-
-
-# --- glibc's ---
-
-
-@on_linux
-def test_thresholds_are_raised_and_put_back():
-    before = flags.snapshot()
-    with apply_speedups(nn.Linear(2, 2), THRESHOLDS)[1] as context:
-        assert context.changes() == (("malloc.thresholds", "glibc", "raised"),)
-    assert flags.snapshot() == before
-
-
-FAULTS = """
-import ctypes, resource, sys, torch
-ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages (PR_SET_THP_DISABLE): else counts vary
-from torch import nn
-from speedkit_jupyter import SpeedConfig, apply_speedups
-torch.set_num_threads(1)
-x = torch.randn(4, 1 << 20)
-def step(n=4):  # 16 MiB for each result, two of them at a time
-    for _ in range(3):
-        ((x + 1) * 2).sum()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(n):
-        ((x + 1) * 2).sum()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // n
-untouched = step()
-context = apply_speedups(nn.Linear(2, 2), SpeedConfig(allocator="thresholds").alone())[1]
-raised = step()
-context.restore()
-print(untouched, raised, step())
-"""
-
-
-@on_linux
-@pytest.mark.thorough
-def test_a_step_asks_the_system_for_fewer_pages_and_afterwards_not_for_more_than_before():
-    counts = [0, 0, 0]  # of some processes: in one of them memory may lie as it happens to
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
-        )
-        pages = map(int, done.stdout.split())
-        counts = [count + more for count, more in zip(counts, pages, strict=True)]
-    untouched, raised, after = counts
-    assert raised < untouched
-    assert after <= untouched
-
-
-@on_linux
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_overlapping_plans_go_back_in_any_order(order):
-    contexts = [apply_speedups(nn.Linear(2, 2), THRESHOLDS)[1] for _ in range(2)]
-    contexts[order[0]].restore()
-    assert malloc.thresholds() == "raised"
-    contexts[order[1]].restore()
-    assert malloc.thresholds() == "glibc"
-
-
-@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_"])
-def test_what_the_environment_has_set_is_seen_and_left(monkeypatch, name):
-    monkeypatch.setattr(malloc, "_now", [])
-    monkeypatch.setenv(name, "glibc.malloc.mmap_threshold=65536")
-    assert malloc.thresholds() == "environment"
-    with apply_speedups(nn.Linear(2, 2), THRESHOLDS)[1] as context:
-        assert context.plan["allocator"].declined
-
-
-def test_another_malloc_is_told_in_one_line(monkeypatch):
-    monkeypatch.setattr(malloc.ctypes, "CDLL", lambda name: object())
-    with pytest.raises(SpeedKitError, match="thresholds can't be set here: malloc is not glibc's"):
-        apply_speedups(nn.Linear(2, 2), THRESHOLDS)
-    assert malloc.thresholds() == "glibc"
-
-
-# --- torch's ---
+def test_thresholds_of_malloc_which_cannot_be_put_back_are_no_word_of_it(hardware):
+    with pytest.raises(ConfigError, match="allocator: 'thresholds' is not allowed"):
+        SpeedConfig(allocator="thresholds")
+    assert decided(hardware("cpu"), allocator="expandable_segments").declined
 
 
 @can_be_asked
@@ -179,17 +88,10 @@ def test_the_users_other_settings_stay_and_come_back(users):
         write("")
 
 
-@pytest.mark.parametrize(
-    ("machine", "facts", "line"),
-    [
-        ("cpu", Facts(), "malloc(-3, 32 << 20)"),
-        ("t4", CUDA, 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")'),
-    ],
-)
-def test_the_code_says_it_plainly(hardware, machine, facts, line):
-    found = plan(THRESHOLDS, hardware(machine), facts)
-    text = code(found)
-    assert line in text
+def test_the_code_says_it_plainly(hardware):
+    config = SpeedConfig(allocator="expandable_segments").alone()
+    text = code(plan(config, hardware("t4"), CUDA))
+    assert 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")' in text
     compile(text, "<code>", "exec")
 
 

@@ -171,3 +171,44 @@ def test_a_scaler_works_before_between_and_after():
         step()
     step()
     assert "_step_supports_amp_scaling" not in optimizer.__dict__
+
+
+def same(one, other) -> bool:
+    """Whether two saved states are equal, to the place and the type of each value."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+    return one == other
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [(torch.optim.Adam, {"foreach": True}), (torch.optim.AdamW, {"amsgrad": True}),
+     (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adagrad, {}),
+     (torch.optim.AdamW, {"fused": True}), (torch.optim.AdamW, {"capturable": False})],
+)  # fmt: skip
+def test_a_state_that_is_saved_under_a_plan_is_as_without_it(make, more, handed_over):
+    model, optimizer = stepped(make, **more)
+    plain = copy.deepcopy(optimizer.state_dict())
+    with applied(model, optimizer if handed_over else None, fused_optimizer=True):
+        saved = optimizer.state_dict()
+        assert all(same(saved[key], plain[key]) for key in ("state", "param_groups"))
+        other = make(model.parameters(), lr=0.5)
+        other.load_state_dict(saved)
+    assert not optimizer._optimizer_state_dict_post_hooks
+    for one, before in zip(optimizer.param_groups, plain["param_groups"], strict=True):
+        assert one["fused"] == before["fused"]
+
+
+def test_a_state_that_an_optimizer_of_later_saves_is_as_without_a_plan():
+    model = nn.Linear(4, 2)
+    with apply_speedups(model, SpeedConfig(fused_optimizer=True).alone())[1]:
+        optimizer = torch.optim.AdamW([{"params": [model.weight]}, {"params": [model.bias]}])
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+        saved = optimizer.state_dict()
+    assert [group["fused"] for group in saved["param_groups"]] == [None, None]
+    assert same(saved, optimizer.state_dict())

@@ -112,8 +112,8 @@ def test_compile_stays_off_on_windows_with_triton_unless_asked_for(hardware: Loa
         ("apple_m2_mps", {"precision": "bf16"}),
         ("arc_b580_xpu", {"precision": "bf16"}),
         ("mi300x", {"precision": "bf16", "cudnn_benchmark": True}),
-        ("a100", {"cudnn_benchmark": True}),
-        ("t4", {"cudnn_benchmark": True}),
+        ("a100", {"channels_last": True, "cudnn_benchmark": True}),
+        ("t4", {"channels_last": True, "cudnn_benchmark": True}),
     ],
 )
 def test_what_may_be_a_loss_waits_for_measuring_and_is_offered_in_one_line(

@@ -161,22 +161,6 @@ def test_a_weight_that_was_replaced_under_each_of_two_plans_comes_back():
     assert shared.weight.stride() == CONTIGUOUS
 
 
-def test_a_weight_that_only_an_optimizer_holds_by_now_comes_back_with_its_state():
-    """Replaced, trained by an optimizer that was made then, and replaced again."""
-
-    def replace() -> None:
-        model[0].weight = nn.Parameter(model[0].weight.detach().clone())
-
-    model = network()
-    with applied(model, torch.optim.SGD(model.parameters(), 0.1), channels_last=True):
-        replace()
-        between, late = model[0].weight, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        train(model, late)
-        replace()
-    momentum = late.state[between]["momentum_buffer"]
-    assert between.stride() == momentum.stride() == model[0].weight.stride() == CONTIGUOUS
-
-
 def test_a_weight_that_was_lent_for_a_while_lies_as_its_owner_laid_it():
     model, owner = network(), network().to(memory_format=torch.channels_last)
     own, lent = model[0].weight, owner[0].weight

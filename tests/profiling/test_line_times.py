@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -80,12 +82,56 @@ def test_only_the_measured_thread_is_looked_at():
     assert {spot.file for spot in looks.result({}).inside} <= {__file__}
 
 
-def test_looking_leaves_no_thread_and_python_s_switching_as_it_was():
-    before, threads = sys.getswitchinterval(), threading.active_count()
-    with pytest.raises(ZeroDivisionError), Split().run(), Looks().while_looking(Split()):
-        raise ZeroDivisionError
-    assert sys.getswitchinterval() == before
-    assert threading.active_count() == threads
+def test_looking_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(monkeypatch):
+    """A thread that reads the frames of another one crashes Python."""
+
+    def begun(*_: Any) -> None:
+        raise AssertionError("a thread was started")
+
+    def own(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(threading.Thread, "start", begun)
+    monkeypatch.setattr(sys, "_current_frames", begun)
+    for handler in (signal.SIG_DFL, own):
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            with Split().run(), suppress(ZeroDivisionError), Looks().while_looking(Split()):
+                time.sleep(0.01)
+                raise ZeroDivisionError
+            assert signal.getsignal(signal.SIGALRM) is handler
+            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+
+def test_a_time_out_that_the_step_sets_is_its_own():
+    rung = []
+    looks, split = Looks(), Split()
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        with split.run(), looks.while_looking(split):
+            signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            time.sleep(0.05)
+        assert rung == [1]
+        assert signal.getsignal(signal.SIGALRM) is not before
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_in_another_thread_than_the_main_one_no_line_is_looked_at():
+    looks, split = Looks(), Split()
+
+    def look() -> None:
+        with split.run(), looks.while_looking(split):
+            time.sleep(0.02)
+
+    other = threading.Thread(target=look)
+    other.start()
+    other.join()
+    assert looks.total_s > 0.01
+    assert looks.result({}).looks == 0
 
 
 def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():

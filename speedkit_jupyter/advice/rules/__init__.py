@@ -33,8 +33,10 @@ from speedkit_jupyter.advice.rules.python.synchronizations import Synchronizatio
 from speedkit_jupyter.advice.rules.python.tensor_of_list import TensorOfList
 from speedkit_jupyter.advice.rules.python.writing import Writing
 from speedkit_jupyter.advice.rules.settings.attention_by_hand import AttentionByHand
+from speedkit_jupyter.advice.rules.settings.busy_machine import BusyMachine
 from speedkit_jupyter.advice.rules.settings.catalog import Catalog
 from speedkit_jupyter.advice.rules.settings.deterministic import Deterministic
+from speedkit_jupyter.advice.rules.settings.distribution_checks import DistributionChecks
 from speedkit_jupyter.advice.rules.settings.double_precision import DoublePrecision
 from speedkit_jupyter.advice.rules.settings.learned import Learned
 from speedkit_jupyter.advice.rules.settings.profiler_on import ProfilerOn
@@ -72,6 +74,8 @@ RULES: tuple[Rule, ...] = (
     FrozenInOptimizer(),
     DenseEmbeddings(),
     InputGradients(),
+    BusyMachine(),
+    DistributionChecks(),
     DoublePrecision(),
     AttentionByHand(),
     SparseProducts(),

@@ -17,7 +17,6 @@ from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.namespace import (
     find_models,
     find_optimizers,
-    holding_trainer,
     is_variable,
     named_optimizers,
     whole_models,
@@ -67,13 +66,9 @@ def _apply(
 ) -> None:  # fmt: skip
     _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
     variable = session.keep(name, context, arguments.ctx)
-    document = applied_report(context, Words(name, optimizers, variable))
+    document = applied_report(context, Words(name, optimizers, variable, names))
     if arguments.ctx is None and variable != CTX:
         document = document.and_lines([f"`{CTX}` is in use: this context is `{variable}`."])
-    if trainer := holding_trainer(names, model):
-        as_arguments = f"`%speedkit code {name} --as transformers` writes the plan as arguments"
-        own_loop = f"`{trainer}` runs a loop of its own, not the one above: {as_arguments}."
-        document = document.and_lines([own_loop])
     if config.is_auto and not arguments.rules and (words := _learned_with(names, name, model)):
         together = f"`%speedkit apply {words}` puts in force what was learned for these together."
         document = document.and_lines([together])

@@ -24,7 +24,8 @@ class Timing(Shown):
 
     `cpu_runs` are CPU seconds of each run over all cores, `device_runs` seconds between two CUDA
     events (empty elsewhere). `repeats` says what is measured where a later call does less than the
-    first. `first_call_s` is None where every call belongs to a run.
+    first, `unreached` what of a plan in force did not act. `first_call_s` is None where every call
+    belongs to a run.
     """
 
     loops: int = 1
@@ -35,6 +36,7 @@ class Timing(Shown):
     compile_time: float = 0.0
     precision: int = 3
     repeats: str = ""
+    unreached: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 

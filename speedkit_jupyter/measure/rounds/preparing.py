@@ -9,7 +9,7 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.each_model import changes_some
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import Variant, config_of
+from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.planning import together
@@ -40,6 +40,7 @@ def prepared(step: Step, variant: Variant, record: Record, walk: Walk, is_baseli
         around=variant.around or nullcontext,
         is_guarded=not is_baseline,
         is_planned=is_planned,
+        is_routed=variant.name != CURRENT,
     )
 
 

@@ -24,6 +24,7 @@ from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.subject.unrun import refuse_lazy_results, refuse_unrun_result
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.plans import reaching
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
@@ -50,7 +51,8 @@ class Runner:
     one that the budget has no time for is not begun; `around` makes what is in force beside the
     plan. What the threads of a step raise is the
     user's own, and printed, unless it `is_guarded`: then the step raises it. A variant that
-    `is_planned` has a config, be it one that changes nothing.
+    `is_planned` has a config, be it one that changes nothing. One that is not
+    `is_routed` runs as it stands: what the step does not ask its context for does not reach it.
     """
 
     step: Step
@@ -67,6 +69,7 @@ class Runner:
     skipped_in_a_row: int = 0
     is_guarded: bool = False
     is_planned: bool = False
+    is_routed: bool = True
     _router: Router | None = None
     _threads: WeakSet[Thread] = field(default_factory=WeakSet, repr=False)
 
@@ -92,7 +95,9 @@ class Runner:
             stack.enter_context(self.around())
             if self.step.asked is None and self._has_to_be_routed():
                 self.once()
-            self._router = Router(self.contexts, self.step.optimizers, self.step.asked or ())
+            asked = (self.step.asked or ()) if self.is_routed else ("autocast", "grad_scaler")
+            self._router = Router(self.contexts, self.step.optimizers, asked)
+            self._note_what_does_not_act()
             stack.enter_context(self._router.installed())
             return stack.pop_all()
 
@@ -170,6 +175,16 @@ class Runner:
     def _has_to_be_routed(self) -> bool:
         return any(context.plan[name].active for context in self.contexts for name in ROUTED)
 
+    def _note_what_does_not_act(self) -> None:
+        """A step as it stands has no precision but that which it asks for itself."""
+        precision = self.record.applied.get("precision")
+        if self.is_routed or precision is None or "autocast" in (self.step.asked or ()):
+            return
+        self.record.notes["precision"] = reaching.not_entered(precision)
+        for name in ROUTED:
+            self.record.applied.pop(name, None)
+            self.record.plan.pop(name, None)
+
     @property
     def scales_itself(self) -> bool:
         """Whether the loss that backward runs on is scaled by the step's own code."""
@@ -213,7 +228,8 @@ class Runner:
     def precision(self) -> str:
         """The lowest precision that the variant multiplies in."""
         plan = together([context.plan for context in self.contexts])
-        if plan["precision"].active:
+        acts = self.is_routed or "autocast" in (self.step.asked or ())
+        if plan["precision"].active and acts:
             return str(plan["precision"].value)
         if plan["tf32"].active and plan["tf32"].value != "highest":
             return "bf16" if self.contexts[0].device.type == "cpu" else "tf32"

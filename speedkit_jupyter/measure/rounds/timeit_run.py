@@ -19,6 +19,8 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.reaching import unreached
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -75,6 +77,8 @@ class Timer:
         self._budget = Budget(
             math.inf if exact or not self.budget_s else self.budget_s, begun_s=self.begun_s
         )
+        for context in filter(None, map(applied_to, self.step.models)):
+            context.asked.clear()
         with self.step.isolated() as visit:
             state = visit.state
             self._budget.reserved_s = visit.taking_s  # to put it back takes as long
@@ -112,6 +116,7 @@ class Timer:
 
     def _note(self, run: Stopwatch) -> None:
         self.timing.all_runs.append(run.wall_s)
+        self.timing.unreached = unreached(self.step.models)
         self.timing.cpu_runs.append(run.cpu_s)
         if run.device_s is not None:
             self.timing.device_runs.append(run.device_s)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.undo import beyond
+from speedkit_jupyter.measure.undo.displays import Displays
 from speedkit_jupyter.measure.undo.fingerprint import Fingerprint
 from speedkit_jupyter.measure.undo.graphs import Graphs
 from speedkit_jupyter.measure.undo.iterators import Replays
@@ -78,6 +79,8 @@ class Visit:
             self.step.tell(beyond.before(self.state, self._iterators, leaves))
             self.step.tell(beyond.of_graphs(self._graphs, words.codes))
             self.step.tell(beyond.of_words(walk, words))
+            self._displays = Displays(shows_first=self.step.asked is None)
+            self._displays.hold()
             self.taking_s = time.perf_counter() - begun_s - self.state.meanwhile.waited_s
         except BaseException:  # also a warning that the user has made an error
             self.step.end()
@@ -92,6 +95,7 @@ class Visit:
         self.step.end()
         if not self._at_home:
             with interrupts.held_back():
+                self._displays.release()
                 self._go_home()
         self.step.tell(beyond.after(self.state, self._iterators, self._graphs))
         self._graphs.forget()
@@ -131,6 +135,7 @@ class Visit:
         start = time.perf_counter()
         plans = [plan for plan in map(applied_to, self.step.models) if plan is not None]
         with interrupts.held_back():
+            self._displays.release(for_good=False)
             self._go_home(for_good=False)
             for plan in plans:
                 show(plan)
@@ -147,6 +152,7 @@ class Visit:
                 hide(plan)
             self._iterators.take()
             self._look_around()  # also at what another cell has bound meanwhile
+            self._displays.hold()
         self.paused_s += time.perf_counter() - start
 
     def _other_values(self) -> str:

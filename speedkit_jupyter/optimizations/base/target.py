@@ -40,11 +40,11 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls, `predicting` what one does that only predicts, `graphed` what is
-    recorded of its calls, `twins` what multiplies in the stead of weights. `followed` says of each
-    weight whether other tensors follow its memory, as it was when the plan first came to it.
-    `calls` are the layers around the calls of modules. `strangers` are optimizers that were there
-    before the plan, `met_later` those made after it, with their facts.
+    what a compiled model calls, `graphed` what is recorded of its calls, `twins` what multiplies in
+    the stead of weights. `followed` says of each convolution whether other tensors follow its
+    weight's memory, as it was when the plan first came to it. `calls` are the layers around the
+    calls of modules. `strangers` are optimizers that were there before the plan, `met_later` those
+    made after it, with their facts.
     """
 
     autocast: str | None = None
@@ -52,10 +52,11 @@ class Memo:
     scales: bool = False
     steps_watched: bool = False
     compiled_call: Any = None
-    predicting: Any = None
     graphed: Any = None
     twins: MutableMapping[torch.Tensor, Any] | None = None
-    followed: MutableMapping[torch.Tensor, bool] | None = None
+    followed: MutableMapping[torch.nn.Module, bool] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     calls: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
     strangers: weakref.WeakSet[Any] | None = None
     met_later: weakref.WeakKeyDictionary[Any, OptimizerFacts] = field(

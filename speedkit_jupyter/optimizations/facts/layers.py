@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -31,13 +33,6 @@ def is_linear(module: torch.nn.Module) -> bool:
     from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
 
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
-
-
-def weight_of(convolution: torch.nn.Module) -> torch.nn.Parameter:
-    """The plain one of such a convolution."""
-    weight = convolution._parameters["weight"]
-    assert weight is not None
-    return weight
 
 
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from speedkit_jupyter.optimizations.attention.timings import Measured, kept
 from speedkit_jupyter.optimizations.facts import backends, denormal_numbers
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
-from speedkit_jupyter.optimizations.facts.conv_norms import number_of_norms
 from speedkit_jupyter.optimizations.facts.fusible import Fusible, fusible
-from speedkit_jupyter.optimizations.facts.head import Head, head
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
     is_channels_last,
     is_convolution,
     is_linear,
-    weight_of,
 )
 from speedkit_jupyter.optimizations.facts.optimizers import (
     OptimizerFacts,
@@ -26,6 +23,7 @@ from speedkit_jupyter.optimizations.facts.optimizers import (
     words,
 )
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
+from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
 from speedkit_jupyter.optimizations.rewriting.rewritable import Rewritable, rewritable
 from speedkit_jupyter.support.wrappers import each_once, layers
 
@@ -50,8 +48,7 @@ class Facts:
     `block_classes` the names of their classes; `training` says that some module is in training
     mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
     pass by) and `compiles` are filled in while planning. `rewritable` are the modules that
-    `rewrites` can make others of, `fusible` those that `fused_kernels` has a kernel for, `head` is
-    the layer that chooses among many classes.
+    `rewrites` can make others of, `fusible` those that `fused_kernels` has a kernel for.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
@@ -73,13 +70,11 @@ class Facts:
     blocks: int = 0
     block_classes: tuple[str, ...] = ()
     own_checkpointing: OwnCheckpointing = "none"
-    batch_norms: int = 0
     training: bool = True
     lazy: bool = False
     compiled: Compiled = "no"
     rewritable: tuple[Rewritable, ...] = ()
     fusible: tuple[Fusible, ...] = ()
-    head: Head | None = None
     block_names: tuple[str, ...] = ()
     blocks_of_torch: bool = False
     backends: tuple[str, ...] = backends.OWN
@@ -152,13 +147,11 @@ class Facts:
             blocks=len(repeated),
             block_classes=distinct(type(block).__name__ for block in repeated),
             own_checkpointing=_own_checkpointing(modules),
-            batch_norms=number_of_norms(modules),
-            training=any(module.training for module in modules),
+            training=any(getattr(module, "training", False) for module in modules),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
             rewritable=tuple(place for place, _ in rewritable(model)),
             fusible=tuple(place for place, _ in fusible(model)),
-            head=head(model),
             block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
             backends=backends.loaded(),

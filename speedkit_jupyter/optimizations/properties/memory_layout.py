@@ -1,8 +1,8 @@
-"""Tensors laid out anew in place: the same object, the same values, other strides."""
+"""Convolution weights laid out anew in place: the same object, the same values, other strides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.optimizations.properties.wishes import Optimizers, Property
@@ -15,47 +15,59 @@ Stride = tuple[int, ...]
 
 
 class Found(NamedTuple):
-    """How a weight lay, and those of its followers that lay otherwise."""
+    """How a weight lay, and the strides of those followers that lay otherwise, by their names."""
 
     shape: tuple[int, ...]
     stride: Stride
-    odd: MutableMapping[torch.Tensor, Stride]
+    odd: dict[str, Stride]
+
+
+def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
+    """Return the module's own weight."""
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight
 
 
 class Layout(Property):
-    """The strides of a weight, with its gradient and its optimizers' state after it."""
+    """The strides of a module's weight, with its gradient and its optimizers' state after it.
 
-    def found(self, thing: torch.Tensor, optimizers: Optimizers) -> Found:
+    Modules are remembered and not their weights, which may be replaced; and
+    `torch.utils.swap_tensors` refuses tensors that something refers to weakly.
+    """
+
+    def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
         """Its strides, and the odd ones' of what should lie like it."""
-        from torch.utils.weak import WeakIdKeyDictionary
+        weight = weight_of(thing)
+        lying = {name: tensor.stride() for name, tensor in followers(weight, optimizers)}
+        odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
+        return Found(tuple(weight.shape), weight.stride(), odd)
 
-        odd: MutableMapping[torch.Tensor, Stride] = WeakIdKeyDictionary()
-        for tensor in followers(thing, optimizers):
-            if tensor.stride() != thing.stride():
-                odd[tensor] = tensor.stride()
-        return Found(tuple(thing.shape), thing.stride(), odd)
-
-    def put(self, thing: torch.Tensor, wish: Stride, optimizers: Optimizers) -> None:
+    def put(self, thing: torch.nn.Module, wish: Stride, optimizers: Optimizers) -> None:
         """Lay it out, and whatever must lie like it."""
-        for tensor in (thing, *followers(thing, optimizers)):
+        weight = weight_of(thing)
+        restride(weight, wish)
+        for _, tensor in followers(weight, optimizers):
             restride(tensor, wish)
 
-    def holds(self, thing: torch.Tensor, wish: Stride) -> bool:
+    def holds(self, thing: torch.nn.Module, wish: Stride) -> bool:
         """Whether it lies so still."""
-        return thing.dim() == len(wish) and thing.stride() == wish
+        weight = thing._parameters.get("weight")
+        return weight is not None and weight.dim() == len(wish) and weight.stride() == wish
 
     def put_back(
-        self, thing: torch.Tensor, original: Found, wish: Stride, optimizers: Optimizers
+        self, thing: torch.nn.Module, original: Found, wish: Stride, optimizers: Optimizers
     ) -> None:
         """As it lay; what was made meanwhile lies like its weight."""
-        if tuple(thing.shape) != original.shape or not self.holds(thing, wish):
-            return  # other values in another shape, or laid out by the user
-        restride(thing, original.stride)
-        for tensor in followers(thing, optimizers):
-            restride(tensor, original.odd.get(tensor, original.stride))
+        if not self.holds(thing, wish) or tuple(weight_of(thing).shape) != original.shape:
+            return  # laid out by the user, or other values in another shape
+        weight = weight_of(thing)
+        restride(weight, original.stride)
+        for name, tensor in followers(weight, optimizers):
+            restride(tensor, original.odd.get(name, original.stride))
 
 
-# State at module level, on purpose: what lies on a tensor is known for the whole process.
+# State at module level, on purpose: what lies on a module is known for the whole process.
 LAYOUT = Layout()
 
 
@@ -97,8 +109,9 @@ def _users(tensor: torch.Tensor) -> int:
 
 def followers(
     parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
-) -> Iterator[torch.Tensor]:
-    """The tensors that must lie like their parameter: its gradient and its optimizer state.
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that must lie like their parameter, its gradient and its optimizer state,
+    each with a name.
 
     Fused optimizers walk all of them by one index, so a state in another layout silently
     belongs to other weights.
@@ -107,9 +120,9 @@ def followers(
 
     held = parameter.is_leaf or parameter.retains_grad  # of others torch warns
     if held and parameter.grad is not None and parameter.grad.layout == torch.strided:
-        yield parameter.grad
+        yield "grad", parameter.grad
     for optimizer in optimizers:
         state: Any = optimizer.state.get(parameter)
-        for value in state.values() if isinstance(state, dict) else ():
+        for name, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                yield value
+                yield str(name), value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.optimizations.properties.wishes import (
@@ -27,16 +27,30 @@ class Step(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Settings of the defaults, and of the groups by their first parameter; attributes; steps."""
+    """Settings of the defaults, and of the groups by their first parameter; attributes; steps.
+
+    Parameters are known by their `id()`: `torch.utils.swap_tensors` refuses tensors that something
+    refers to weakly, and a strong reference would keep them alive.
+    """
 
     defaults: Values
-    groups: MutableMapping[torch.Tensor, Values]
+    groups: dict[int, Values]
     attributes: Values
-    steps: MutableMapping[torch.Tensor, Step]
+    steps: dict[int, Step]
 
     def of_group(self, group: Mapping[str, Any]) -> Values:
         """Those of a group; one that was added meanwhile has the defaults'."""
         return self.groups.get(_key(group), self.defaults)
+
+    def of_step(
+        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, step: torch.Tensor
+    ) -> Step:
+        """Where a parameter's `step` lies without the plan; one that is new, as torch makes it."""
+        import torch
+
+        capturable = any(group.get("capturable") for group in optimizer.param_groups)
+        device = parameter.device if capturable else torch.device("cpu")
+        return self.steps.get(id(parameter), Step(device, step.dtype))
 
 
 class Fused(Property):
@@ -44,13 +58,10 @@ class Fused(Property):
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> Found:
         """Its settings by presence, and its steps."""
-        from torch.utils.weak import WeakIdKeyDictionary
-
-        groups: MutableMapping[torch.Tensor, Values] = WeakIdKeyDictionary()
-        for group in filter(_key_exists, thing.param_groups):
-            groups[_key(group)] = _settings(group)
+        groups = {_key(g): _settings(g) for g in filter(_key_exists, thing.param_groups)}
+        steps = {id(p): Step(step.device, step.dtype) for p, step in _stepped(thing)}
         attributes = {name: thing.__dict__.get(name, MISSING) for name in ATTRIBUTES}
-        return Found(_settings(thing.defaults), groups, attributes, _steps(thing))
+        return Found(_settings(thing.defaults), groups, attributes, steps)
 
     def adopted(
         self, thing: torch.optim.Optimizer, original: Found, wish: bool, optimizers: Optimizers
@@ -77,8 +88,8 @@ class Fused(Property):
             if holder.get("foreach"):
                 holder["foreach"] = False
         thing._step_supports_amp_scaling = True
-        for parameter in _steps(thing):
-            _move_step(thing, parameter, parameter.device, torch.float32)
+        for parameter, step in _stepped(thing):
+            _move(step, parameter.device, torch.float32)
 
     def put_back(
         self, thing: torch.optim.Optimizer, original: Found, wish: bool, optimizers: Optimizers
@@ -88,15 +99,31 @@ class Fused(Property):
         for group in thing.param_groups:
             _put_back(group, original.of_group(group))
         put_back_entries(thing.__dict__, original.attributes)
-        for parameter in _steps(thing):
-            step = original.steps.get(parameter)
-            capturable = any(group.get("capturable") for group in thing.param_groups)
-            device = step.device if step else (parameter.device if capturable else "cpu")
-            _move_step(thing, parameter, device, step.dtype if step else None)
+        for parameter, step in _stepped(thing):
+            _move(step, *original.of_step(thing, parameter, step))
 
 
 # State at module level, on purpose: what is set in an optimizer is known for the whole process.
 FUSED = Fused()
+
+
+def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the optimizer's `state_dict()` as it is without plans; other values are shared."""
+    import torch
+
+    original = FUSED.original(optimizer)
+    if original is MISSING:
+        return state
+    groups, kept = [dict(group) for group in state["param_groups"]], dict(state["state"])
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        _put_back(saved, original.of_group(group))
+        for parameter, number in zip(group["params"], saved["params"], strict=True):
+            values: Any = kept.get(number)
+            step = values.get("step") if isinstance(values, dict) else None
+            if isinstance(step, torch.Tensor):
+                device, dtype = original.of_step(optimizer, parameter, step)
+                kept[number] = {**values, "step": step.to(device=device, dtype=dtype)}
+    return state | {"state": kept, "param_groups": groups}
 
 
 def users_own(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Values:
@@ -121,30 +148,19 @@ def _key_exists(group: Mapping[str, Any]) -> bool:
     return bool(group["params"])
 
 
-def _key(group: Mapping[str, Any]) -> Any:
-    """What stays of a group when a loaded state replaces its dict: its first parameter."""
-    return group["params"][0] if group["params"] else _NOTHING
+def _key(group: Mapping[str, Any]) -> int:
+    """Return what stays of a group when a loaded state replaces its dict: its first parameter."""
+    return id(group["params"][0]) if group["params"] else 0
 
 
-class _Nothing:
-    """Stands for the first parameter of a group that has none."""
-
-
-_NOTHING = _Nothing()
-
-
-def _steps(optimizer: torch.optim.Optimizer) -> MutableMapping[torch.Tensor, Step]:
-    from torch.utils.weak import WeakIdKeyDictionary
-
-    steps: MutableMapping[torch.Tensor, Step] = WeakIdKeyDictionary()
+def _stepped(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield each parameter with its `step`, where that is a tensor."""
     for parameter, state in optimizer.state.items():
         step = state.get("step") if isinstance(state, dict) else None
         if step is not None and hasattr(step, "dtype"):
-            steps[parameter] = Step(step.device, step.dtype)
-    return steps
+            yield parameter, step
 
 
-def _move_step(optimizer: Any, parameter: Any, device: Any, dtype: Any) -> None:
-    step = optimizer.state[parameter]["step"]
-    if step.device != device or (dtype is not None and step.dtype != dtype):
-        step.data = step.to(device=device, dtype=dtype or step.dtype)
+def _move(step: torch.Tensor, device: torch.device, dtype: torch.dtype) -> None:
+    if step.device != device or step.dtype != dtype:
+        step.data = step.to(device=device, dtype=dtype)

@@ -117,6 +117,10 @@ class Layer:
         layers.wishes[self] = wish
         self._property.put(thing, wish, self._optimizers)
 
+    def things(self) -> list[Any]:
+        """Return the objects that it has wishes for."""
+        return list(self._things)
+
     def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
         """Once more, where parts of the object are new: a loaded state, another optimizer."""
         layers = self._property._all().get(thing)

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 CHANGED = (
     "weights were changed between the forward and the backward pass, which would compute with the "
-    "new ones: run backward() before optimizer.step(), or leave activation_checkpointing (or "
-    "micro_batches) out"
+    "new ones: run backward() before optimizer.step(), or leave activation_checkpointing out"
 )
 
 

@@ -45,7 +45,7 @@ class FrozenGradients(Rule):
             self.name,
             "compute no gradients of what is not trained",
             f"{len(idle)} parameters require gradients, and no optimizer holds them; their "
-            f"backward pass takes {'up to ' * (least < most)}{share(backward)} of the step",
+            f"backward pass, and what is kept for it, take up to {share(spared)} of the step",
             Gain(amdahl(needless, 1e9).low, amdahl(spared, 1e9).low),
             "backbone.requires_grad_(False), or the backbone under torch.no_grad()",
             "none, as long as nobody reads these gradients",

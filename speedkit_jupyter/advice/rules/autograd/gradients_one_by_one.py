@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from speedkit_jupyter.advice.code import Part
-from speedkit_jupyter.advice.gain import Gain, amdahl
+from speedkit_jupyter.advice.gain import amdahl
 from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.situation import Situation
@@ -30,13 +30,12 @@ class GradientsOneByOne(Rule):
             taken = _taken(seen, part, call)
             if passes < MANY or taken < LEAST:
                 continue
-            low, most = amdahl(taken, 2.0).low, max(taken, min(seen.computing, 0.95))
             yield Opportunity(
                 self.name,
                 f"ask for all gradients at once: {seen.place(part, call)}",
                 f"{passes:.0f} backward passes in a step, {share(taken)} of it at "
                 f"`{ast.unparse(call)}`",
-                Gain(low, amdahl(most, passes).low),
+                amdahl(taken, 2.0, passes),
                 "torch.autograd.grad(u, x, torch.ones_like(u)) where rows don't depend on each "
                 "other; is_grads_batched=True, torch.func.vmap or jacrev otherwise",
                 "sums are added up in another order",

@@ -41,6 +41,7 @@ class GraphKept(Rule):
                     DONE if is_done else NOT_DONE,
                     f"{kept}.detach() in its place (or .item(), which waits on a GPU)",
                     spots=part.spots(node),
+                    share=seen.computing,
                 )
 
 

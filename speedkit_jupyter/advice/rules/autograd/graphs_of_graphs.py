@@ -31,8 +31,8 @@ class GraphsOfGraphs(Rule):
             yield Opportunity(
                 self.name,
                 "backward() without create_graph",
-                f"each backward pass ({share(backward)} of the step) makes a graph of itself, and "
-                "nothing asks for second derivatives",
+                f"each backward pass makes a graph of itself, and nothing asks for second "
+                f"derivatives; forward and backward: {share(seen.computing)} of the step",
                 Gain(amdahl(backward, 1.02).low, amdahl(seen.computing, 2.0).low),
                 "loss.backward()",
                 "no second derivatives",
@@ -42,7 +42,8 @@ class GraphsOfGraphs(Rule):
             yield Opportunity(
                 self.name,
                 "backward() without retain_graph",
-                "each graph is kept, and has one backward pass only",
+                "each graph is kept, and has one backward pass only; forward and backward: "
+                f"{share(seen.computing)} of the step",
                 Gain(0.99, amdahl(seen.computing, 1.15).low),
                 "loss.backward()",
                 "a second backward pass over the same graph raises",

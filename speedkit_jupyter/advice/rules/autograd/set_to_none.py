@@ -33,8 +33,8 @@ class SetToNone(Rule):
         yield Opportunity(
             self.name,
             "let gradients go in zero_grad",
-            f"zero_grad(set_to_none=False) fills {size / 2**20:.3g} MiB with zeros, "
-            f"{share(zeroing)} of the step, and gradients are added to them",
+            f"zero_grad(set_to_none=False) fills {size / 2**20:.3g} MiB with zeros, to which "
+            f"gradients are added: up to {share(most)} of the step",
             Gain(amdahl(zeroing * 0.5, 1e9).low, amdahl(most, 1e9).low),
             "zero_grad(), whose default lets them go",
             "a parameter that gets no gradient is not stepped any more (weight decay and momentum "

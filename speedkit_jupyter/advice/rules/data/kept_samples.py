@@ -11,13 +11,10 @@ from speedkit_jupyter.advice.rules import trials
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.rules.data.in_memory import is_in_memory
 from speedkit_jupyter.advice.situation import Situation
-from speedkit_jupyter.loading import samples
-from speedkit_jupyter.loading.obstacles import drawing
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.tuned_loader import rebuilt
 from speedkit_jupyter.loading.ways import Ways
-from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.words import share
 
 if TYPE_CHECKING:
@@ -58,7 +55,7 @@ class KeptSamples(Rule):
                 f"make the samples of {called} once, and keep them",
                 f"data: {share(data)} of the step; each sample is made anew whenever it is drawn, "
                 "and is the same each time",
-                Gain(low, max(low, high)).warmer,
+                Gain(low, max(low, high)),
                 "samples = [dataset[i] for i in range(len(dataset))] in place of the data set; "
                 "%speedkit loader does it, and measures",
                 "the first epoch takes as long as now; memory: "
@@ -69,15 +66,10 @@ class KeptSamples(Rule):
     @staticmethod
     def _looked_at(seen: Situation, loader: DataLoader[Any]) -> Samples | None:
         """Some samples, where all of them may be kept."""
-        seen.settle()
-        try:
-            drawn = samples.look_at(loader, Walk(drawing(loader)))
-        except Exception:  # a data set without indices, or one that draws otherwise
+        drawn = seen.samples(loader)
+        if drawn is None or Ways(loader, drawn, seen.cores, seen.device).why_not_kept():
             return None
-        finally:
-            seen.settle()
-        ways = Ways(loader, drawn, seen.cores, seen.device)
-        return None if ways.why_not_kept() else drawn
+        return drawn
 
 
 def _length(loader: DataLoader[Any]) -> int:

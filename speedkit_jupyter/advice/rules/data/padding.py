@@ -47,7 +47,7 @@ class Padding(Rule):
         # cutting what lies behind the longest row is the least, batches of like lengths the most;
         # what goes by rows and not by words does not get faster
         low = amdahl(computing * behind * 0.6, 1e9).low
-        high = amdahl(min(computing * max(everywhere, behind) * 1.05, 0.95), 1e9).low
+        high = amdahl(min(computing * max(everywhere, behind), 0.95), 1e9).low
         yield Opportunity(
             self.name,
             "pad each batch to its own longest row, with rows of like length together",
@@ -57,12 +57,17 @@ class Padding(Rule):
             "pad in collate_fn (pad_sequence, or DataCollatorWithPadding), and sort into buckets "
             "by length",
             "batches of like lengths come in another order",
+            share=computing * max(everywhere, behind),
         )
 
 
 def padding(words: torch.Tensor) -> Padded | None:
     """Of whole numbers, rows by words: what the last columns repeat; None for anything else."""
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < SHORTEST:
+        return None
+    lowest, highest = int(words.min()), int(words.max())
+    # A mask and the numbers of two segments are no words, nor is one number everywhere.
+    if lowest == highest or (lowest >= 0 and highest <= 1):
         return None
     values, times = words[:, -1].unique(return_counts=True)
     pad = values[times.argmax()]

@@ -38,7 +38,7 @@ class WorkerStart(Rule):
                 f"keep the workers of {seen.name(loader, 'the DataLoader')} between epochs",
                 f"{share(part)} of the time goes by until {count(loader.num_workers, 'worker')} "
                 f"started and ended, in {count(epochs, 'loop')} over the loader",
-                amdahl(min(part, 0.95), 2.0, 50.0).warmer,
+                amdahl(min(part, 0.95), 2.0, 50.0),
                 "DataLoader(…, persistent_workers=True)",
                 "the workers keep their memory between epochs",
                 part="data",

@@ -12,6 +12,7 @@ from speedkit_jupyter.advice.rules import trials
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.rules.data.in_memory import is_in_memory
 from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.loading.obstacles import is_iterable, why_no_workers, why_not_sent
 from speedkit_jupyter.support.words import share
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Workers(Rule):
         if data < LEAST or seen.cores < 2:
             return
         for number, loader in enumerate(seen.loaders):
-            if loader.num_workers or not (_can_have_some(loader) and _is_used(seen, loader)):
+            if loader.num_workers or not (_can_have_some(seen, loader) and _is_used(seen, loader)):
                 continue
             workers = min(seen.cores if data > HALF else seen.cores - 1, MOST_WORKERS)
             called = seen.name(loader, "DataLoader")
@@ -50,13 +51,14 @@ class Workers(Rule):
             )
 
 
-def _can_have_some(loader: DataLoader[Any]) -> bool:
-    """Each worker would go through all of an iterable; tensors in memory need none."""
-    from torch.utils.data import IterableDataset
-
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+def _can_have_some(seen: Situation, loader: DataLoader[Any]) -> bool:
+    """Return whether `%speedkit loader` would try some. Tensors in memory need none."""
+    if is_iterable(loader) or loader.batch_sampler is None or is_in_memory(loader.dataset):
         return False
-    return not is_in_memory(loader.dataset)
+    drawn = seen.samples(loader)
+    if drawn is None or why_no_workers(loader, drawn, None):
+        return False
+    return not (drawn.keys and why_not_sent(loader, drawn.keys[: loader.batch_size or 1]))
 
 
 def _is_used(seen: Situation, loader: DataLoader[Any]) -> bool:

@@ -12,6 +12,7 @@ from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.rules.data.small_batch import grown
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import ModelCall
+from speedkit_jupyter.support.words import share
 
 if TYPE_CHECKING:
     pass
@@ -43,7 +44,8 @@ class OneByOne(Rule):
             self.name,
             f"call {seen.name(many[0].module, 'the model')} once with all rows",
             f"{len(many)} calls in a step, each with one row of shape {_shape(many[0])}; one call "
-            f"with {min(len(many), MOST_TRIED)} rows is {times:.1f} times as fast",
+            f"with {min(len(many), MOST_TRIED)} rows is {times:.1f} times as fast; "
+            f"the loop: {share(around)} of the step",
             Gain(amdahl(part, max(times * 0.5, 1.05)).low, amdahl(around, times * 2.0).low),
             "model(torch.stack(rows)) in place of the loop",
             "batch norm in training sees the whole batch"

@@ -35,12 +35,12 @@ class SameForwardTwice(Rule):
             # the second one's backward pass, if it has any, goes too
             graphs = call.has_graph and len(seen.watched.backwards) >= len(calls)
             most = taken + (seen.share("backward") * twice / len(calls) if graphs else 0.0)
-            low, high = amdahl(taken, 3.0).low, amdahl(min(most * 1.15, 0.9), 50.0).low
+            low, high = amdahl(taken, 3.0).low, amdahl(min(most, 0.9), 50.0).low
             called = seen.name(call.module, "the model")
             yield Opportunity(
                 self.name,
                 f"keep the output of {called}, and use it twice",
-                f"{called} is called again with the same input: about {share(taken)} of the step",
+                f"{called} is called again with the same input: about {share(most)} of the step",
                 Gain(min(low, high), high),
                 f"out = {called}(x) once; `out.detach()` for what needs no gradient",
             )

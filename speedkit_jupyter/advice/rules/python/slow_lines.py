@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from speedkit_jupyter.advice.gain import Gain, amdahl
+from speedkit_jupyter.advice.gain import amdahl
 from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.advice.rules.base import Rule
 from speedkit_jupyter.advice.situation import Situation
@@ -16,7 +16,7 @@ from speedkit_jupyter.support.words import share
 
 LEAST, LEAST_OF_DATA = 0.15, 0.15
 # What a line of Python is worth when it is written otherwise: nobody knows, and so little of it at
-# the least; at best it goes, and what surrounds it.
+# the least; at best it goes.
 TIMES = 1.3
 # Of a line's time so much is Python's: tensors that are large enough have no need of advice.
 PYTHON = 0.3
@@ -40,13 +40,12 @@ class SlowLines(Rule):
                     continue
                 costliest = spots[0]
                 text = user_lines.source(costliest.file, costliest.number)
-                whole = max(taken, seen.share(part))
                 what = "Python" if part == "rest" else "loading"
                 yield Opportunity(
                     self.name,
                     f"write {seen.profile.place(costliest)} without Python's loop, or leave it out",
                     f"{what}: {share(taken)} of the step at `{text}`",
-                    Gain(amdahl(taken, TIMES).low, amdahl(whole, 1e9).low).warmer,
+                    amdahl(taken, TIMES),
                     "operations on whole tensors, every tenth step only, or once at the end",
                     "depends on what you write",
                     spots=tuple(spots),

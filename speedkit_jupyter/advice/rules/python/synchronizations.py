@@ -13,7 +13,7 @@ from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.line_times import Spot
 from speedkit_jupyter.support.words import share
 
-LEAST, MANY = 0.03, 16
+LEAST, MANY = 0.02, 16
 
 
 class Synchronizations(Rule):
@@ -28,11 +28,10 @@ class Synchronizations(Rule):
         """Each line."""
         for wait in seen.profile.waits():
             spot = Spot(wait.line.file, wait.line.number)
-            inside = seen.profile.lines.inside.get(spot, 0.0)
-            waiting = wait.seconds / seen.step_s if seen.step_s else 0.0
-            taken = min(max(waiting, inside) if seen.on_cpu else waiting, 1.0)
-            if taken < LEAST or (seen.on_cpu and wait.times < MANY):
+            waiting = min(wait.seconds / seen.step_s, 1.0) if seen.step_s else 0.0
+            if waiting < LEAST or (seen.on_cpu and wait.times < MANY):
                 continue
+            taken = min(waiting + _asking(seen, spot), 1.0) if seen.on_cpu else waiting
             text = user_lines.source(*spot) or wait.line.call
             busy = 1.0 if seen.profile.costs is None else seen.profile.costs.busy or 0.0
             idle = taken if seen.on_cpu else min(taken, 1 - busy)
@@ -45,3 +44,9 @@ class Synchronizations(Rule):
                 "values are known later",
                 spots=(spot,),
             )
+
+
+def _asking(seen: Situation, spot: Spot) -> float:
+    """Return the share of what the line does beside: its loop, and what it indexes."""
+    own = seen.profile.lines.own.items()
+    return sum(taken for (at, part), taken in own if at == spot and part in ("rest", "data"))

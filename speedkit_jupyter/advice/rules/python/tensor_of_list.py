@@ -31,7 +31,7 @@ class TensorOfList(Rule):
                 self.name,
                 "make this tensor once, or of a whole array",
                 f"{seen.place(part, node)}: `{ast.unparse(node)}`, {share(taken)} of the step",
-                amdahl(taken, 1.8).warmer,
+                amdahl(taken, 1.8),
                 "torch.from_numpy(array), or make the tensor once, before the loop",
                 "a tensor of an array shares its memory",
                 spots=part.spots(part.statement(node)),

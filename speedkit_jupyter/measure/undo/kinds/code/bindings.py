@@ -48,11 +48,19 @@ class Bindings:
         """Each name means what it meant, and new ones are gone."""
         for space, saved in self._saved:
             for name in list(space.keys() - saved.keys()):
-                if not _is_part_of(space, name):
+                if not _is_part_of(space, name) and not _is_the_compilers(name):
                     space.pop(name, None)
             for name, value in saved.items():
-                if space.get(name, MISSING) is not value:
+                if space.get(name, MISSING) is not value and not _is_the_compilers(name):
                     space[name] = value
+
+
+def _is_the_compilers(name: str) -> bool:
+    """Whether torch.compile binds it (`__resume_at_6_2`), which deletes it with its code.
+
+    Compiled code looks such names up each time it runs, the user's own compiled functions too.
+    """
+    return name.startswith("__") and not name.endswith("__")
 
 
 def _is_part_of(space: MutableMapping[str, Any], name: str) -> bool:

@@ -1,0 +1,123 @@
+"""Hold back what a measured step displays: pictures, HTML, widgets, and figures it leaves open."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from speedkit_jupyter.support.tracebacks import is_door
+
+# The messages by which a kernel tells the front end about widgets.
+OF_WIDGETS = frozenset(["comm_open", "comm_msg", "comm_close"])
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class Displays:
+    """Drops what steps display while it holds; the first call is shown if it `shows_first`.
+
+    A message belongs to a step if code of ours that calls the user's is among its callers, so that
+    progress, panels and other cells show what they always do. Widgets of steps are never shown.
+    At the end they are closed, and so are the figures that steps left open.
+    """
+
+    def __init__(self, shows_first: bool) -> None:
+        self._shows_first = shows_first
+        self._first: FrameType | None = None  # of the first call that displayed something
+        # Ids of the widgets that steps made, and of those that anything else made meanwhile.
+        self._held: set[str] = set()
+        self._others: set[str] = set()
+        self._undo: list[Callable[[], object]] = []
+
+    def hold(self) -> None:
+        """Begin; may be called again after `release`."""
+        self._known, self._figures = set(_widgets()), set(_figures())
+        get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+        shell = get_ipython() if get_ipython is not None else None
+        if (publisher := getattr(shell, "display_pub", None)) is not None:
+            self._replace(publisher, "publish", self._gate(publisher.publish))
+            self._replace(publisher, "clear_output", self._clearing_gate(publisher.clear_output))
+        if (session := getattr(getattr(shell, "kernel", None), "session", None)) is not None:
+            self._replace(session, "send", self._widget_gate(session.send))
+
+    def release(self, for_good: bool = True) -> None:
+        """End, and close what the steps made."""
+        for number in set(_figures()) - self._figures:
+            sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
+        for model_id in set(_widgets()) - self._known - self._others:
+            with suppress(Exception):  # a class of the user's may close in a way of its own
+                _widgets()[model_id].close()
+        while self._undo:
+            self._undo.pop()()
+        if for_good:
+            self._first = None  # a frame keeps its variables alive
+
+    def _replace(self, holder: Any, name: str, gate: Callable[..., Any]) -> None:
+        own = vars(holder).get(name)
+        put_back = (lambda: delattr(holder, name)) if own is None else (
+            lambda: setattr(holder, name, own)
+        )  # fmt: skip
+        self._undo.append(put_back)
+        setattr(holder, name, gate)
+
+    def _gate(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        def show(*arguments: Any, **named: Any) -> Any:
+            step = _calling_step()
+            if step is None or (self._is_first(step) and not _shows_a_widget(arguments, named)):
+                return found(*arguments, **named)
+            return None
+
+        return show
+
+    def _clearing_gate(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        def clear(*arguments: Any, **named: Any) -> Any:
+            return found(*arguments, **named) if _calling_step() is None else None
+
+        return clear
+
+    def _widget_gate(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        def show(stream: Any, message: Any, content: Any = None, *more: Any, **named: Any) -> Any:
+            kind = message if isinstance(message, str) else message.get("msg_type")
+            if kind in OF_WIDGETS and self._is_held_back(kind, (content or {}).get("comm_id", "")):
+                return None
+            return send(stream, message, content, *more, **named)
+
+        return show
+
+    def _is_held_back(self, kind: str, number: str) -> bool:
+        if kind == "comm_open":
+            (self._others if _calling_step() is None else self._held).add(number)
+        return number in self._held
+
+    def _is_first(self, step: FrameType) -> bool:
+        self._first = self._first or step
+        return self._shows_first and step is self._first
+
+
+def _shows_a_widget(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    return WIDGET in (named.get("data") or (arguments[0] if arguments else {}))
+
+
+def _calling_step() -> FrameType | None:
+    """The innermost frame of ours that called the user's code, if any."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_door(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def _widgets() -> dict[str, Any]:
+    """All widgets by their ids; nothing where ipywidgets is not loaded."""
+    module = sys.modules.get("ipywidgets.widgets.widget")
+    found = getattr(module, "_instances", None)
+    if found is None:  # before ipywidgets 8
+        found = getattr(getattr(module, "Widget", None), "widgets", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _figures() -> dict[int, Any]:
+    """pyplot's open figures by their numbers."""
+    gcf = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
+    return getattr(gcf, "figs", {})

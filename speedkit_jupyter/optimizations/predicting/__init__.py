@@ -1,1 +1,0 @@
-"""Parts of `inference`: the calls of a model that only predicts."""

@@ -1,0 +1,105 @@
+"""docs/contract.md, "Named before the run": what can't be put back is a StateWarning."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import StateWarning, benchmark
+
+
+def named(extra: Callable[[], object]) -> str:
+    """Measure a training step that also calls `extra`; return the lines of its StateWarnings."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        extra()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        benchmark(step, ["baseline", "bf16"], budget_s=0.2)
+    return "\n".join(str(one.message) for one in caught if one.category is StateWarning)
+
+
+def test_a_step_that_can_be_put_back_is_silent() -> None:
+    log: list[int] = []
+    assert named(lambda: log.append(1)) == ""
+
+
+def test_a_file_that_the_step_writes_to_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    assert "file" in named(lambda: log.write_text("x"))
+    assert "file" in named(lambda: torch.save({}, tmp_path / "model.pt"))
+
+    def append() -> None:
+        with open(log, "a") as opened:
+            opened.write("x")
+
+    assert "file" in named(append)
+
+
+def test_a_file_that_is_only_read_is_not_named(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("1")
+    assert named((tmp_path / "data.txt").read_text) == ""
+
+
+def test_a_process_that_the_step_starts_is_named() -> None:
+    assert "process" in named(lambda: subprocess.run([sys.executable, "-c", ""], check=True))
+
+
+def test_a_socket_that_the_step_opens_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+
+        def connect() -> None:
+            socket.create_connection(address).close()
+
+        assert "socket" in named(connect)
+
+
+def test_a_thread_that_the_step_starts_is_named() -> None:
+    def start() -> None:
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+
+    assert "thread" in named(start)
+
+
+def test_an_object_that_cannot_be_copied_is_named() -> None:
+    base = sqlite3.connect(":memory:")
+    base.execute("create table log (n)")
+    assert "base" in named(lambda: base.execute("insert into log values (1)"))
+    cached = functools.lru_cache(None)(lambda n: n)
+    assert "cached" in named(lambda: cached(1))
+
+
+def test_naming_can_be_made_an_error_and_then_nothing_runs(tmp_path: Path) -> None:
+    model, log = nn.Linear(4, 2), tmp_path / "x"
+    with log.open("w") as opened:
+
+        def step() -> None:
+            opened.write("x")
+            model(torch.ones(1, 4)).sum().backward()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", StateWarning)
+            with pytest.raises(StateWarning):
+                benchmark(step, ["baseline", "bf16"], budget_s=0.2)
+    assert log.read_text() == ""

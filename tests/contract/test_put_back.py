@@ -1,0 +1,209 @@
+"""docs/contract.md, "Put back after a measurement": one test a line, several inputs each.
+
+Each input is plain code: what is there before, what the measured step does beside training, and an
+expression for what must be as before. All of it goes through the public `benchmark`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from speedkit_jupyter import benchmark
+
+PRELUDE = """
+import collections, copy, os, random, types, warnings
+import numpy as np
+import torch
+from torch import nn
+from dataclasses import dataclass, field
+
+
+class Plain:
+    total = 0
+    def __init__(self): self.n, self.log, self.inner = 0, [], {"a": [0]}
+
+
+class Slotted:
+    __slots__ = ("n", "late")
+    def __init__(self): self.n = 0
+
+
+@dataclass
+class Record:
+    n: int = 0
+    log: list = field(default_factory=list)
+
+
+def fresh():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    return model, torch.optim.AdamW(model.parameters()), torch.randn(4, 8)
+
+
+model, optimizer, x = fresh()
+"""
+TRAIN = "loss = model(x).pow(2).mean(); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+def picture(value: Any) -> Any:
+    """Return something that compares equal only where values, types, order and layout are equal."""
+    if isinstance(value, torch.Tensor):
+        kept = value.detach()
+        dense = kept.to_dense() if kept.layout is not torch.strided else kept
+        return value.dtype, tuple(dense.stride()), dense.tolist(), picture(value.grad)
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.strides, value.tolist()
+    if isinstance(value, dict):
+        return type(value), [(picture(key), picture(one)) for key, one in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return type(value), [picture(one) for one in value]
+    return value if isinstance(value, int | float | str | bytes | bool | type(None)) else str(value)
+
+
+CASES: dict[str, list[tuple[str, str, str]]] = {
+    "tensors": [
+        ("t = torch.zeros(3)", "t.add_(1)", "t"),
+        ("t = torch.zeros(2, 3).t()", "t.data = torch.ones(3, 2)", "t"),
+        ("t = torch.ones(3, requires_grad=True)", "t.sum().backward()", "t"),
+        ("t = torch.eye(3).to_sparse()", "t.values().add_(1)", "t"),
+        ("t = torch.zeros(8); view = t[2:4]", "view.fill_(5)", "[t, view]"),
+    ],
+    "modules": [
+        ("", "pass", "model.state_dict()"),
+        ("", "pass", "[p.grad for p in model.parameters()]"),
+        ("", "model.eval()", "[m.training for m in model.modules()]"),
+        ("model.seen = 0", "model.seen += 1", "model.seen"),
+        ("", "model[0].weight.requires_grad_(False)", "model[0].weight.requires_grad"),
+        (
+            "",
+            "model.register_forward_hook(lambda *given: None)",
+            "len(model._forward_hooks)",
+        ),
+        ("other = nn.Linear(2, 2)", "other.weight.data.mul_(2)", "other.state_dict()"),
+    ],
+    "optimizers": [
+        ("", "pass", "optimizer.state_dict()['state']"),
+        ("", "optimizer.param_groups[0]['lr'] *= 0.9", "optimizer.param_groups[0]['lr']"),
+        (
+            "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)",
+            "schedule.step()",
+            "[schedule.state_dict()['last_epoch'], optimizer.param_groups[0]['lr']]",
+        ),
+        (
+            "scaler = torch.amp.GradScaler('cpu')",
+            "scaler.scale(x); scaler.update(128.0)",
+            "scaler.state_dict()['scale']",
+        ),
+    ],
+    "containers": [
+        ("log = []", "log.append(float(model[0].weight.sum()))", "log"),
+        ("log = {'b': 1, 'a': [0]}", "log.pop('b'); log['b'] = 2; log['a'].append(1)", "log"),
+        ("log = {1, 2}", "log.add(len(log))", "sorted(log)"),
+        ("log = collections.deque([1], 2)", "log.append(3)", "log"),
+        ("log = collections.defaultdict(list)", "log['x'].append(1)", "log"),
+        ("log = collections.Counter('a')", "log['a'] += 1", "log"),
+        ("log = bytearray(b'abc')", "log.append(1)", "bytes(log)"),
+    ],
+    "instances": [
+        ("one = Plain()", "one.n += 1; one.log.append(1); one.inner['a'][0] = 7", "vars(one)"),
+        ("one = Plain()", "Plain.total += 1", "Plain.total"),
+        ("one = Slotted()", "one.n += 1; one.late = 3", "[one.n, hasattr(one, 'late')]"),
+        ("one = Record()", "one.n += 1; one.log.append(one.n)", "[one.n, one.log]"),
+        ("one = types.SimpleNamespace(n=0)", "one.n += 1; one.new = 1", "vars(one)"),
+        ("one = Plain()", "del one.n; one.n = 1", "vars(one)"),
+    ],
+    "arrays": [
+        ("a = np.zeros(3)", "a[0] += 1", "a"),
+        ("a = np.zeros((2, 3)); row = a[1]", "row[:] = 7", "a"),
+        ("a = np.array(['x', None], dtype=object)", "a[0] = 'y'", "a"),
+    ],
+    "names": [
+        ("n = 0", "n += 1", "n"),
+        ("t = torch.zeros(2)", "t = t + 1", "t"),
+        ("text = 'a'", "text = text + 'b'", "text"),
+        ("def count():\n    global n\n    n += 1\nn = 0", "count()", "n"),
+    ],
+    "iterators": [
+        ("i = iter([1, 2, 3, 4])", "next(i)", "list(copy.copy(i))"),
+        (
+            "i = iter(torch.utils.data.DataLoader(torch.arange(9.0), shuffle=True))",
+            "next(i)",
+            "torch.stack(list(i)).sum().item()",
+        ),
+        ("i = (k for k in range(9))", "next(i)", "list(i)"),
+        ("i = enumerate('abc')", "next(i)", "list(i)"),
+    ],
+    "random generators": [
+        ("random.seed(1)", "random.random()", "str(random.getstate())"),
+        ("np.random.seed(1)", "np.random.rand()", "str(np.random.get_state())"),
+        ("torch.manual_seed(1)", "torch.rand(1)", "torch.get_rng_state()"),
+        ("g = np.random.default_rng(0)", "g.random()", "str(g.bit_generator.state)"),
+        ("g = torch.Generator().manual_seed(1)", "torch.rand(1, generator=g)", "g.get_state()"),
+        ("g = random.Random(3)", "g.random()", "str(g.getstate())"),
+    ],
+    "switches of torch": [
+        ("", "torch.set_default_dtype(torch.float64)", "str(torch.get_default_dtype())"),
+        (
+            "",
+            "torch.use_deterministic_algorithms(True)",
+            "torch.are_deterministic_algorithms_enabled()",
+        ),
+        ("", "torch.set_grad_enabled(True)", "torch.is_grad_enabled()"),
+        (
+            "",
+            "torch.set_float32_matmul_precision('medium')",
+            "torch.get_float32_matmul_precision()",
+        ),
+    ],
+    "process": [
+        ("", "os.environ['SPEED_TEST'] = '1'", "os.environ.get('SPEED_TEST')"),
+        ("", "os.environ.pop('HOME', None)", "os.environ.get('HOME')"),
+        ("", "os.chdir('/')", "os.getcwd()"),
+        ("", "warnings.simplefilter('ignore')", "len(warnings.filters)"),
+    ],
+}
+
+
+def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]]:
+    """Measure one step that does all of `cases`; yield each with its probe before and after."""
+    step_names: dict[str, Any] = {"__name__": "__main__"}
+    exec(PRELUDE, step_names)
+    each = []
+    for index, (before, step, probe) in enumerate(cases):
+        pair = []
+        for _ in range(
+            2
+        ):  # a probe may use up what it looks at: one copy each for before and after
+            names: dict[str, Any] = {"__name__": "__main__"}
+            exec(PRELUDE + before, names)
+            assigned = sorted(set(compile(step, "", "exec").co_names) & {"n", "t", "a", "text"})
+            rebinds = f"    global {', '.join(assigned)}\n" if assigned else ""
+            body = step if "set_default_dtype" in step else f"{step}\n    {TRAIN}"
+            exec(f"def act():\n{rebinds}    {body}", names)
+            pair.append(names)
+        step_names[f"act{index}"] = pair[1]["act"]
+        each.append((step, probe, *pair))
+    calls = "; ".join(f"act{index}()" for index in range(len(cases)))
+    exec(f"def step():\n    {TRAIN}\n    {calls}", step_names)
+    before = [picture(eval(probe, untouched)) for _, probe, untouched, _ in each]
+    benchmark(step_names["step"], ["baseline", "bf16"], budget_s=0.2)
+    for (step, probe, _, names), found in zip(each, before, strict=True):
+        yield step, found, picture(eval(probe, names))
+
+
+@pytest.mark.parametrize("line", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_step_changes_is_as_before(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPEED_TEST", raising=False)
+    for step, before, after in measured(CASES[line]):
+        assert after == before, step

@@ -1,0 +1,78 @@
+"""A plan in force whose precision the cell does not enter: said, and measured as it stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.outcome import Tuning
+
+pytestmark = pytest.mark.usefixtures("trusted")
+
+PLAIN = "seen.put(torch.is_autocast_enabled('cpu')); model(x).sum().backward()"
+INSIDE = "with ctx.autocast():\n    seen.put(torch.is_autocast_enabled('cpu')); model(x)"
+
+
+@pytest.fixture
+def found(shell) -> Tuning:
+    """A search of a cell that has found bf16."""
+    from speedkit_jupyter import Facts, Hardware
+    from speedkit_jupyter.measure.subject.from_function import step_of
+
+    model, x = shell.names["model"], shell.names["x"]
+    step = step_of(lambda: model(x).sum().backward())
+    tuning = Tuning(step, Hardware.current(), Facts.read(model))
+    tuning.winner = Candidate({"precision": "bf16"})
+    shell.names["tuning"] = tuning
+    return tuning
+
+
+def test_applying_what_tuning_found_sets_ctx_and_says_what_to_write(shell, found):
+    with pytest.warns(UserWarning, match=r"Write `with ctx\.autocast\(\):` around your forward"):
+        shell.run("contexts = tuning.apply()")
+    assert shell.names["ctx"] is shell.names["contexts"][0]
+    shell.run("with ctx.autocast():\n    seen = model(x).dtype")
+    assert str(shell.names["seen"]) == "torch.bfloat16"
+
+
+def test_a_context_of_another_model_keeps_its_name(shell, found):
+    shell.run("other = nn.Linear(2, 2)\n%speedkit apply other --threads 1")
+    with pytest.warns(UserWarning, match=r"with ctx_model\.autocast"):
+        shell.run("tuning.apply()")
+    assert shell.names["ctx_model"].plan["precision"].value == "bf16"
+
+
+def test_apply_begins_with_what_to_write_and_says_where_nothing_is(shell):
+    shown = shell.run("%speedkit apply model --precision bf16")
+    assert shown.lstrip().startswith("Write `with ctx.autocast():` around your forward pass")
+    shown = shell.run("%speedkit apply model --threads 1 --precision fp32")
+    assert shown.lstrip().startswith("Applied to model")
+    assert "Nothing to edit" in shown
+    assert "autocast():" not in shown
+
+
+def test_both_ways_to_measure_a_cell_as_it_stands_run_it_in_the_same_precision(shell, seen):
+    shell.run("%speedkit apply model --precision bf16")
+    shown = shell.run(f"%%speedbench -n 1 -r 2\n{PLAIN}")
+    assert set(seen()) == {False}
+    assert "bf16 acts only inside `ctx.autocast()`" in shown
+    shown = shell.run(f"%%speedbench --compare current --budget 0.2 -v found\n{PLAIN}")
+    assert set(seen()) == {False}
+    assert "bf16 acts only inside `ctx.autocast()`" in shown
+    assert "precision" not in shell.names["found"].records[0].applied
+
+
+def test_a_cell_that_enters_autocast_is_measured_in_it_by_both(shell, seen):
+    shell.run("%speedkit apply model --precision bf16")
+    assert "acts only inside" not in shell.run(f"%%speedbench -n 1 -r 2\n{INSIDE}")
+    assert set(seen()) == {True}
+    shown = shell.run(f"%%speedbench --compare current --budget 0.2 -v found\n{INSIDE}")
+    assert set(seen()) == {True}
+    assert "acts only inside" not in shown
+    assert shell.names["found"].records[0].applied["precision"] == "bf16"
+
+
+def test_a_named_plan_beside_current_is_still_routed_into_a_plain_cell(shell, seen):
+    shell.run("%speedkit apply model --precision bf16")
+    shell.run(f"%%speedbench -q --compare current,bf16 --budget 0.2\n{PLAIN}")
+    assert set(seen()) == {False, True}

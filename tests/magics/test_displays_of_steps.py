@@ -1,0 +1,81 @@
+"""What a measured step displays: dropped but for the first call; its widgets are gone after it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.kernel
+
+SETUP = """
+%load_ext speedkit_jupyter
+%matplotlib inline
+import ipywidgets, torch, matplotlib.pyplot as plt
+import ipywidgets.widgets.widget as registry
+from IPython.display import HTML, clear_output, display
+from tqdm.auto import tqdm
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(8, 4)
+loader = DataLoader(torch.randn(64, 4), batch_size=16)
+mine = ipywidgets.IntText(3)
+
+class Shown:
+    def __repr__(self):
+        return "Shown by the step"
+
+def work():
+    model(x).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def state():
+    print(len(registry._instances), mine.comm is not None, plt.get_fignums())
+"""
+STEPS = {
+    "display": "display(Shown()); work()",
+    "figures": "plt.plot([1, 2]); plt.show(); display(Shown()); work()",
+    "an open figure": "plt.plot([1, 2]); work()",
+    "an update": "display(Shown(), display_id='a').update(Shown()); work()",
+    "clear_output": "display(Shown()); clear_output(); work()",
+    "bars": "for _ in tqdm(range(3)): work()",
+    "widgets": "s = ipywidgets.IntSlider(); display(s); s.value = 5; work()",
+}
+COMMANDS = {
+    "comparing": "%%speedbench --compare baseline,baseline --budget 1",
+    "timing": "%%speedbench --budget 1",
+}
+
+
+@pytest.fixture
+def before(kernel) -> str:
+    """The widgets and figures that there are before a step is measured."""
+    assert kernel(SETUP)["status"] == "ok"
+    return kernel("state()")["text"]
+
+
+@pytest.mark.slow
+def test_only_the_first_call_is_shown_and_no_widget_or_figure_is_left(kernel, before):
+    for name, command in COMMANDS.items():
+        for kind, step in STEPS.items():
+            reply = kernel(f"{command}\n{step}")
+            assert reply["status"] == "ok", reply["traceback"]
+            most = 2 if kind == "an update" else 1
+            assert reply["text"].count("Shown by the step") <= most, (name, kind)
+            assert not {"IntSlider", "FloatProgress"} & set(reply["text"].split("(")), (name, kind)
+            assert kernel("state()")["text"] == before, (name, kind)
+
+
+def test_bars_of_functions_leave_no_widget_and_later_cells_display(kernel, before):
+    step = "for batch in tqdm(loader): display(Shown()); model(batch).sum().backward()"
+    assert kernel(f"def step():\n    {step}")["status"] == "ok"
+    for call in (
+        "benchmark(step, budget_s=1)",
+        "verify(step, 'bf16', steps=3)",
+        "tune_loader(loader, step=step, budget_s=1)",
+    ):
+        reply = kernel(f"from speedkit_jupyter import *\nr = {call}")
+        assert reply["text"].count("Shown by the step") <= 4, call  # one epoch
+        assert reply["status"] == "ok", reply["traceback"]
+        assert kernel("state()")["text"] == before, call
+    assert kernel("display(Shown()); plt.plot([1]); plt.show()")["text"].count("\n") == 2

@@ -1,0 +1,68 @@
+"""The names that torch.compile binds in a notebook outlive turns of the event loop, and the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.undo.kinds.code.names import Names
+
+pytestmark = pytest.mark.usefixtures("clean_dynamo")
+
+SOURCES = {
+    "a graph break": """
+def work(t):
+    t = t + 1
+    torch._dynamo.graph_break()
+    return t * 2
+""",
+    "a print": """
+def work(t):
+    t = t + 1
+    print(end='')
+    return t * 2
+""",
+    "a counter and a list": """
+def work(t):
+    global n
+    n += 1
+    t = t + 1
+    seen.append(t.sum().item())
+    return t * 2
+""",
+}
+
+
+@pytest.fixture
+def clean_dynamo() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_code_that_a_step_compiles_runs_after_a_turn_and_after_the_end(source: str) -> None:
+    space: dict[str, Any] = {"torch": torch, "n": 0, "seen": [], "__name__": "__main__"}
+    exec(source, space)
+    compiled = torch.compile(space["work"], backend="eager")
+    space |= {"compiled": compiled, "x": torch.ones(3)}
+    code = compile("made = compiled(x)", "cell", "exec")
+    step = Step(
+        lambda context: exec(code, space),
+        [torch.nn.Linear(2, 2)],
+        names=space,
+        assigned=["made"],
+        others=[Names(space, code.co_names, codes=[code])],
+    )
+    with step.isolated() as visit:
+        exec(code, space)
+        with visit.paused():
+            assert "made" not in space
+            assert (space["n"], space["seen"]) == (0, [])
+        exec(code, space)
+    assert "made" not in space
+    assert (space["n"], space["seen"]) == (0, [])
+    assert compiled(space["x"]).tolist() == [4.0] * 3
