@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from speedkit_jupyter.measure.checks import compilations
-from speedkit_jupyter.measure.checks.observing.course import STEPS
+from speedkit_jupyter.measure.checks.trials import CALLS
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
     LATEST,
@@ -208,7 +208,7 @@ class Pace:
         first, *rest = runners = self.to_check(runners)
         rounded = {runner.precision for runner in rest} - {first.precision}
         of_baseline = REFERENCE + ROUNDED * len(rounded) if rest else 0
-        of_each = STEPS * sum(runner.worst_s for runner in runners)
+        of_each = CALLS * sum(runner.worst_s for runner in runners)
         return of_baseline * first.worst_s + of_each
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
