@@ -6,12 +6,13 @@ import gc
 import itertools
 import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from speedkit_jupyter.measure.subject.discovery import holding, optimizers_among
+from speedkit_jupyter.plans import context
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
@@ -52,11 +53,36 @@ class MeasuredCell:
     profiler: Callable[[float | None], Any] | None = None
 
 
+@dataclass
+class Found:
+    """What tuning found last for a model: the config that `%speedkit apply WORDS` puts into force.
+
+    `proof` says in words what it brings; it is empty where nothing was proven faster. `is_newer`
+    until a plan is applied to the model.
+    """
+
+    config: SpeedConfig
+    proof: str
+    words: str = ""
+    is_newer: bool = True
+
+    @property
+    def line(self) -> str:
+        """The magic that puts it into force."""
+        return f"`%speedkit apply {self.words}".rstrip() + "`"
+
+    def is_in_force(self, model: torch.nn.Module) -> bool:
+        """Whether the plan in force on the model is this one."""
+        context = applied_to(model)
+        return context is not None and context.config.to_dict() == self.config.to_dict()
+
+
 class Session:
     """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
 
-    `listeners` are told "config" or "measured" when one of them is another; `shared` is what the
-    panels of one model have in common, by the model's id. `advised` is what was advised last.
+    `listeners` are told "config", "measured" or "tuned" when one of them is another; `shared` is
+    what the panels of one model have in common, by the model's id. `advised` is what was advised
+    last.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
@@ -68,6 +94,8 @@ class Session:
         self.listeners = Listeners()
         self.shared: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._config = SpeedConfig()
+        self._found: WeakKeyDictionary[torch.nn.Module, Found] = WeakKeyDictionary()
+        context.CHANGES.add(self._applied_or_restored)
 
     @property
     def config(self) -> SpeedConfig:
@@ -88,6 +116,21 @@ class Session:
     def measured(self, cell: MeasuredCell) -> None:
         self._measured = cell
         self.listeners.tell("measured")
+
+    def tuned(self, models: Iterable[torch.nn.Module], found: Found) -> None:
+        """Remember what a search has found for these models."""
+        for model in models:
+            self._found[unwrapped(model)] = found
+        self.listeners.tell("tuned")
+
+    def found_for(self, model: torch.nn.Module) -> Found | None:
+        """What the last search of this session has found for a model; None without one."""
+        return self._found.get(unwrapped(model))
+
+    def _applied_or_restored(self, model: torch.nn.Module) -> None:
+        found = self.found_for(model)
+        if found is not None and applied_to(model) is not None:
+            found.is_newer = False
 
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
         """The contexts that are not restored, by the name of their model, those from Python too.

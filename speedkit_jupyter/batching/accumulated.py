@@ -130,7 +130,7 @@ class Lost:
     def __call__(self, part: Call, still: bool = False) -> tuple[Any, float | None]:
         """Raises StepError where the function gives none."""
         with watched(still) as divisors:
-            loss = loss_in(self.function(*part.arguments, **part.named))
+            loss = loss_in(part.run(self.function))
         if loss is None:
             raise StepError("the function gave a loss before, and none for this part")
         if self.is_sum:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.measure.results.statistics import median_interval
+from speedkit_jupyter.measure.results.statistics import (
+    ERROR,
+    bonferroni_share,
+    least_values,
+    median_interval,
+    paired_ratio,
+)
 
 # The knee is the smallest size that gives this share of the most samples a second.
 KNEE = 0.95
@@ -16,11 +22,13 @@ KNEE = 0.95
 @dataclass
 class Size:
     """One batch size: `times_s` are seconds of a step of `samples`, one for each round, `first_s`
-    those of an early call; `peak_bytes` is its fullest moment; `why_not` where it was not measured.
+    those of an early call; `received` is how much its model was seen to receive; `peak_bytes` is
+    its fullest moment; `why_not` where it was not measured.
     """
 
     number: int
     samples: int = 0
+    received: int = 0
     first_s: float = 0.0
     times_s: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
@@ -34,8 +42,10 @@ class Size:
         return self.samples / taken_s if taken_s else 0.0
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Of the rate, at 95 %."""
+    def interval(self) -> tuple[float, float] | None:
+        """Of the rate, at 95 %; None from fewer calls than can give one."""
+        if len(self.times_s) < least_values():
+            return None
         _, low_s, high_s = median_interval(self.times_s)
         return self.samples / high_s, self.samples / low_s
 
@@ -68,14 +78,29 @@ class BatchSizes(Shown):
     @property
     def knee(self) -> Size:
         """The smallest that is nearly as fast as the fastest."""
-        return next(size for size in self.measured if size.rate >= KNEE * self.fastest.rate)
+        return next(size for size in self.measured if self._is_near(size))
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether every size that is not nearly as fast as the fastest is proven to be slower."""
+        others = [size for size in self.measured if not self._is_near(size)]
+        error, best = bonferroni_share(ERROR, len(others)), self.fastest
+        a_sample = [taken_s / best.samples for taken_s in best.times_s]
+        return best.interval is not None and all(
+            paired_ratio([taken_s / one.samples for taken_s in one.times_s], a_sample, error).low
+            > 1
+            for one in others
+        )
+
+    def _is_near(self, size: Size) -> bool:
+        return size.rate >= KNEE * self.fastest.rate
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each size."""
         return [self._row(size) for size in self.sizes]
 
     def _row(self, size: Size) -> dict[str, Any]:
-        low, high = size.interval if size.times_s else (None, None)
+        low, high = size.interval or (None, None)
         return {
             "batch": size.number,
             "step_s": size.samples / size.rate if size.rate else None,
@@ -89,14 +114,14 @@ class BatchSizes(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        measured = bool(self.measured)
+        proven = bool(self.measured) and self.is_proven
         return {
             "subject": self.subject,
             "source": self.source,
             "now": self.now,
             "rows": self.rows(),
-            "fastest": self.fastest.number if measured else None,
-            "knee": self.knee.number if measured else None,
+            "fastest": self.fastest.number if proven else None,
+            "knee": self.knee.number if proven else None,
             "largest": self.largest,
             "available_bytes": self.available_bytes,
             "environment": dict(self.environment),

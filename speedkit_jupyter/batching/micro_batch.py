@@ -50,7 +50,8 @@ def micro_batch(
     where they don't. `whole` are positions or names of arguments that are not cut. `scaler` scales
     the loss before the backward pass.
     BatchNorm that trains would see each part's statistics: declined, but with `batch_norm=True`.
-    Dropout draws other masks for parts than for the whole.
+    Dropout draws other masks for parts than for the whole. A function that writes to its arguments
+    (a key-value cache) is refused with StepError.
     """
     if not callable(function):
         raise StepError(f"function must be callable, not {type(function).__name__}")
@@ -116,7 +117,7 @@ class MicroBatch:
     @lets_go
     @door
     def _of_part(self, part: Call) -> Any:
-        return self._moved(self._function(*part.arguments, **part.named))
+        return self._moved(part.run(self._function))
 
     def _gives_loss(self, call: Call) -> bool:
         """Whether it gives a loss; the first time whether parts make up the whole."""
@@ -131,7 +132,7 @@ class MicroBatch:
     def _joined(self, call: Call) -> Any:
         joined = Joined(call.length, self._to)
         for part in call.parts(self.size):
-            result = self._function(*part.arguments, **part.named)
+            result = part.run(self._function)
             if equal_parts.has_graph(result):
                 raise StepError(
                     "the results keep their graphs, and all of the batch's memory with them: call "

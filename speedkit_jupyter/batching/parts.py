@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import FunctionType, ModuleType
 from typing import Any
 
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import are_alike, cut, length_of
 
 Key = int | str
+# Objects within an argument (a cache, its layers, their tensors): so far writes are looked for.
+DEPTH = 6
+WRITES = (
+    "the call writes to its arguments (a key-value cache, say), which each part would do again: "
+    "micro_batch can't split it"
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,36 @@ class Call:
             length=len(range(self.length)[samples]),
         )
 
+    def run(self, function: Callable[..., Any]) -> Any:
+        """Call the function with these. Raises StepError where it writes to one of them."""
+        before = _state([self.arguments, self.named], DEPTH)
+        result = function(*self.arguments, **self.named)
+        if _state([self.arguments, self.named], DEPTH) != before:
+            raise StepError(WRITES)
+        return result
+
     def parts(self, size: int) -> Iterator[Call]:
         """One after another; the last may be smaller."""
         for first in range(0, self.length, size):
             yield self.part(first, first + size)
+
+
+def _state(value: Any, depth: int) -> Any:
+    """What tells a write: which objects lie where, and how often each tensor was written to."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return id(value), None if value.is_inference() else value._version
+    if isinstance(value, np.ndarray):
+        return id(value), hash(value.tobytes()) if value.dtype != object else None
+    if isinstance(value, Mapping):
+        value = [part for pair in value.items() for part in pair]
+    if isinstance(value, list | tuple | set):
+        return [_state(part, depth) for part in value]
+    inside = getattr(value, "__dict__", None)
+    if not isinstance(inside, dict) or isinstance(value, type | FunctionType | ModuleType):
+        return id(value)
+    if depth == 0 or isinstance(value, torch.nn.Module):
+        return id(value)
+    return id(value), _state(inside, depth - 1)

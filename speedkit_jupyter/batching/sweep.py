@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.batching.available import MARGIN, free_bytes, is_out_of_memory, let_go
 from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
 from speedkit_jupyter.batching.feeds import Feed
+from speedkit_jupyter.batching.received import grows, operations, received
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
@@ -30,6 +31,8 @@ DEFAULT_S = 20.0
 # lasts so long, and so many rounds are enough. After one that does not fit so many
 # between are tried.
 LONGEST, BLOCK_S, ENOUGH, HALVED = 0.2, 0.02, 25, 3
+# Of each size: what its model receives, its memory, and two times.
+CALLS = 4
 # A call that takes longer needs no other one before it.
 LEAD_S = 0.2
 NOT_RESIZED = (
@@ -39,6 +42,10 @@ NOT_RESIZED = (
 # Nothing is said of batches that are more than so many times the largest that ran.
 FAR = 16
 OUT = "out of memory: everything was put back"
+SAME_BATCH = (
+    "the model was not seen to receive it: the step takes its own part of the data (torch.randint, "
+    "a slice). Give a function that takes its batch as an argument"
+)
 
 
 class Sweep:
@@ -89,7 +96,7 @@ class Sweep:
         """A call as the user makes it, whose errors are the user's."""
         __tracebackhide__ = True
         with self._feed.of(self._feed.now) as samples:
-            self._call()
+            self._count = received if received(self._call) else operations
             if not samples():
                 raise StepError("the step never goes through this loader")
         state.restore()
@@ -118,7 +125,7 @@ class Sweep:
             number = min(number * 2, self._most) if number < self._most else number + 1
         if not self._found.measured:
             raise StepError(
-                f"a batch of {self._least} does not run: {self._found.sizes[0].why_not}"
+                f"a batch of {self._least} was not measured: {self._found.sizes[0].why_not}"
             )
         self._found.largest = self._largest(available)
 
@@ -145,9 +152,13 @@ class Sweep:
         try:
             with self._feed.of(size.number) as samples:
                 tensors = memory.state_tensors(self.step.models, self.step.optimizers)
-                size.peak_bytes = memory.needed(self._call, self._device, tensors).peak_bytes
+                size.received = self._count(self._call)
                 size.samples = samples()
-                size.first_s = self._timed()
+                if not self._grows(size):
+                    size.why_not = SAME_BATCH
+                    return
+                size.peak_bytes = memory.needed(self._call, self._device, tensors).peak_bytes
+                size.first_s = min(self._timed() for _ in range(2))
         except Exception as error:
             if not is_out_of_memory(error):
                 error.add_note(NOT_RESIZED.format(number=size.number, now=self._feed.now))
@@ -156,6 +167,16 @@ class Sweep:
             let_go(error)
         finally:
             state.restore()
+
+    def _grows(self, size: Size) -> bool:
+        """Whether the model received more than of the size before; the first size has the next."""
+        __tracebackhide__ = True
+        other = max(self._found.measured, key=lambda one: one.number, default=None)
+        if other is None:
+            other = Size(2 * size.number)
+            with self._feed.of(other.number):
+                other.received = self._count(self._call)
+        return grows(size.received / max(other.received, 1), size.number / other.number)
 
     def _rounds(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
         """All that ran, in shuffled rounds."""
@@ -227,9 +248,9 @@ class Sweep:
         return None if line is None else line[0] + line[1] * number
 
     def _would_take_s(self, number: int) -> float:
-        """Its first two calls."""
-        known = self._found.measured
-        return 2 * known[-1].first_s * number / known[-1].number if known else 0.0
+        """About the seconds of its first calls, by the smaller size that says the least."""
+        each = (size.first_s / size.number for size in self._found.measured)
+        return CALLS * number * min(each, default=0.0)
 
     def _largest(self, available: int | None) -> int | None:
         """The largest that fits, by the growth of memory; no larger than what failed, nor than what

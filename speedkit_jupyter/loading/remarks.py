@@ -30,13 +30,11 @@ def remarks(chosen: Candidate, own: Candidate, ways: Ways) -> Iterator[str]:
             "random numbers that the data set draws are each worker's own: as random as before, "
             "and the same again for the same seed and number of workers, but other ones"
         )
-    if settings.num_workers and not own.settings.num_workers and ways.is_shuffled:
-        yield (
-            "the rebuilt loader keeps your order in every epoch; the same written in plain torch "
-            "shuffles otherwise from the second one on, since workers draw a seed of their own"
-        )
     if settings.num_workers and settings.persistent_workers and not own.settings.persistent_workers:
-        yield "workers stay between epochs, until the loader is gone"
+        yield (
+            "the rebuilt loader's workers stay between epochs, and start anew where the data set "
+            "was changed; those of the plain code start for each epoch"
+        )
     if settings.copied_to:
         yield (
             f"batches are on their way to {settings.copied_to} when the loop gets them, from "

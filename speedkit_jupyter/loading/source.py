@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.obstacles import is_iterable
@@ -11,22 +12,39 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
+ONCE_MORE = (
+    "# where the data set is set to something else (an epoch, a switch), once more from here:"
+)
+STAY = (
+    "\n# persistent_workers=True saves starting them for each epoch, where the data set never "
+    "changes;\n# it shuffles otherwise from the second epoch on"
+)
+
+
 def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
-    """What makes such a loader of the one that the user calls `name`. Workers that stay draw one
-    random number less for each epoch from the second on, so that its order is another one then.
+    """Return code that gives the same batches as `settings`, from the loader that the user calls
+    `name`.
+
+    torch's workers that stay keep the data set as it is when they start, and shuffle otherwise from
+    the second epoch on: those of the code are started for each epoch.
     """
     given = _given(loader, settings, name)
     lines, data = [], f"{name}.dataset"
     if settings.kept:
-        lines.append(f"samples = [{data}[index] for index in range(len({data}))]")
+        lines.append(f"data = {data}")
+        lines.append(ONCE_MORE)
+        lines.append("samples = [data[index] for index in range(len(data))]")
         if settings.kept != "memory":
             move = f'leaf.to("{settings.kept}") if isinstance(leaf, torch.Tensor) else leaf'
             lines.append(f"samples = torch.utils._pytree.tree_map(lambda leaf: {move}, samples)")
         data = "samples"
     words = [f"{key}={value}" for key, value in given.items()]
-    words += [f"{key}={value!r}" for key, value in settings.arguments().items()]
+    settings_said = replace(settings, persistent_workers=False).arguments()
+    words += [f"{key}={value!r}" for key, value in settings_said.items()]
     kind = type(loader).__name__
     call = f"{name} = {kind}({', '.join([data, *words])})"
+    if settings.num_workers and settings.persistent_workers:
+        call += STAY
     if settings.copied_to:
         call += f'\n# and in the loop: batch.to("{settings.copied_to}", non_blocking=True)'
     return "\n".join([*lines, call])

@@ -43,14 +43,6 @@ class Ways:
     any_order: bool = False
     declined: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def is_shuffled(self) -> bool:
-        """Whether the order of its samples is drawn."""
-        from torch.utils.data import SequentialSampler
-
-        sampler = getattr(self.loader, "sampler", None)
-        return sampler is not None and not isinstance(sampler, SequentialSampler)
-
     def first(self) -> Iterator[Settings]:
         """The user's own; then other numbers of workers, and no loading at all."""
         own = Settings.of(self.loader)

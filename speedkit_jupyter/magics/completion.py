@@ -5,20 +5,70 @@ from __future__ import annotations
 from argparse import Action, ArgumentParser
 from typing import Any
 
+NAMES = ("%speedkit", "%%speedbench")
 
-def complete(shell: Any, event: Any) -> list[str]:
-    """What may stand at the cursor of a `%speedkit` or `%%speedbench` line."""
+
+def add_completion(shell: Any) -> None:
+    """Have Tab offer our words on our lines, and nothing else there.
+
+    An IPython before 8.6 has no matchers of others, and mixes Python's own names in.
+    """
+    matchers = getattr(shell.Completer, "custom_matchers", None)
+    if matchers is not None:
+        matchers.append(_Matcher(shell))
+    for name in () if matchers is not None else NAMES:
+        shell.set_hook("complete_command", _completed, str_key=name)
+
+
+def remove_completion(shell: Any) -> None:
+    """Take it away again."""
+    matchers = getattr(shell.Completer, "custom_matchers", [])
+    matchers[:] = [matcher for matcher in matchers if not isinstance(matcher, _Matcher)]
+    for name in NAMES:
+        shell.strdispatchers["complete_command"].strs.pop(name, None)
+
+
+class _Matcher:
+    """What IPython asks before its own matchers, which it drops where this one finds anything."""
+
+    matcher_identifier, matcher_api_version, matcher_priority = "speedkit", 2, 1000
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self.__qualname__ = type(self).__qualname__  # IPython asks a function for it
+
+    def __call__(self, context: Any) -> dict[str, Any]:
+        from IPython.core.completer import SimpleCompletion
+
+        line, token = context.text_until_cursor, context.token
+        is_ours = line.lstrip().startswith(NAMES)
+        words = complete(line[: len(line) - len(token)], self._shell.user_ns) if is_ours else []
+        found = [word for word in words if word.startswith(token)]
+        return {
+            "completions": [SimpleCompletion(word) for word in found],
+            "suppress": bool(found),
+            "ordered": True,
+        }
+
+
+def _completed(shell: Any, event: Any) -> list[str]:
+    """The same for the hook of an older IPython."""
+    before = event.line[: len(event.line) - len(event.symbol)] if event.symbol else event.line
+    return complete(before, shell.user_ns)
+
+
+def complete(before: str, names: Any) -> list[str]:
+    """Return what may stand behind the beginning of a `%speedkit` or `%%speedbench` line."""
     from speedkit_jupyter.magics import speedbench_options
     from speedkit_jupyter.magics.commands import COMMANDS
 
-    before = event.line[: len(event.line) - len(event.symbol)] if event.symbol else event.line
     magic, *words = before.split() or [""]
     if magic.lstrip("%") == speedbench_options.NAME:
-        return _offered(speedbench_options.parser(), words, shell.user_ns)
+        return _offered(speedbench_options.parser(), words, names)
     if not words:
         return list(COMMANDS)
     command, *words = words
-    return _offered(COMMANDS[command].parser, words, shell.user_ns) if command in COMMANDS else []
+    return _offered(COMMANDS[command].parser, words, names) if command in COMMANDS else []
 
 
 def _offered(parser: ArgumentParser, words: list[str], names: Any) -> list[str]:

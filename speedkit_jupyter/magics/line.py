@@ -18,6 +18,8 @@ VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
 # Text in quotes, or else in brackets.
 BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
 END_OF_OPTIONS = re.compile(r"\s*--(?=\s|$)")
+# Text in quotes, or else a comment.
+COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,6 +64,11 @@ class Parser(argparse.ArgumentParser):
     def parse_line(self, line: str) -> argparse.Namespace:
         """Parse a magic's line; raises UsageError."""
         return self.parse_args(split(line))
+
+
+def without_comment(line: str) -> str:
+    """Return a magic's line without the comment behind it; a # in quotes or in a word is none."""
+    return COMMENT.sub(lambda match: match[1] or "", line).rstrip()
 
 
 def split(line: str) -> list[str]:

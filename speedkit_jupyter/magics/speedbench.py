@@ -17,7 +17,7 @@ from speedkit_jupyter.magics.cell_output import streams_kept
 from speedkit_jupyter.magics.cell_profile import profiler, profiler_again
 from speedkit_jupyter.magics.cell_step import step_again, step_of_cell
 from speedkit_jupyter.magics.errors import STOPPED
-from speedkit_jupyter.magics.line import split_setup
+from speedkit_jupyter.magics.line import split_setup, without_comment
 from speedkit_jupyter.magics.namespace import (
     check_result_name,
     chosen_by,
@@ -34,6 +34,7 @@ from speedkit_jupyter.measure.subject.variants import check_free, parse, variant
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.report.history_report import since
+from speedkit_jupyter.report.tuning_report import found_by, is_settled
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import is_text
@@ -63,6 +64,7 @@ def run(
     begun_s = clock.now()
     if not is_text(line + source):
         raise UsageError("%%speedbench: half a character (as \\ud800) is no code")
+    line = without_comment(line)
     typed, setup = split_setup(speedbench_options.parser(), line)
     arguments = speedbench_options.parser().parse_line(typed)
     check_result_name("%%speedbench", arguments.v, shell.user_ns)
@@ -82,6 +84,8 @@ def run(
     with streams_kept(), Applied(shell, session, given) as applied:
         result = _drain(work, arguments, earlier, shell.user_ns)
         applied.settle()
+    if isinstance(result, Tuning) and is_settled(result):
+        session.tuned(result.models, found_by(result))
     if arguments.save:
         database.save(arguments.save, result.to_dict())
         for note in skipped:

@@ -17,6 +17,7 @@ from speedkit_jupyter.support.tracebacks import users_part
 def run(names: MutableMapping[str, Any], session: Session, line: str) -> None:
     """One `%speedkit` line; whatever is wrong with it is one UsageError."""
     __tracebackhide__ = True
+    line = words.without_comment(line)
     typed = words.split(line)
     name = typed[0] if typed else "status"
     if name.startswith("-"):

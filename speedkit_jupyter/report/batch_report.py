@@ -42,7 +42,9 @@ def _headline(found: BatchSizes) -> str:
     knee, fastest = found.knee, found.fastest
     words = f"`{found.subject}`: batches of {fastest.number:,} are the fastest "
     words += f"({fastest.rate:,.0f} samples a second)"
-    if knee is not fastest:
+    if not found.is_proven:
+        words = f"`{found.subject}`: too noisy to say which batch size is the fastest (--budget)"
+    elif knee is not fastest:
         words += f"; {knee.number:,} give {share(knee.rate / fastest.rate)} of that"
     if found.largest is not None:
         most = max(one.number for one in found.measured)
@@ -54,12 +56,10 @@ def _headline(found: BatchSizes) -> str:
 def _row(found: BatchSizes, one: Size, counts: bool) -> Row:
     if not one.first_s:
         return Row((f"{one.number:,}", "–", "–", "–", "–", *["–"] * counts, one.why_not), "quiet")
-    notes = ["as it is"] * (one.number == found.now) + ["fastest"] * (one is found.fastest)
-    notes += [f"knee: the smallest with {share(KNEE)} of the fastest"] * (one is found.knee)
-    interval = "–"
-    if one.times_s:
-        low, high = one.interval
-        interval = f"{low:,.0f} to {high:,.0f}"
+    is_knee, is_fastest = (found.is_proven and one is it for it in (found.knee, found.fastest))
+    notes = ["as it is"] * (one.number == found.now) + ["fastest"] * is_fastest
+    notes += [f"knee: the smallest with {share(KNEE)} of the fastest"] * is_knee
+    interval = "–" if one.interval is None else "{:,.0f} to {:,.0f}".format(*one.interval)
     energy = "–" if one.energy_j is None else with_unit(one.energy_j, "J")
     cells = (
         f"{one.number:,}",
@@ -70,7 +70,7 @@ def _row(found: BatchSizes, one: Size, counts: bool) -> Row:
         *[energy] * counts,
         ", ".join(notes),
     )
-    return Row(cells, "good" if one is found.knee else "plain")
+    return Row(cells, "good" if is_knee else "plain")
 
 
 def _about_memory(found: BatchSizes) -> str:

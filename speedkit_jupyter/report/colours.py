@@ -5,7 +5,7 @@ A word always says the same as a colour does.
 
 from __future__ import annotations
 
-GOOD, BAD, NEUTRAL = "#2ea043", "#da3633", "#8b949e"
+GOOD, BAD, NEUTRAL = "#1f8838", "#da3633", "#737b84"
 # Rules between rows, and what code stands on.
 GREY = "#808080"
 # What a plan changes, and the curve with a plan beside the one without.

@@ -26,6 +26,9 @@ TONES: dict[str, Tone] = {
     "wrong": "bad",
     "failed": "bad",
 }
+# What takes up to 2 % longer is not called slower.
+NO_GAIN = 0.98
+CHANGES = "changes the results"
 # A reason of so many characters has room in the table.
 SHORT = 60
 # An expression of more would take the others' place.
@@ -49,14 +52,28 @@ class Column:
 
 
 def comparison_table(comparison: Comparison, is_brief: bool = False) -> Table:
-    """A row for each variant; where it has no times, the last column says why."""
+    """A row for each variant; those without times share one for each reason.
+
+    A column with nothing in it is left out.
+    """
     columns = [column for column in _columns(comparison) if column.is_brief or not is_brief]
+    groups = _groups(comparison)
+    every = {column.title: [_cell(comparison, group, column) for group in groups]
+             for column in columns}  # fmt: skip
+    columns = [column for column in columns if any(every[column.title])]
+    rows = [
+        Row(
+            tuple(every[column.title][number] or BLANK for column in columns),
+            TONES.get(spoken(comparison, group[0]), "plain"),
+        )
+        for number, group in enumerate(groups)
+    ]
     leaving = sorted(
         (column for column in columns if column.leaves), key=lambda column: -column.leaves
     )
     return Table(
         tuple(column.title for column in columns),
-        tuple(_row(comparison, record, columns) for record in comparison.records),
+        tuple(rows),
         numbers=tuple(column.title for column in columns if column.is_number),
         wraps=tuple(column.title for column in columns if column.wraps),
         optional=tuple(column.title for column in leaving),
@@ -100,11 +117,31 @@ def _of_score(comparison: Comparison) -> list[Column]:
     return [Column(title, cell, is_brief=True)]
 
 
-def _row(comparison: Comparison, record: Record, columns: list[Column]) -> Row:
-    cells = [column.cell(comparison, record) or BLANK for column in columns]
-    if record.failure or not comparison.times_s(record):
-        cells[1:-1] = [BLANK] * len(cells[1:-1])
-    return Row(tuple(cells), TONES.get(comparison.verdict(record), "plain"))
+def _groups(comparison: Comparison) -> list[list[Record]]:
+    """Each record that has times alone; the others together with those of the same reason."""
+    groups: dict[str, list[Record]] = {}
+    for record in comparison.records:
+        alone = not record.failure and comparison.times_s(record)
+        key = str(id(record)) if alone else _verdict(comparison, record)
+        groups.setdefault(key, []).append(record)
+    return list(groups.values())
+
+
+def _cell(comparison: Comparison, group: list[Record], column: Column) -> str | None:
+    record = group[0]
+    if column is NAME:
+        return ", ".join(record.name for record in group)
+    if column is not VERDICT and (record.failure or not comparison.times_s(record)):
+        return None
+    return column.cell(comparison, record)
+
+
+def spoken(comparison: Comparison, record: Record) -> str:
+    """The verdict in words for users."""
+    word, gain = comparison.verdict(record), comparison.ratio(record)
+    if word in ("slower", "same") and gain is not None and gain.median > NO_GAIN:
+        return "no gain"
+    return CHANGES if word == "other model" else word
 
 
 def _median(comparison: Comparison, record: Record) -> str | None:
@@ -152,7 +189,7 @@ def _accuracy(comparison: Comparison, record: Record) -> str | None:
         return None
     error = accuracy.output_error
     if accuracy.verdict == "other model" and error is not None:
-        return f"other model {error:.1g}"
+        return f"changed {error:.1g}"
     if accuracy.verdict != "rounding" or error is None:
         return "as exact" if accuracy.verdict == "exact" else accuracy.verdict
     return f"rounding {max(error, accuracy.gradient_error or 0):.1g}"
@@ -160,7 +197,7 @@ def _accuracy(comparison: Comparison, record: Record) -> str | None:
 
 def _verdict(comparison: Comparison, record: Record) -> str:
     """`too noisy`, or `too few rounds`, with the budget that would settle it."""
-    verdict = comparison.verdict(record)
+    verdict = spoken(comparison, record)
     if record.failure:
         return f"{verdict}: {in_short(record)}"
     if not comparison.times_s(record):
@@ -168,7 +205,8 @@ def _verdict(comparison: Comparison, record: Record) -> str:
     needed, gain = comparison.seconds_needed(record), comparison.ratio(record)
     if verdict != "too noisy":
         return verdict
-    word = "too few rounds" if gain is None or math.isinf(gain.high) else verdict
+    few = gain is None or (math.isinf(gain.high) and not comparison.busy)
+    word = "too few rounds" if few else verdict
     if needed is None:
         return word
     return f"{word}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
@@ -189,8 +227,11 @@ def in_short(record: Record) -> str:
     return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
 
 
+NAME = Column("variant", lambda _, r: r.name, is_number=False, wraps=True, is_brief=True)
+VERDICT = Column("verdict", _verdict, is_number=False, wraps=True, is_brief=True)
 COLUMNS = (
-    Column("variant", lambda _, record: record.name, is_number=False, wraps=True, is_brief=True),
+    NAME,
+    VERDICT,
     Column("median", _median, is_brief=True),
     Column("speed-up", _speedup, is_brief=True),
     Column(INTERVAL, _interval, wraps=True, is_brief=True),
@@ -198,5 +239,4 @@ COLUMNS = (
     Column("memory", _peak, leaves=3),
     Column("of limit", _of_limit, leaves=1),
     Column("accuracy", _accuracy, is_number=False, wraps=True, is_brief=True),
-    Column("verdict", _verdict, is_number=False, is_brief=True),
 )

@@ -11,7 +11,14 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import advice
-from speedkit_jupyter.report.comparison_columns import comparison_table, counted, in_short, reason
+from speedkit_jupyter.report.comparison_columns import (
+    CHANGES,
+    comparison_table,
+    counted,
+    in_short,
+    reason,
+    spoken,
+)
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Picture, Section
 from speedkit_jupyter.report.score_words import change, judged
@@ -24,7 +31,7 @@ LOOSE = 0.5
 # So many lines stand under the table; what matters always does.
 SHOWN = 2
 
-OTHERS = ("is faster, as another model", "are faster, as other models")
+OTHERS = ("is faster and changes the results", "are faster and change the results")
 NAME_IT = "`--accuracy` takes a function of yours that tells"
 
 
@@ -87,7 +94,7 @@ def _nothing(comparison: Comparison) -> str:
     others = [r for r in comparison.records if comparison.verdict(r) == "other model"]
     if others and not unknown:
         names = " and ".join(record.name for record in others)
-        return f"{nothing} by the same model; {names} {OTHERS[len(others) > 1]}"
+        return f"{nothing} with the same results; {names} {OTHERS[len(others) > 1]}"
     if not unknown:
         return nothing
     names = ", ".join(record.name for record in unknown)
@@ -103,6 +110,9 @@ def describe_verdict(comparison: Comparison, record: Record) -> str:
     """
     gain = comparison.ratio(record)
     assert gain is not None
+    if not gain.is_bounded:
+        rounds = count(gain.pairs, "round")
+        return f"about {ratio(gain.median)} as fast as {comparison.baseline.name} in {rounds}"
     interval = f"{INTERVAL} {ratio(gain.low)} to {ratio(gain.high)}"
     if gain.low > 1 and not gain.is_precise(LOOSE):
         return f"at least {ratio(gain.low)} as fast as {comparison.baseline.name}, {interval}"
@@ -122,7 +132,7 @@ def _folded(lines: Sequence[str]) -> list[Section]:
 def _about(comparison: Comparison, record: Record) -> list[str]:
     lines: list[str] = []
     if record.failure and in_short(record) != reason(record):
-        lines.append(f"{comparison.verdict(record)}: {reason(record)}")
+        lines.append(f"{spoken(comparison, record)}: {reason(record)}")
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     words = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
@@ -152,7 +162,7 @@ def _given_up(record: Record) -> str:
     accuracy, score = record.accuracy, record.score
     decides = f"its loss decides, not its speed: `%speedkit verify --plan {record.name}`"
     if accuracy is None or accuracy.verdict != "other model":
-        told = "other model" if accuracy is None else f"{accuracy.verdict}: {accuracy.reason}"
+        told = CHANGES if accuracy is None else f"{accuracy.verdict}: {accuracy.reason}"
         return f"{told}; {decides if score is None else judged(score)}"
     off = {"output off": accuracy.output_error, "loss": accuracy.loss_error}
     if accuracy.gradient_cosine is not None:
@@ -161,7 +171,7 @@ def _given_up(record: Record) -> str:
         decides = f"what it is for decides, not its speed: {NAME_IT}"
     decides = decides if score is None else judged(score)
     known = [f"{name} by {error:.2g}" for name, error in off.items() if error is not None]
-    return f"other model: {', '.join(known)}; {decides}"
+    return f"{CHANGES}: {', '.join(known)}; {decides}"
 
 
 def _errors(accuracy: Accuracy) -> list[str]:
@@ -237,11 +247,11 @@ def _legend(comparison: Comparison) -> list[str]:
         lines.append(
             Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
         )
-    urgent = [comparison.repeats] * bool(comparison.repeats) + [*comparison.beyond]
-    lines += [Urgent(f"{_begun(line)}.") for line in urgent]
+    urgent = [comparison.busy, comparison.repeats, *comparison.beyond]
+    lines += [Urgent(f"{_begun(line)}.") for line in urgent if line]
     needed = comparison.seconds_for_an_interval()
     if needed is not None:
-        more = advice(2 * needed, "gives one", "one", comparison.budget_s)
+        more = advice(2 * needed, "may give one", "one", comparison.budget_s)
         lines.append(Urgent(f"Too few rounds for an interval: {more}."))
     return lines
 

@@ -19,6 +19,23 @@ class Changed(str):
         return super().__new__(cls, f"● {text}")
 
 
+class Source(str):
+    """A cell that is code: in HTML in a font of one width."""
+
+    __slots__ = ()
+
+
+class Hinted(str):
+    """A cell with a `hint` for those who have never heard of it: in HTML a tooltip."""
+
+    hint: str
+
+    def __new__(cls, text: str, hint: str) -> Hinted:
+        cell = super().__new__(cls, text)
+        cell.hint = hint
+        return cell
+
+
 @dataclass(frozen=True)
 class Row:
     """Cells of one line of a table. `tone` colours it; a word in the cells always says it too."""
@@ -63,14 +80,17 @@ class Picture:
 
 @dataclass(frozen=True)
 class Folded:
-    """Lines for those who want them: a brief report says only that they are there."""
+    """Lines or a table for those who want them: a brief report has only the `summary`."""
 
-    text: str
+    body: Table | str
+    title: str = ""
 
     @property
     def summary(self) -> str:
         """What stands in their place."""
-        number = len(self.text.splitlines())
+        if self.title or isinstance(self.body, Table):
+            return self.title
+        number = len(self.body.splitlines())
         return f"{number} more note{'s' if number > 1 else ''}"
 
 

@@ -28,12 +28,13 @@ def free_report(freed: Freed) -> Document:
 def _headline(freed: Freed) -> str:
     if not freed.let_go:
         return "Nothing to let go of: only your own names hold tensors"
-    given = sum(one.bytes for one in freed.let_go)
+    before_bytes, after_bytes = freed.process_bytes
+    given = max(sum(one.bytes for one in freed.let_go), before_bytes - after_bytes)
     device = "".join(
         f"; on {name} {size(before)} became {size(after)}"
         for name, (before, after) in freed.devices_bytes.items()
     )
-    return f"Let go of {size(given)} of tensors and arrays{device}"
+    return f"Let go of {size(given)}{device}"
 
 
 def _held(one: Held) -> Row:
@@ -52,5 +53,8 @@ def _lines(freed: Freed) -> list[str]:
     before, after = freed.process_bytes
     lines = [f"This process: {size(before)} of main memory before, {size(after)} now."]
     if freed.let_go:
-        lines.append("What graphs keep beside that is not counted, and is gone with them.")
+        lines.append(
+            "The table counts tensors and arrays that Python knows of; what graphs kept beside "
+            "them is gone too."
+        )
     return lines

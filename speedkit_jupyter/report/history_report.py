@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from speedkit_jupyter.measure.results.statistics import Ratio, ratio_between_runs, spread
+from speedkit_jupyter.report.comparison_columns import CHANGES
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table, Tone
 from speedkit_jupyter.report.units import day, ratio, seconds
@@ -129,7 +130,9 @@ def _speedup(row: Mapping[str, Any]) -> str:
         return ""
     if not low or high is None:
         return "too few rounds"
-    told = f" ({row['verdict']})" if row.get("verdict") in NOT_THE_SAME else ""
+    verdict = row.get("verdict")
+    word = CHANGES if verdict == "other model" else verdict
+    told = f" ({word})" if verdict in NOT_THE_SAME else ""
     return f"{ratio(speedup)} [{ratio(low)} to {ratio(high)}]{told}"
 
 

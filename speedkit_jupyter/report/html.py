@@ -26,11 +26,14 @@ from speedkit_jupyter.report.elements import (
     Code,
     Content,
     Folded,
+    Hinted,
     Picture,
     Row,
     Section,
+    Source,
     Table,
 )
+from speedkit_jupyter.report.hints import HINTS
 
 TONES = {
     "plain": "",
@@ -46,6 +49,9 @@ RULE = f"border-bottom:1px solid {rgba(GREY, '.45')};"
 # An option is no place to break a line.
 OPTION = re.compile(r"--\w+( \d+)?")
 MARKED = tint(CHANGED, ".2") + "border-radius:3px;padding:0 5px;margin-left:-5px"
+MONOSPACED = "background:none;color:inherit;font-family:monospace;white-space:pre-wrap"
+# What a tooltip explains.
+ASKS = ";text-decoration:underline dotted;text-underline-offset:3px;cursor:help"
 FOLDED = 'style="margin:4px 0"'
 CODE = (
     f"{tint(GREY, '.12')}border-left:3px solid {rgba(GREY, '.5')};"
@@ -75,11 +81,12 @@ def _section(section: Section, is_brief: bool) -> str:
     if isinstance(body, Picture):
         source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
         alt = escape(body.text)
-        return f'{title}<img alt="{alt}" style="max-width:100%;width:36em" src="{source}">'
+        return f'{title}<img alt="{alt}" style="max-width:100%;width:48em" src="{source}">'
     if isinstance(body, Folded):
         summary = f'<summary style="cursor:pointer;opacity:.8">{_text(body.summary)}</summary>'
         opened = "" if is_brief else " open"
-        return f"{title}<details{opened} {FOLDED}>{summary}{_lines(body.text)}</details>"
+        inside = _table(body.body) if isinstance(body.body, Table) else _lines(body.body)
+        return f"{title}<details{opened} {FOLDED}>{summary}{inside}</details>"
     return title + _lines(body)
 
 
@@ -110,8 +117,9 @@ def _coloured(code: Code) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(
-        f'<th scope="col" style="{CELL}{RULE}text-align:{_side(table, name)};'
-        f'vertical-align:bottom">{_text(name).replace("-", "&#8209;")}</th>'
+        f'<th scope="col"{_title(HINTS.get(name, ""))} style="{CELL}{RULE}'
+        f'text-align:{_side(table, name)};vertical-align:bottom{ASKS if name in HINTS else ""}">'
+        f"{_text(name).replace('-', '&#8209;')}</th>"
         for name in table.columns
     )
     head = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
@@ -124,7 +132,8 @@ def _table(table: Table) -> str:
 
 def _row(table: Table, row: Row) -> str:
     cells = "".join(
-        f'<td style="{CELL}{_align(table, name)}">{_cell(cell, name in table.wraps)}</td>'
+        f'<td{_title(HINTS.get(name, ""))} style="{CELL}{_align(table, name)}">'
+        f"{_cell(cell, name in table.wraps)}</td>"
         for name, cell in zip(table.columns, row.cells, strict=True)
     )
     return f'<tr style="{TONES[row.tone] or "background:transparent;"}">{cells}</tr>'
@@ -132,10 +141,18 @@ def _row(table: Table, row: Row) -> str:
 
 def _cell(cell: str, wraps: bool) -> str:
     """Where it wraps, names as `bf16+channels_last` break too."""
+    if isinstance(cell, Source):
+        return f'<code style="{MONOSPACED}">{escape(cell)}</code>'
+    if isinstance(cell, Hinted):
+        return f'<span{_title(cell.hint)} style="{ASKS[1:]}">{_text(cell)}</span>'
     if not isinstance(cell, Changed):
         text = OPTION.sub(r'<span style="white-space:nowrap">\g<0></span>', _text(cell))
         return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to ") if wraps else text
     return f'<strong class="speedkit-changed" style="{MARKED}">{_text(cell)}</strong>'
+
+
+def _title(hint: str) -> str:
+    return f' title="{escape(hint)}"' if hint else ""
 
 
 def _align(table: Table, name: str) -> str:

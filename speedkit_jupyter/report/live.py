@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,10 +59,8 @@ def _tables(known: Sequence[Standing]) -> list[Table]:
 
 
 def _row(standing: Standing) -> Row:
-    between = (
-        BLANK
-        if standing.low is None or standing.high is None
-        else f"{standing.low:.2f}× to {standing.high:.2f}×"
-    )
+    low, high = standing.low, standing.high
+    known = low and high is not None and not math.isinf(high)
+    between = f"{low:.2f}× to {high:.2f}×" if known else BLANK
     gain = BLANK if standing.speedup is None else f"{standing.speedup:.2f}×"
     return Row((standing.name, gain, between, standing.state), TONES.get(standing.state, "plain"))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from speedkit_jupyter.loading.candidate import Candidate
 from speedkit_jupyter.loading.loader_tuning import LoaderTuning
-from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio
+from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Row, Section, Table
-from speedkit_jupyter.report.units import ratio, seconds
+from speedkit_jupyter.report.units import between, ratio, seconds
 from speedkit_jupyter.support.words import share
 
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
@@ -56,16 +54,10 @@ def _row(tuning: LoaderTuning, one: Candidate) -> Row:
         seconds(one.batch_s(tuning.race.epoch)) if one.times_s else "–",
         share(one.waiting) if one.times_s else "–",
         "" if own or found is None else ratio(found.median),
-        "" if own or found is None else _interval(found),
+        "" if own or found is None else between(found.low, found.high),
         ", ".join(["taken", note] if chosen and note else ["taken"] if chosen else [note]),
     )
     return Row(cells, "bad" if one.failure else "good" if chosen and not own else "plain")
-
-
-def _interval(found: Ratio) -> str:
-    if found.low <= 0 or math.isinf(found.high):
-        return "–"
-    return f"{ratio(found.low)} to {ratio(found.high)}"
 
 
 def _note(tuning: LoaderTuning) -> str:

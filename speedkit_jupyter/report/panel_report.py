@@ -8,36 +8,51 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.codegen.forms import code
+from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.plans.fields import ALONE
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.comparison_report import narrow_comparison_report
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Changed, Code, Picture, Row, Section, Table
+from speedkit_jupyter.report.elements import (
+    Changed,
+    Code,
+    Folded,
+    Hinted,
+    Picture,
+    Row,
+    Section,
+    Table,
+)
 from speedkit_jupyter.report.plan_report import outcome, worth_measuring
 from speedkit_jupyter.report.units import word
+from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import torch
 
 
-def state_report(preview: Preview, name: str) -> Document:
+def state_report(preview: Preview, name: str, found: Found | None = None) -> Document:
     """What is applied, what the choice would change, and why."""
-    sections = [Section(changes(preview)), Section(reasons(preview), "Why")]
-    sections += worth_measuring(preview.plan)
+    sections = [Section(changes(preview)), *reasons(preview)]
+    sections += worth_measuring(preview.plan, found)
     headline, pinned = _headline(preview, name), preview.plan.hardware.pinned
     if pinned:
         headline += f" ({machines.as_for(pinned)})"
-    return Document(headline, tuple(sections), {"plan": preview.plan.to_dict()})
+    return Document(headline, tuple(sections), {"plan": preview.plan.to_dict()}, is_brief=True)
 
 
 def panel_report(
-    preview: Preview, name: str, message: str = "", result: Document | None = None
+    preview: Preview,
+    name: str,
+    message: str = "",
+    result: Document | None = None,
+    found: Found | None = None,
 ) -> Document:
     """All that a panel shows, for front ends without widgets."""
-    state = state_report(preview, name)
+    state = state_report(preview, name, found)
     config = preview.plan.config
     chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
     rest = "auto for all else" if chosen else "auto for everything"
@@ -51,11 +66,12 @@ def panel_report(
         for words, why in unavailable(decisions)
     )
     if refused:
-        sections.append(Section(Table(("not here", "why"), refused)))
+        table = Table(("not here", "why"), refused)
+        sections.append(Section(Folded(table, f"{len(refused)} that can't be had here, and why")))
     if result is not None:
         first, *tail = result.sections or [Section("")]
         sections += [replace(first, title=result.headline), *tail]
-    return Document(f"SpeedKit · {state.headline}", tuple(sections), state.data)
+    return Document(f"SpeedKit · {state.headline}", tuple(sections), state.data, is_brief=True)
 
 
 def changes(preview: Preview) -> Table | str:
@@ -76,12 +92,17 @@ def changes(preview: Preview) -> Table | str:
     return Table(columns, tuple(map(Row, every)), wraps=columns)
 
 
-def reasons(preview: Preview) -> Table:
-    """One row for each decision; what differs from the plan in force is marked."""
-    return Table(
-        ("optimization", "state", "value", "why"),
-        tuple(_reason(decision, preview) for decision in preview.plan),
-    )
+def reasons(preview: Preview) -> list[Section]:
+    """One row for each decision; what is left as it is lies folded.
+
+    What differs from the plan in force is marked.
+    """
+    columns = ("optimization", "state", "value", "why")
+    rows = [(_is_left(decision, preview), _reason(decision, preview)) for decision in preview.plan]
+    first = tuple(row for is_left, row in rows if not is_left)
+    rest = tuple(row for is_left, row in rows if is_left)
+    folded = Folded(Table(columns, rest), f"{len(rest)} left as they are, and why")
+    return [Section(Table(columns, first), "Why")] * bool(first) + [Section(folded)] * bool(rest)
 
 
 def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], str]]:
@@ -138,6 +159,12 @@ def _listed(decisions: Iterable[Decision]) -> str:
     )
 
 
+def _is_left(decision: Decision, preview: Preview) -> bool:
+    """Whether nothing is, was or would be done."""
+    now = None if preview.applied is None else preview.applied.plan[decision.name]
+    return not (decision.active or decision.declined or (now is not None and now.active))
+
+
 def _reason(decision: Decision, preview: Preview) -> Row:
     """`● on` is what is in force, `→ on` what would be."""
     state, tone = outcome(decision)
@@ -147,7 +174,8 @@ def _reason(decision: Decision, preview: Preview) -> Row:
     if (decision.active, decision.value) != (was_on, now.value if now else decision.value):
         state = "→ on" if decision.active else "→ off" if was_on else state
         value = Changed(value) if preview.applied is not None or decision.active else value
-    return Row((decision.name, state, value, decision.reason), tone)
+    name = Hinted(decision.name, named(decision.name).summary)
+    return Row((name, state, value, decision.reason), tone)
 
 
 def _marked(before: Any, after: Any) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.reaching import to_write, trained_by
 from speedkit_jupyter.report.attention_table import evidence
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Row, Section, Table, Tone
+from speedkit_jupyter.report.elements import Code, Hinted, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import size, word
+from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.words import count
+
+if TYPE_CHECKING:
+    import torch
 
 # So many names in a line.
 MOST_NAMES = 12
@@ -44,12 +49,14 @@ def plan_report(plan: Plan, name: str = "model") -> Document:
     )
 
 
-def context_report(context: SpeedContext, name: str = "model", ctx: str = "ctx") -> Document:
+def context_report(
+    context: SpeedContext, name: str = "model", ctx: str = "ctx", found: Found | None = None
+) -> Document:
     """Each decision with its reason, and the flags before and after."""
     plan, changes = context.plan, context.changes()
     sections = [
         Section(decisions(plan, context.restored)),
-        *worth_measuring(plan),
+        *worth_measuring(plan, found),
         *evidence(plan),
         Section(changed(changes), "Before and after"),
     ]
@@ -93,8 +100,9 @@ def _of_a_trainer(library: str, name: str) -> str:
 def status_report(
     hardware: Hardware,
     contexts: Sequence[tuple[str, SpeedContext]],
-    planned: Iterable[tuple[str, Plan]] = (),
+    planned: Iterable[tuple[str, Plan, Found | None]] = (),
     variable_of: Callable[[SpeedContext], str] = lambda context: "ctx",
+    found_for: Callable[[torch.nn.Module], Found | None] = lambda model: None,
 ) -> Document:
     """Hardware, what is on, and what is left on the table."""
     sections = []
@@ -104,12 +112,13 @@ def status_report(
         idle = [d for d in context.plan if d.declined and not d.active]
         if idle:
             sections.append(Section(_reasons(idle), "Declined"))
-        sections += [*_as_is(context.plan), *worth_measuring(context.plan)]
-    for name, plan in planned:
+        offer = worth_measuring(context.plan, found_for(context.model))
+        sections += [*_as_is(context.plan), *offer]
+    for name, plan, found in planned:
         shown = [d for d in plan if not _is_plainly_as_is(d)]
         body = decisions(shown) if shown else "Nothing here is known to help."
         sections.append(Section(body, f"`%speedkit apply {name}` would do this"))
-        sections += [*_as_is(plan), *worth_measuring(plan)]
+        sections += [*_as_is(plan), *worth_measuring(plan, found)]
     if not sections:
         sections.append(
             Section(
@@ -135,7 +144,7 @@ def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
         rows.append(
             Row(
                 (
-                    decision.name,
+                    Hinted(decision.name, named(decision.name).summary),
                     state,
                     word(decision.value),
                     SOURCES[decision.source],
@@ -147,11 +156,25 @@ def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
     return Table(("optimization", "state", "value", "by", "why"), tuple(rows))
 
 
-def worth_measuring(plan: Plan) -> list[Section]:
-    """One line for all that may pay here and waits until it is measured; nothing without any."""
+def worth_measuring(plan: Plan, found: Found | None = None) -> list[Section]:
+    """Return a line for all that may pay here and waits until it is measured, if there is any.
+
+    Where tuning has measured it, the line says what was found in place of the plan.
+    """
+    if found is not None:
+        return _found(plan, found)
     words = [k if v is True else f"{k} {word(v)}" for k, v in plan.worth_measuring.items()]
     offer = f"Worth measuring here: {', '.join(words)}: `%%speedbench --tune`"
     return [Section(offer)] if words else []
+
+
+def _found(plan: Plan, found: Found) -> list[Section]:
+    if found.config.to_dict() == plan.config.to_dict():
+        return []  # each of its decisions says that it was measured
+    if found.proof:
+        return [Section(f"Tuned: {found.proof}. {found.line} puts it into force.")]
+    rest = f" {found.line} takes this plan off." if plan.active_values() else ""
+    return [Section(f"Tuned: nothing was proven faster than without a plan.{rest}")]
 
 
 def _is_plainly_as_is(decision: Decision) -> bool:

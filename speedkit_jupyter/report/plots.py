@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def speedups(comparison: Comparison) -> Figure:
         axes.plot(gain.median, row, "o", color=colour)
         label = f"{ratio(gain.median)} {verdict}"
         axes.annotate(label, (gain.median, row), (0, 8), textcoords="offset points",
-                      ha="center", color=colour, fontsize=9)  # fmt: skip
+                      ha="center", color=colour, fontsize=10)  # fmt: skip
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ratio(value)))
     axes.set_yticks(range(len(records)), [record.name for record in records])
     axes.set_ylim(len(records) - 0.4, -0.7)
@@ -105,10 +106,10 @@ def parts(ratios: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) 
         axes.barh(row, without_s - plan_s, left=plan_s, height=0.6, color=colour)
         more = f"{seconds(abs(without_s - plan_s))} {'more' if without_s > plan_s else 'less'}"
         axes.annotate(more, (max(without_s, plan_s), row), (6, 0), textcoords="offset points",
-                      va="center", color=colour, fontsize=9)  # fmt: skip
+                      va="center", color=colour, fontsize=10)  # fmt: skip
     axes.barh(last, plan_s, height=0.6, color=GOOD, alpha=0.5)
     axes.annotate(ratio(whole.median), (plan_s, last), (6, 0), textcoords="offset points",
-                  va="center", color=GOOD, fontsize=9)  # fmt: skip
+                  va="center", color=GOOD, fontsize=10)  # fmt: skip
     names = ["baseline", *(f"without {name}" for name, _ in ratios), "with the plan"]
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(0, max(baseline_s, *(plan_s * part.median for _, part in ratios)) * 1.35)
@@ -136,7 +137,7 @@ def split(profile: Profile) -> Figure:
         axes.barh(0, part_s, left=left_s, height=0.7, color=PART_COLOURS[part])
         if profile.share(part) >= LEAST_NAMED:
             axes.annotate(f"{part}\n{share(profile.share(part))}", (left_s + part_s / 2, 0),
-                          ha="center", va="center", color="white", fontsize=9)  # fmt: skip
+                          ha="center", va="center", color="white", fontsize=10)  # fmt: skip
         left_s += part_s
     axes.set_yticks([])
     axes.set_xlim(0, left_s or 1)
@@ -170,12 +171,12 @@ def tree(shares: Mapping[str, float]) -> Figure:
         if len(last) <= room:
             text = f"{last} {share(part)}" if len(last) + 5 <= room else last
             axes.annotate(text, (left + part / 2, level + 0.5), ha="center", va="center",
-                          color="white", fontsize=8)  # fmt: skip
+                          color="white", fontsize=9)  # fmt: skip
     axes.set_yticks([])
     axes.set_xlim(0, max(ends[""], LEAST_DRAWN))
     axes.set_ylim(levels, 0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    axes.set_xlabel("of a step, with all inside of it", color=NEUTRAL, fontsize=9)
+    axes.set_xlabel("of a step, with all inside of it", color=NEUTRAL, fontsize=10)
     axes.tick_params(colors=NEUTRAL)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -198,7 +199,7 @@ def loss_curves(curve: Curve, name: str, other: str) -> Figure:
     )
     for losses, label, style in curves:
         axes.plot(range(1, len(losses) + 1), losses, label=label, **style)
-    axes.set_xlabel("step", color=NEUTRAL)
+    axes.set_xlabel("call of the step", color=NEUTRAL)
     axes.set_ylabel("loss", color=NEUTRAL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(colors=NEUTRAL)
@@ -217,7 +218,7 @@ def batch_sizes(found: BatchSizes) -> Figure:
 
     sizes = found.measured
     numbers, rates = [one.number for one in sizes], [one.rate for one in sizes]
-    ends = [one.interval if one.times_s else (one.rate, one.rate) for one in sizes]
+    ends = [one.interval or (one.rate, one.rate) for one in sizes]
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.subplots()
@@ -227,9 +228,10 @@ def batch_sizes(found: BatchSizes) -> Figure:
         [max(high - rate, 0) for rate, (_, high) in zip(rates, ends, strict=True)],
     ]
     axes.errorbar(numbers, rates, yerr=errors, fmt="o-", color=PLANNED, capsize=2, markersize=4)
-    axes.axvline(found.knee.number, color=GOOD, linestyle=":")
-    axes.annotate("knee", (found.knee.number, 0), xytext=(4, 4), textcoords="offset points",
-                  color=GOOD, fontsize=9)  # fmt: skip
+    if found.is_proven:
+        axes.axvline(found.knee.number, color=GOOD, linestyle=":")
+        axes.annotate("knee", (found.knee.number, 0), xytext=(4, 4), textcoords="offset points",
+                      color=GOOD, fontsize=9)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(numbers))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -246,7 +248,7 @@ def batch_sizes(found: BatchSizes) -> Figure:
 
 
 def _draw_memory(axes: Any, sizes: Sequence[Size]) -> None:
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     if not sizes:
         return
@@ -254,8 +256,18 @@ def _draw_memory(axes: Any, sizes: Sequence[Size]) -> None:
     peaks = [one.peak_bytes for one in sizes]
     beside.plot([one.number for one in sizes], peaks, "s--", color=BAD, markersize=3, linewidth=1)
     beside.set_ylim(bottom=0)
+    beside.yaxis.set_major_locator(FixedLocator(round_sizes(max(filter(None, peaks)))))
     beside.set_ylabel("peak memory", color=BAD)
     beside.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) if value else "0"))
     beside.tick_params(colors=NEUTRAL)
     for side in beside.spines.values():
         side.set_visible(False)
+
+
+def round_sizes(largest: float) -> list[float]:
+    """Return from 0 on the round numbers of bytes that are the ticks of an axis: 0, 20, 40 MiB."""
+    unit = 1024.0 ** max(int(math.log(max(largest, 1), 1024)), 0)
+    rough = largest / unit / 3
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = max(factor for factor in (1, 2, 5) if factor * power <= rough) * power * unit
+    return [number * step for number in range(int(largest / step) + 1)]

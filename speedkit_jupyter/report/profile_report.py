@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.profile import Profile, Wait
 from speedkit_jupyter.profiling.split import PARTS, Part
-from speedkit_jupyter.report import costs_report, plots
+from speedkit_jupyter.report import costs_report
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Picture, Row, Section, Table
+from speedkit_jupyter.report.elements import Row, Section, Source, Table
 from speedkit_jupyter.report.units import seconds
 from speedkit_jupyter.support.words import count, share
 
@@ -51,9 +50,7 @@ def profile_report(profile: Profile) -> Document:
         numbers=("of a step", "share"),
         optional=("what it is",),
     )
-    spoken = ", ".join(f"{part} {share(profile.share(part))}" for part in parts)
-    picture = Picture(partial(_png, profile), spoken)
-    sections = [Section(table), Section(picture)]
+    sections = [Section(table)]
     if waits := profile.waits():
         sections.append(Section(_waits(profile, waits), "Synchronizations"))
     if lines := _lines(profile):
@@ -75,7 +72,7 @@ def _headline(profile: Profile) -> str:
 def _waits(profile: Profile, waits: list[Wait]) -> Table:
     rows = [
         Row((profile.place(wait.line), f"{wait.times:.3g}", seconds(wait.seconds),
-             user_lines.source(wait.line.file, wait.line.number) or wait.line.call))
+             Source(user_lines.source(wait.line.file, wait.line.number) or wait.line.call)))
         for wait in waits[:MOST_LINES]
     ]  # fmt: skip
     return Table(
@@ -88,7 +85,7 @@ def _waits(profile: Profile, waits: list[Wait]) -> Table:
 def _lines(profile: Profile) -> Table | None:
     rows = [
         Row((profile.place(spot), seconds(part * profile.step_s), share(part),
-             profile.lines.part(spot), user_lines.source(spot.file, spot.number)))
+             profile.lines.part(spot), Source(user_lines.source(spot.file, spot.number))))
         for spot, part in profile.lines.costliest()[:MOST_LINES]
         if part >= LEAST_OF_A_LINE
     ]  # fmt: skip
@@ -124,7 +121,3 @@ def _bar(part: float) -> str:
     """In eighths of a character."""
     whole, eighths = divmod(int(part * WIDTH * 8 + 0.5), 8)
     return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
-
-
-def _png(profile: Profile) -> bytes:
-    return plots.as_png(plots.split(profile))

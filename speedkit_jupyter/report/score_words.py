@@ -34,7 +34,7 @@ def judged(score: Scored) -> str:
     if score.after is None:
         return f"{change(score)}: not accepted"
     allowed = f"{score.allowed:.2g} is allowed ({_why(score)}; {score.better} is better)"
-    verdict = "accepted" if score.is_accepted else "another model"
+    verdict = "accepted" if score.is_accepted else "not accepted"
     return f"{change(score)}: {verdict}, {_lost(score)} is given up, {allowed}"
 
 

@@ -27,10 +27,12 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
         text = text_table.render(body, width)
     elif isinstance(body, Code):
         text = body.text if body.language else textwrap.indent(body.text, "    ")
-    elif isinstance(body, Folded) and is_brief:
+    elif isinstance(body, Folded) and is_brief and not body.title:
         text = f"… {body.summary}: in the result's report(), which -v NAME keeps"
     else:
         assert isinstance(body, str | Folded)
-        lines = body if isinstance(body, str) else body.text
+        lines = body if isinstance(body, str) else body.body
+        if isinstance(lines, Table):
+            return f"{body.summary}\n{text_table.render(lines, width)}"  # type: ignore[union-attr]
         text = "\n".join(textwrap.fill(line, width) for line in lines.splitlines())
     return f"{section.title}\n{text}" if section.title else text

@@ -34,7 +34,7 @@ def _widths(table: Table, width: int) -> list[int] | None:
     ]
     least[-1] = min(widths[-1], table.least_last)
     room = width - len(GAP) * (len(widths) - 1)
-    widths[-1] = max(least[-1], min(widths[-1], room - sum(widths[:-1])))
+    widths[-1] = max(least[-1], min(widths[-1], room - sum(widths[:-1])), 1)
     while sum(widths) > room:
         over = [i for i, size in enumerate(widths) if size > least[i]]
         if not over:

@@ -42,7 +42,7 @@ def timing_report(timing: Timing) -> Document:
 
 
 def _lines(timing: Timing) -> list[str]:
-    said = [f"{timing.repeats[:1].upper()}{timing.repeats[1:]}."] if timing.repeats else []
+    said = [f"{line[:1].upper()}{line[1:]}." for line in (timing.busy, timing.repeats) if line]
     said += [f"Precision: {timing.unreached}."] if timing.unreached else []
     lines = [*said, "CPU time is summed over all cores."]
     if timing.device_s is not None:

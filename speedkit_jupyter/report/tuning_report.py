@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
-from speedkit_jupyter.plans.applying import plan_applied_to
+from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.report.attention_table import TITLE, attention_table
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
 from speedkit_jupyter.report.score_words import judged
-from speedkit_jupyter.report.units import day, ratio, seconds, size
+from speedkit_jupyter.report.units import between, day, ratio, seconds, size
+from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
@@ -52,10 +51,23 @@ def tuning_report(tuning: Tuning) -> Document:
     undone = "All that measuring did to model, optimizer and random state is undone."
     sections.append(Section(undone))
     if tuning.helped:
-        # As with --apply.
-        in_force = any(plan_applied_to(model) is not None for model in tuning.models)
+        found = found_by(tuning)
+        in_force = bool(tuning.models) and all(map(found.is_in_force, tuning.models))  # --apply
         sections.append(Section(Code(_next_steps(tuning.named, in_force))))
     return Document(_headline(tuning), tuple(sections), tuning.to_dict())
+
+
+def found_by(tuning: Tuning) -> Found:
+    """What the session remembers of a search, so that every view speaks of it."""
+    proof = ""
+    if tuning.helped and tuning.comparison is not None and tuning.record is not None:
+        proof = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
+    return Found(tuning.config, proof, ",".join(tuning.named))
+
+
+def is_settled(tuning: Tuning) -> bool:
+    """Whether the search came to an answer: a confirmed plan, or that nothing helps."""
+    return tuning.confirmed or bool(tuning.seconds and not (tuning.helped or tuning.unclear))
 
 
 def _next_steps(named: Sequence[str], in_force: bool) -> str:
@@ -91,9 +103,9 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
 
 def _learned(entry: Learned) -> Row:
     plan = entry.plan
-    high = "" if plan["high"] is None else ratio(plan["high"])
     gain = "–" if plan["speedup"] is None else ratio(plan["speedup"])
-    interval = f"{gain} ({ratio(plan['low'])} to {high})" if plan["low"] else gain
+    known = plan["low"] and plan["high"] is not None
+    interval = f"{gain} ({between(plan['low'], plan['high'])})" if known else gain
     work = "training" if plan["trains"] else "inference"
     subject = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     inputs = ", ".join(plan["inputs"]) or "not seen"
@@ -111,7 +123,7 @@ def _headline(tuning: Tuning) -> str:
         return f"Could not tell: {tuning.unclear} ({took})"
     if not tuning.helped or tuning.comparison is None or tuning.record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
-    outcome = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
+    outcome = found_by(tuning).proof
     if tuning.confirmed:
         return f"{outcome}, confirmed in fresh rounds ({took})"
     return f"Best so far: {outcome}; interrupted before it was confirmed"
@@ -134,7 +146,7 @@ def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
 def _proof(tuning: Tuning) -> list[Section]:
     """What each part is worth, in numbers and as a picture, and what it does to memory."""
     parts, comparison, record = tuning.parts(), tuning.comparison, tuning.record
-    rows = [Row((name, f"{ratio(r.median)}", _interval(r))) for name, r in parts]
+    rows = [Row((name, f"{ratio(r.median)}", between(r.low, r.high))) for name, r in parts]
     sections = []
     if rows:
         columns = ("part", "the plan with it over the plan without it", INTERVAL)
@@ -147,12 +159,6 @@ def _proof(tuning: Tuning) -> list[Section]:
         if rows and comparison.baseline.times_s:
             sections.append(Section(Picture(lambda: _parts(tuning), "What each part is worth")))
     return sections
-
-
-def _interval(gain: Ratio) -> str:
-    if math.isinf(gain.high):
-        return "too few rounds"
-    return f"{ratio(gain.low)} to {ratio(gain.high)}"
 
 
 def _parts(tuning: Tuning) -> bytes:

@@ -67,6 +67,13 @@ def ratio(value: float) -> str:
     return f"{value:.3f}×" if abs(value - 1) < 0.02 else f"{value:.2f}×"
 
 
+def between(low: float, high: float) -> str:
+    """`1.20× to 1.26×`; `too few rounds` where an end is not known."""
+    if low <= 0 or math.isinf(high):
+        return "too few rounds"
+    return f"{ratio(low)} to {ratio(high)}"
+
+
 def word(value: Any) -> str:
     """A value in the words of the config: true, false and default in place of Python's names."""
     if isinstance(value, bool):

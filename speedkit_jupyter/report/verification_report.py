@@ -14,12 +14,12 @@ from speedkit_jupyter.tuning.curves import RAN_ON, Curve
 from speedkit_jupyter.tuning.verified import Verification
 
 WORDS = {
-    "same": "the loss curve is the baseline's",
-    "different": "the loss curve is another than the baseline's, and does not end above it",
+    "same": "same loss curve as the baseline",
+    "different": "another loss curve than the baseline, which does not end above it",
     "worse": "the loss ends above the baseline's",
     "failed": "it failed",
     "accepted": "accepted",
-    "other model": "another model",
+    "other model": "the results change",
 }
 TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad"}
 ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own rounding"
@@ -29,12 +29,12 @@ HINT = ". A step that scales its loss by itself should return it: what it return
 def verification_report(result: Verification) -> Document:
     """The verdict with its numbers, the curves, and some steps of them."""
     verdict = result.verdict
-    steps = count(len(result.runs.baseline), "step")
+    calls = count(len(result.runs.baseline), "call")
     title = f"{result.name}: {WORDS[verdict]}"
     if result.score is not None and not result.failure:
         title += f": {change(result.score)}"
     if result.runs.baseline:
-        title += f" {'over' if result.score is None else 'after'} {steps}"
+        title += f" {'over' if result.score is None else 'after'} {calls} of the step"
     if result.subject:
         title = f"{result.subject}: {title}"
     if result.failure:
@@ -67,7 +67,7 @@ def _given_up(result: Verification) -> Iterator[Section]:
     words, loss = " and ".join(result.changes_model), result.loss
     notes = [f"{name}: {note}." for name, note in result.notes.items()]
     told = "; what that gives up:" if notes or loss.baseline else "."
-    yield Section("\n".join([f"{words} makes another model of it{told}", *notes]))
+    yield Section("\n".join([f"{words} changes the results{told}", *notes]))
     if not loss.baseline:
         return
     runs = [run for run in (loss.baseline, loss.planned, loss.other) if run]
@@ -110,7 +110,7 @@ def _distances(result: Verification, curve: Curve) -> Table:
 def _steps(name: str, curve: Curve) -> Table:
     last = min(len(curve.baseline), len(curve.planned)) - 1
     chosen = sorted({0, last // 4, last // 2, 3 * last // 4, last})
-    columns = ("step", "baseline", name, "other baseline")
+    columns = ("call", "baseline", name, "other baseline")
     rows = tuple(
         Row(
             (

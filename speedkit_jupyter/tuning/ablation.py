@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from speedkit_jupyter import optimizations
 from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import SAME, Ratio, bonferroni_share, paired_ratio
+from speedkit_jupyter.measure.results.record import Record, ratio_of
+from speedkit_jupyter.measure.results.statistics import SAME, Ratio, bonferroni_share
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.early_stopping import WORTH_IT
 
@@ -31,9 +31,7 @@ class Part:
         """What leaving it out costs, in numbers."""
         if self.ratio is None:
             return "not measured alone"
-        ratio = self.ratio
-        interval = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
-        return f"with it the plan is {interval} as fast as without"
+        return f"with it the plan is {self.ratio} as fast as without"
 
     @property
     def is_proven(self) -> bool:
@@ -50,7 +48,7 @@ class Part:
         ratio = self.ratio
         if ratio is None:
             return math.inf
-        if not ratio.low > 0 or math.isinf(ratio.high):  # no interval yet
+        if not ratio.is_bounded:
             return 2.0 * ratio.pairs
         half_width = math.log(ratio.high / ratio.low) / 2
         to_prove = math.log(ratio.median) if ratio.median >= self.least else 0.0
@@ -109,8 +107,7 @@ def _ratio(records: Mapping[str, Record], without: str, whole: str, error: float
     rest, plan = records.get(without), records.get(whole)
     if rest is None or plan is None or rest.failure or plan.failure:
         return None
-    pairs = min(len(rest.times_s), len(plan.times_s))
-    return paired_ratio(rest.times_s[:pairs], plan.times_s[:pairs], error) if pairs else None
+    return ratio_of(rest, plan, error)
 
 
 def lead(comparison: Comparison, without: Candidate, whole: Candidate) -> Ratio | None:

@@ -93,8 +93,8 @@ class Allowance:
         return ENOUGH_STEPS * self.step_s
 
     def more(self) -> str:
-        """The budget that gives a clear answer, or how long one would take."""
-        return advice(self.enough_s, "gives a clear answer", "a clear answer", self.budget.seconds)
+        """What may give a clear answer, or how long one would take."""
+        return advice(self.enough_s, "may settle it", "settling it", self.budget.seconds)
 
     @property
     def _beside_a_proof_s(self) -> float:

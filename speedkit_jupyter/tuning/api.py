@@ -67,10 +67,10 @@ def tune(
         for _ in search.run():
             pass
     except KeyboardInterrupt as interrupt:
-        interrupt.tuning = search.result()  # type: ignore[attr-defined]
+        tuning = interrupt.tuning = search.result()  # type: ignore[attr-defined]
         if hasattr(interrupt, "add_note"):  # from Python 3.11 on
-            name = search.result().winner.name
-            interrupt.add_note(f"the best so far is {name}: sys.last_value.tuning has it")
+            known = tuning.unclear or f"the best so far is {tuning.winner.name}: {tuning.ratio}"
+            interrupt.add_note(f"{known} (sys.last_value.tuning has it)")
         raise
     return search.result()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -12,6 +11,8 @@ from speedkit_jupyter.tuning.outcome import Tuning
 
 # Not for less than so many seconds of budget. It takes two seconds, and at most this share of it.
 LEAST_S, SHARE = 12.0, 0.25
+# What took less goes without saying.
+NOTICED_S = 0.5
 
 
 def measure(tuning: Tuning, budget: Budget) -> Iterator[Progress]:
@@ -24,13 +25,11 @@ def measure(tuning: Tuning, budget: Budget) -> Iterator[Progress]:
     tuning.hardware = tuning.hardware.with_gemm(SHARE * budget.seconds)
     took_s = clock.now() - begun_s
     budget.exclude(took_s)
-    tuning.notes.append(_said(tuning.hardware.cpu.gemm, took_s))
-
-
-def _said(rates: GemmRates | None, took_s: float) -> str:
+    rates = tuning.hardware.cpu.gemm
     if rates is not None and rates.failure:
-        return f"gemm was not tried: {rates.failure}"
-    return (
-        f"It took {took_s:.1f} s more to measure the engines of float32 products, which is done "
-        "once for this machine"
-    )
+        tuning.notes.append(f"gemm was not tried: {rates.failure}")
+    elif took_s > NOTICED_S:  # it was not known already
+        tuning.notes.append(
+            f"It took {took_s:.1f} s more to measure the engines of float32 products, which is "
+            "done once for this machine"
+        )

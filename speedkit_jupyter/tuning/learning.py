@@ -131,8 +131,9 @@ def proof(name: str, speedup: float | None, low: float | None, high: float | Non
     """`measured: bf16+compile 1.31x [1.25, 1.38]`."""
     if speedup is None:
         return f"measured: {name}"
-    upper = "" if high is None or math.isinf(high) else f"{high:.2f}"
-    return f"measured: {name} {speedup:.2f}x [{low:.2f}, {upper}]"
+    if not low or high is None or math.isinf(high):
+        return f"measured: {name} about {speedup:.2f}x"
+    return f"measured: {name} {speedup:.2f}x [{low:.2f}, {high:.2f}]"
 
 
 def or_learned(

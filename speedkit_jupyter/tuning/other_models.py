@@ -30,7 +30,7 @@ def choose(stages: Stages, accuracy: NamedAccuracy) -> Generator[Progress, None,
     tuning = stages.tuning
     tried = candidates(tuning) if tuning.objective == "time" else []
     if not tried:
-        nothing = "Nothing makes another model of it here"
+        nothing = "Nothing here changes the results"
         tuning.notes.append(f"{nothing}, so {accuracy.name} had nothing to decide")
         return
     if not stages.allowance.has_time(len(tried) + 1):

@@ -6,7 +6,7 @@ import math
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import spread
+from speedkit_jupyter.measure.results.statistics import LEAST_PAIRS, Ratio, spread
 from speedkit_jupyter.tuning.early_stopping import (
     LEAST_SAVED,
     RACE_ROUNDS,
@@ -158,17 +158,12 @@ def why_not(
     ratio = comparison.ratio(record)
     if ratio is None:
         return record.why_not_measured or "not measured"
-    if math.isinf(ratio.high) and is_far_behind(comparison.baseline.times_s, record.times_s):
+    if not ratio.is_bounded and is_far_behind(comparison.baseline.times_s, record.times_s):
         slower = f"far slower than {comparison.baseline.name}"
         return f"{slower} in each of {ratio.pairs} rounds: {ratio.median:.2f}×"
-    if math.isinf(ratio.high) and ratio.pairs >= RACE_ROUNDS:
-        speedup, rounds = f"{ratio.median:.2f}×", f"in {ratio.pairs} rounds"
-        if ratio.median < 1:
-            return f"slower: {speedup} {rounds}"
-        return f"falls behind {best}: {speedup} over {comparison.baseline.name} {rounds}"
-    if math.isinf(ratio.high):
-        return f"too few rounds to tell: {ratio.pairs} in the budget"
-    number = f"{ratio.median:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
+    if not ratio.is_bounded:
+        return _unbounded(comparison, record, ratio, best)
+    number = str(ratio)
     if comparison.baseline.applied:
         number += f" against {comparison.baseline.name}"
     if verdict == "faster":
@@ -176,6 +171,18 @@ def why_not(
     if verdict == "too noisy" and ratio.high < WORTH_IT:
         return f"gains less than {WORTH_IT - 1:.0%}: {number}"
     return f"not proven faster: {number}" if verdict == "too noisy" else f"{verdict}: {number}"
+
+
+def _unbounded(comparison: Comparison, record: Record, ratio: Ratio, best: str) -> str:
+    """Why rounds that give no interval were enough to leave it out, if they were."""
+    if ratio.pairs >= RACE_ROUNDS and ratio.median < WORTH_IT:
+        return f"{'slower' if ratio.median < 2 - WORTH_IT else 'no gain'}: {ratio}"
+    taken = next((row for row in comparison.records[1:] if row.name == best), None)
+    lead = taken and comparison.ratio(taken)
+    if lead and ratio.pairs >= RACE_ROUNDS and lead.median >= ratio.median:
+        return f"falls behind {best} ({lead.median:.2f}×): {ratio}"
+    why = "the machine was busy" if ratio.pairs >= LEAST_PAIRS else "too few rounds"
+    return f"not proven, {why}: {ratio}"
 
 
 def _beyond(comparison: Comparison, record: Record, within: float) -> str:

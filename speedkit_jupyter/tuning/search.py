@@ -105,7 +105,7 @@ class Search:
 
     def has_results(self) -> bool:
         """Whether there is anything to show already."""
-        return bool(self._tuning.stages)
+        return self._allowance.step_s > 0
 
     def recall(self) -> Tuning:
         """The result with the plan that was learned for this step, if one was; not yet checked.
@@ -124,8 +124,9 @@ class Search:
         budget = self._allowance.budget
         tuning = self._tuning
         yield Progress(0.0, "looking at one step")
-        winner = self.recall().winner
+        has_ended = False
         try:
+            winner = self.recall().winner
             yield Progress(budget.share, self._ahead())
             if winner.values:
                 yield from self._recalled.check(winner, self._stages)
@@ -133,7 +134,10 @@ class Search:
                 yield from self._search()
             if self._accuracy is not None:
                 yield from other_models.choose(self._stages, self._accuracy)
+            has_ended = True
         finally:
+            if not has_ended and tuning.record is None:
+                tuning.winner, tuning.unclear = BASELINE, self._stages.so_far()
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
             self._recalled.taken_calls()

@@ -130,6 +130,21 @@ class Stages:
             return f"{left_out} plans were left out; {self.allowance.more()}"
         return ""
 
+    def so_far(self) -> str:
+        """What an interrupted search knows."""
+        known = [
+            (ratio.median, record.name, ratio)
+            for stage in self.tuning.stages
+            for record in stage.comparison.records[1:]
+            if (ratio := stage.comparison.ratio(record)) is not None
+            and stage.comparison.verdict(record) not in ("wrong", "failed", "declined")
+            and not record.same_as_baseline
+        ]
+        if not known:
+            return "interrupted before anything was timed"
+        _, name, ratio = max(known, key=lambda one: one[0])
+        return f"interrupted: the best so far is {name}, not proven: {ratio}"
+
     def narrow_losers(self) -> list[Candidate]:
         """What was right and close when a race gave it up, by rounds too few for an interval.
 

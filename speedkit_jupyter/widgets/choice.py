@@ -12,7 +12,7 @@ from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.session import Session
+from speedkit_jupyter.session import Found, Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.support.listeners import Listeners
 from speedkit_jupyter.tuning.learning import or_learned
@@ -43,9 +43,12 @@ class Choice:
         self._model = ref(model, self._gone)
         self._optimizers: list[ref[torch.optim.Optimizer]] | None = None
         self.name = session.name_of(model)
+        # Whether the user has picked something on a control since a plan was applied.
+        self._chosen = False
         self.step: Callable[..., object] | str | None = None
         applied = applied_to(model)
         self.config = self._begun() if applied is None else applied.config
+        self._take_found()
         self.run: Run | None = None
         self.result: Comparison | None = None
         self.report: Document | None = None
@@ -92,6 +95,7 @@ class Choice:
 
     def choose(self, path: str, value: Any) -> None:
         """One more wish; nothing is applied. Raises ConfigError."""
+        self._chosen = True
         self.config = self.config.changed(path, value)
         self._tell("")
 
@@ -109,6 +113,12 @@ class Choice:
         model = self._alive()
         while (applied := applied_to(model)) is not None:
             applied.restore()
+
+    @property
+    def found(self) -> Found | None:
+        """What the last search of the session has found for the model."""
+        model = self.model
+        return None if model is None else self.session.found_for(model)
 
     @property
     def context(self) -> SpeedContext | None:
@@ -185,13 +195,15 @@ class Choice:
     def _take(self, run: Run) -> None:
         """What was found, in a form that keeps no model alive, as a search does."""
         from speedkit_jupyter.report.panel_report import result_report
+        from speedkit_jupyter.report.tuning_report import found_by, is_settled
         from speedkit_jupyter.tuning.outcome import Tuning
 
         result, self.message = run.result, run.message
         self.report = None if result is None else result_report(result)
         self.result = result.comparison if isinstance(result, Tuning) else result
-        if isinstance(result, Tuning) and result.confirmed:
-            self.config = result.config
+        if isinstance(result, Tuning) and is_settled(result):
+            self._chosen = False
+            self.session.tuned(result.models, found_by(result))
 
     def _begun(self) -> SpeedConfig:
         """What `%speedkit apply` starts from: the session's config, or the learned plan."""
@@ -205,13 +217,20 @@ class Choice:
             return
         applied = applied_to(model)
         if applied is not None:
-            self.config = applied.config
+            self.config, self._chosen = applied.config, False
         self._tell("")
 
     def _session_changed(self, topic: str) -> None:
         if topic == "config" and self.model is not None:
             self.config = self._begun()
+        elif topic == "tuned" and not self._chosen:
+            self._take_found()
         self._tell("")
+
+    def _take_found(self) -> None:
+        """What was tuned since a plan was applied is the choice."""
+        if (found := self.found) is not None and found.is_newer:
+            self.config = found.config
 
     def _gone(self, reference: Any) -> None:
         if sys.is_finalizing():  # nobody sees it any more

@@ -43,7 +43,7 @@ class Control:
         self.effect = optimization.effect
         self.is_first = path == next(iter(optimization.paths))
         self.label = name if self.is_first else f"{name} {field}"
-        self.words = choices(annotation)
+        self.words, self._summary = choices(annotation), optimization.summary
         self._label_px = label_px(self.label)
         self.input = self._input(optimization.summary)
         self.note = ipywidgets.HTML()
@@ -106,6 +106,10 @@ class Control:
                 self.input.options = options
             finally:
                 self._drawing = False
+        if hasattr(self.input, "tooltips"):  # of buttons
+            reasons = {value: decisions[value].reason for value in self.words if value in decisions}
+            tips = [f"{self._summary}. {value}: {reasons.get(value, '')}" for _, value in options]
+            self.input.tooltips = [tip.rstrip(": ") for tip in tips]
 
     def _auto(self, decisions: Mapping[str, Decision], is_alone: bool) -> str:
         """`auto → bf16`: what it stands for here."""

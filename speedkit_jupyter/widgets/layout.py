@@ -32,26 +32,28 @@ BUTTONS = {
 # One of them is all there is room for where the panel is narrower than 900 pixels; front ends
 # without container queries wrap there too, by the columns' own widths.
 COLUMN = "speedkit-column"
-# Shown by its style once the front end has lost the kernel; beside it what core widgets leave open.
+# Once the front end has lost the kernel, dead controls are hidden: the saved record takes their
+# place. The rest is what core widgets leave open. On a narrow page a result stands under the
+# buttons, before the plan.
 TOP = """<style>
-.jupyter-widgets-disconnected .speedkit-gone { display: block !important }
+.speedkit-panel.jupyter-widgets-disconnected { display: none !important }
 .speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
 .speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
 .speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
 .speedkit-panel .widget-html, .speedkit-panel .widget-html-content { height: auto; min-width: 0 }
 .speedkit-panel { container-type: inline-size }
+.speedkit-left { order: 1 } .speedkit-right { order: 2 } .speedkit-below { order: 3 }
 @container (max-width: 900px) { .speedkit-panel .speedkit-column { flex: 1 1 100% !important;
-  max-width: none !important; margin-right: 0 !important } }
-</style>
-<div class="speedkit-gone" style="display:none"><b>The kernel of this panel is gone.</b>
-Run its cell again.</div>"""
+  max-width: none !important; margin-right: 0 !important }
+  .speedkit-below { order: 2 } .speedkit-right { order: 3 } }
+</style>"""
 
 
 class Parts:
     """The widgets of a panel; `whole` holds them all.
 
     `state` is the right side, `status` and `progress` are those of a run, `outcome` what it found,
-    `listing` the code.
+    `listing` the code; both lie `below` the buttons.
     """
 
     def __init__(self, controls: Mapping[str, Control]) -> None:
@@ -74,12 +76,16 @@ class Parts:
         )
         right = w.VBox([self.state], layout=_column("2 1 540px", "none"))
         right.add_class(COLUMN)
+        right.add_class("speedkit-right")
+        self.below = w.VBox([self.outcome, self.listing], layout=_column("1 1 100%", "none"))
+        self.below.add_class("speedkit-below")
         self.whole = w.VBox(
             [
                 w.HTML(TOP, layout=w.Layout(margin="0")),
-                w.Box([self._left(), right], layout=w.Layout(flex_flow="row wrap", width="100%")),
-                self.outcome,
-                self.listing,
+                w.Box(
+                    [self._left(), right, self.below],
+                    layout=w.Layout(flex_flow="row wrap", width="100%"),
+                ),
             ],
             layout=w.Layout(width="100%", padding="4px 0"),
         )
@@ -100,7 +106,8 @@ class Parts:
         below = [more, bar, self.progress, self.status]
         column = w.VBox([*(control.widget for control in main), *below])
         column.layout = _column("1 1 380px", "430px")
-        return column.add_class(COLUMN)
+        column.add_class(COLUMN)
+        return column.add_class("speedkit-left")
 
 
 def label_px(label: str) -> int:

@@ -71,6 +71,7 @@ class Panel:
         self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
         self.code, self.progress, self.status = parts.code, parts.progress, parts.status
         self.state, self.outcome, self.listing = parts.state, parts.outcome, parts.listing
+        self._below = parts.below
         for name, button in self.buttons.items():
             button.on_click(partial(self._clicked, name))
         self.code.observe(self._toggled_code, "value")
@@ -96,7 +97,9 @@ class Panel:
     def report(self) -> Document:
         """All that the panel shows, as a document. Raises SpeedKitError once the model is gone."""
         choice = self._choice
-        return panel_report(choice.preview(), choice.name, choice.message, choice.report)
+        return panel_report(
+            choice.preview(), choice.name, choice.message, choice.report, choice.found
+        )
 
     def __repr__(self) -> str:
         return self._static()["text/plain"]
@@ -119,6 +122,7 @@ class Panel:
         try:
             if name in self._budgets_s:
                 start = {"Measure": choice.measure, "Tune": choice.tune}[name]
+                self._show_first(self.outcome)
                 start(self._budgets_s[name])
             else:
                 {"Apply": choice.apply, "Restore": choice.restore, "Stop": choice.stop}[name]()
@@ -127,7 +131,13 @@ class Panel:
             choice.listeners.tell()
 
     def _toggled_code(self, change: Any) -> None:
+        self._show_first(self.listing)
         self._follow()
+
+    def _show_first(self, part: Any) -> None:
+        """What was asked for last stands right below the buttons."""
+        rest = [one for one in (self.outcome, self.listing) if one is not part]
+        self._below.children = [part, *rest]
 
     def _follow(self) -> None:
         """Show what is so by now."""
@@ -151,7 +161,7 @@ class Panel:
         choice = self._choice
         for path, control in self.controls.items():
             control.show(choice.config, preview.words[path.partition(".")[0]])
-        self.state.value = state_report(preview, choice.name).to_html()
+        self.state.value = state_report(preview, choice.name, choice.found).to_html()
         idle = not choice.busy
         self.buttons["Apply"].disabled = not (idle and (preview.pending or preview.applied is None))
         self.buttons["Restore"].disabled = not (idle and preview.applied is not None)
@@ -173,7 +183,8 @@ class Panel:
             text = choice.run.progress.text
             table = live_report(choice.run.progress).to_html()
         elif not text and choice.run is not None and choice.run.state == "stopped":
-            text = "Stopped; what was measured until then:" if choice.report else "Stopped."
+            below = " What was measured until then stands below." if choice.report else ""
+            text = f"Stopped.{below}"
         elif not text and choice.report is None and choice.measured:
             takes = ", ".join(f"{name} ({s:g} s)" for name, s in self._budgets_s.items())
             text = f"{takes}: {choice.measured}"

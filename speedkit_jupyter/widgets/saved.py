@@ -10,6 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 VIEW = "application/vnd.jupyter.widget-view+json"
+RECORD = (
+    '<div style="opacity:.8;margin-bottom:6px">This is a record of a panel. Run its cell again '
+    "to use it.</div>"
+)
 STYLE = """<style>
 body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }}
 .jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
@@ -57,5 +61,5 @@ class Saved:
     def _twin(self, static: dict[str, str]) -> dict[str, str]:
         saved = self._live.replace("live", "saved")
         style = STYLE.format(live=self._live, saved=saved)
-        html = f'<div class="{saved}">{static["text/html"]}</div>{style}'
+        html = f'<div class="{saved}">{RECORD}{static["text/html"]}</div>{style}'
         return {**static, "text/html": html}

@@ -213,6 +213,52 @@ def test_another_error_is_the_users() -> None:
         batch_sizes(step, torch.ones(4, 2), sizes=(4, 16), budget_s=1.0)
 
 
+def drawn(x: torch.Tensor, number: int = 6) -> torch.Tensor:
+    return x[torch.randint(0, len(x), (number,))]
+
+
+WEIGHTS = torch.randn(6, 3, requires_grad=True)
+NET = nn.Linear(6, 3)
+OWN_BATCHES: dict[str, Callable[[torch.Tensor], object]] = {
+    "indices": lambda x: NET(drawn(x)).sum().backward(),
+    "the same samples": lambda x: NET(x[:6]).sum().backward(),
+    "random data": lambda x: NET(torch.randn(6, 6)).sum().backward(),
+    "products without a module": lambda x: (drawn(x) @ WEIGHTS).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", OWN_BATCHES)
+def test_a_size_that_the_model_does_not_receive_is_not_measured(name: str) -> None:
+    with pytest.raises(StepError, match="the model was not seen to receive it"):
+        batch_sizes(OWN_BATCHES[name], torch.randn(64, 6), sizes=(8, 32), budget_s=0.5)
+
+
+RECEIVED: dict[str, Callable[[torch.Tensor], object]] = {
+    "in parts": lambda x: [NET(part).sum().backward() for part in x.split(3)],
+    "along the second dimension": lambda x: NET(x[None].transpose(0, 1)).sum().backward(),
+    "beside a table": lambda x: nn.Bilinear(6, 6, 2)(x, torch.ones(6).expand_as(x)),
+    "products without a module": lambda x: (x @ WEIGHTS).sum().backward(),
+}
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("name", RECEIVED)
+def test_a_size_counts_however_the_model_receives_it(name: str) -> None:
+    found = batch_sizes(RECEIVED[name], torch.randn(64, 6), sizes=(8, 16), budget_s=1.0)
+    assert [size.number for size in found.measured] == [8, 16]
+
+
+@pytest.mark.real_time
+def test_sizes_up_to_the_part_that_the_step_takes_are_measured() -> None:
+    def step(x: torch.Tensor) -> None:
+        NET(x[:16]).sum().backward()
+
+    notes = {row["batch"]: row["note"] for row in
+             batch_sizes(step, torch.randn(64, 6), sizes=(8, 64), budget_s=1.0).rows()}  # fmt: skip
+    assert notes[8] == notes[16] == ""
+    assert "was not seen to receive it" in notes[32]
+
+
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no batch": (lambda: batch_sizes(lambda x: None), "takes a batch: give one"),
     "nothing to resize": (lambda: batch_sizes(lambda: None, budget_s=1), "what is a batch"),
@@ -260,6 +306,24 @@ def test_the_report_says_what_another_batch_size_is() -> None:
     text = repr(found_with([100, 180, 290, 298, 300, 280]))
     assert "batches of 128 are the fastest (300 samples a second); 32 give 97 % of that" in text
     assert "another training" in text
+
+
+def test_one_call_gives_no_interval_and_no_winner() -> None:
+    found = found_with([6380, 36])
+    for size in found.sizes:
+        size.times_s = size.times_s[:1]
+    assert [(row["low"], row["high"]) for row in found.rows()] == [(None, None)] * 2
+    assert found.to_dict()["fastest"] is None
+    assert "too noisy to say which batch size is the fastest" in repr(found)
+    assert "interval to" not in repr(found)
+
+
+def test_a_size_wins_only_where_those_that_look_slower_are_proven_so() -> None:
+    found = found_with([100, 110])
+    assert found.is_proven
+    found.sizes[0].times_s[:4] = [found.sizes[0].samples / 120] * 4
+    assert found.fastest.number == 16
+    assert not found.is_proven
 
 
 def test_samples_are_repeated_or_left_out() -> None:

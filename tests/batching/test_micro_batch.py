@@ -300,6 +300,58 @@ def test_what_cant_be_done_is_said_in_one_line(kind: str) -> None:
         call()
 
 
+class Cache:
+    """As transformers' caches: layers that grow, or tensors that are written to."""
+
+    def __init__(self) -> None:
+        self.layers: list[Any] = []
+        self.keys = torch.zeros(64, 6)
+
+
+def grown(x: Any, cache: Any) -> Any:
+    cache.layers.append(x)
+    return x * 2
+
+
+def filled(x: Any, cache: Any) -> Any:
+    cache.keys[: len(x)] = x
+    return x * 2
+
+
+def noted(x: Any, cache: Any) -> Any:
+    cache["keys"] = x
+    return x * 2
+
+
+def halved(x: Any, cache: Any) -> Any:
+    return x.div_(2)
+
+
+WRITES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "a cache that grows": (grown, Cache),
+    "a cache that is written to": (filled, Cache),
+    "a dictionary": (noted, dict),
+    "the batch itself": (halved, Cache),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_call_that_writes_to_its_arguments_is_refused_before_it_wrote(kind: str) -> None:
+    function, make = WRITES[kind]
+    x, cache = torch.ones(N, 6), make()
+    with torch.no_grad(), pytest.raises(StepError, match="writes to its arguments"):
+        micro_batch(function, 4)(x, cache)
+    assert x.eq(1).all()
+    assert not (cache if isinstance(cache, dict) else cache.layers or cache.keys.any())
+
+
+def test_a_cache_that_is_only_read_is_no_obstacle() -> None:
+    cache = Cache()
+    with torch.no_grad():
+        found = micro_batch(lambda x, cache: x + cache.keys[0], 4)(torch.ones(N, 6), cache)
+    assert found.eq(1).all()
+
+
 def test_shapes_that_differ_are_for_a_stream() -> None:
     x = torch.randn(N, 6)
     with torch.no_grad(), pytest.raises(StepError, match="different shapes"):

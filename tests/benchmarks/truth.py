@@ -7,11 +7,14 @@ prints); two plain loops. A protocol "cries" where it says that the second is fa
 the three that give a number and no verdict that is a difference of more than 1 %, the band in which
 `benchmark()` says "same".
 
-    python tests/benchmarks/truth.py [--load quiet|busy] [--cycles 25] [--file truth.jsonl]
+    python tests/benchmarks/truth.py [--load quiet|busy|held] [--cycles 25] [--file truth.jsonl]
 
 Every cycle is appended to the file, so that a run can be stopped and goes on where it was;
 `--table` only prints. `busy` keeps both cores busy in bursts with other processes. A cycle takes
 about a minute.
+With `held` other processes hold every core all the time, and a cycle compares three tiny nets in
+bf16 with float32, with all threads: first idle, then so. An interval under load that lies beside
+the idle one is wrong, and so is one where the load goes unsaid.
 Exits 1 where a promise is broken.
 """
 
@@ -23,6 +26,7 @@ import multiprocessing
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +40,7 @@ from scipy import stats
 from torch import nn
 
 from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.results.comparison import Comparison
 
 LENGTH = 100  # of the sequence, so that one more is 1 %
 PLANTED = (0, 1, 2, 5, 10, 20)
@@ -50,13 +55,15 @@ OTHERS = {"timeit": "two %timeit", "timer": "two Timers", "loops": "two loops"}
 def main() -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--load", choices=("quiet", "busy"), default="quiet")
+    parser.add_argument("--load", choices=("quiet", "busy", "held"), default="quiet")
     parser.add_argument("--cycles", type=int, default=25)
     parser.add_argument("--file", type=Path, default=Path("truth.jsonl"))
     parser.add_argument(
         "--table", action="store_true", help="print what the file holds, run nothing"
     )
     options = parser.parse_args()
+    if options.load == "held":
+        return held(options.cycles)
     done = _read(options.file, options.load)
     if not options.table:
         torch.manual_seed(0)
@@ -205,6 +212,59 @@ def _burst(seed: int) -> None:
         while time.perf_counter() < end:
             a @ a
         time.sleep(order.uniform(0.1, 1.0))
+
+
+# Other processes that hold every core.
+
+NETS = ((64, 128), (256, 128), (32, 16))  # width, batch
+
+
+def held(cycles: int) -> int:
+    """Print what is said of each net, idle and with every core held; 1 where any of it is wrong."""
+    wrong = 0
+    for number in range(cycles):
+        for width, batch in NETS:
+            idle = of_a_tiny_net(width, batch)
+            with every_core_held():
+                loaded = of_a_tiny_net(width, batch)
+            there, here = (found.ratio(found.records[1]) for found in (idle, loaded))
+            beside = here.low > there.high or here.high < there.low
+            wrong += beside or not loaded.busy
+            print(f"cycle {number + 1}, width {width}: idle {there}, held {here}; {loaded.busy}")
+    print(f"{machine()}, held: {wrong} of {cycles * len(NETS)} wrong")
+    return int(wrong > 0.05 * cycles * len(NETS))
+
+
+def of_a_tiny_net(width: int, batch: int) -> Comparison:
+    """A classifier's training step in float32 and in bf16."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    x, y = torch.randn(batch, width), torch.randint(10, (batch,))
+
+    def step() -> None:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return benchmark(step, "baseline,bf16", model=model, optimizer=optimizer, budget_s=4.0)
+
+
+@contextmanager
+def every_core_held() -> Iterator[None]:
+    """As many processes as there are cores, which never pause."""
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        yield
+    finally:
+        for one in others:
+            one.kill()
+            one.wait()
 
 
 # What it comes to.

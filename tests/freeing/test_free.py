@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.freeing.freed import Freed, free
+from speedkit_jupyter.freeing.freed import Freed, Held, free
 from speedkit_jupyter.freeing.holders import LAST, Holder, of_process
 from speedkit_jupyter.freeing.reach import reached, size
 
@@ -137,6 +137,13 @@ def test_views_of_one_piece_of_memory_count_once() -> None:
 
 def test_modules_lead_nowhere() -> None:
     assert len(reached([fails]).found) < 50
+
+
+def test_the_headline_says_no_less_than_what_came_back() -> None:
+    held = [Held("the last error", 1 << 30, 3, "1024 float32")]
+    said = repr(Freed(held, process_bytes=(18 << 30, 2 << 30))).splitlines()[0]
+    assert said == "Let go of 16 GiB"
+    assert repr(Freed(held, process_bytes=(2 << 30, 2 << 30))).splitlines()[0] == "Let go of 1 GiB"
 
 
 def test_what_was_let_go_is_gone() -> None:

@@ -119,7 +119,7 @@ def test_what_looked_faster_and_is_not_proven_says_how_to_know() -> None:
     own.times_s, one.times_s = {0: 1.0, 1: 1.0}, {0: 0.8, 1: 0.8}
     (said,) = unproven(race, own, 10.0)
     assert said.startswith("not proven: 1 worker, ")
-    assert said.endswith(", which looked 1.25 times as fast; --budget 20 may settle it")
+    assert said.endswith(", which looked 1.25 times as fast; a longer --budget may settle it")
     assert not list(unproven(race, one, 10.0))
     one.times_s = {0: 0.99, 1: 0.99}
     assert not list(unproven(race, own, 10.0))

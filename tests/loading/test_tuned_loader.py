@@ -26,7 +26,7 @@ from torch.utils.data import (
 from speedkit_jupyter.loading.kept import copied
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.source import source
+from speedkit_jupyter.loading.source import ONCE_MORE, source
 from speedkit_jupyter.loading.tuned_loader import TunedLoader, end_workers, rebuilt
 from speedkit_jupyter.loading.ways import Ways
 
@@ -110,6 +110,46 @@ def test_whatever_the_settings_the_order_is_the_users(
 
     other = Settings(workers, prefetch if workers else None, persistent_workers=stay)
     assert same(epochs(made(), 3), epochs(rebuilt(made(), other), 3))
+
+
+SOURCES = {
+    "workers": Settings(2, 2, persistent_workers=True),
+    "one that loads far ahead": Settings(1, 4, persistent_workers=True),
+    "workers for each epoch": Settings(2, 2),
+    "kept samples": Settings(kept="memory"),
+    "whole batches": Settings(whole_batches=True),
+}
+
+
+@pytest.mark.parametrize("kind", list(SOURCES))
+@pytest.mark.parametrize("how", ["in order", "shuffled", "batches of its own"])
+def test_the_code_in_plain_torch_gives_what_it_stands_for_while_the_data_set_changes(
+    kind: str, how: str
+) -> None:
+    chosen = SOURCES[kind]
+
+    def drawn(plain_torch: bool) -> list[Any]:
+        data = Numbers()
+        if chosen.whole_batches:
+            data = TensorDataset(torch.arange(48.0).view(24, 2))  # type: ignore[assignment]
+        names = {"loader": DataLoader(data, **samplers(data)[how]), "DataLoader": DataLoader}
+        code = source(names["loader"], chosen, "loader")
+        anew = code.partition(ONCE_MORE)[2]
+        if plain_torch:
+            exec(code, names)
+        else:
+            names["loader"] = rebuilt(names["loader"], chosen)
+        torch.manual_seed(7)
+        found: list[Any] = []
+        for scale in (1.0, 10.0, 10.0):
+            if not chosen.whole_batches and scale != data.scale:
+                data.scale = scale
+                exec(anew if plain_torch else "", names)
+            found.append([(batch, torch.rand(()).item()) for batch in names["loader"]])
+        end_workers(names["loader"])
+        return found
+
+    assert same(drawn(plain_torch=True), drawn(plain_torch=False))
 
 
 def test_samples_that_are_kept_are_the_same_ones() -> None:

@@ -72,7 +72,7 @@ def test_verify_trains_the_step_and_asks_at_the_end(named):
     shown = named.run(
         "%speedkit verify --step train --plan bf16 --steps 3 --accuracy evaluate -v found"
     )
-    assert "after 3 steps" in words(shown)
+    assert "after 3 calls" in words(shown)
     assert len(named.names["found"].baseline) == 3
     named.run("%speedkit verify --step evaluate --plan bf16 --accuracy evaluate -v found")
     assert named.names["found"].baseline == []

@@ -8,8 +8,6 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.measure.results.statistics import INTERVAL
-
 pytestmark = pytest.mark.usefixtures("trusted")
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
@@ -25,9 +23,8 @@ def bench(line: str, cell: str = STEP) -> str:
 @pytest.mark.smoke
 def test_the_table_has_a_row_for_each_variant(shell):
     shown = shell.run(bench("--compare baseline,auto,fused_optimizer --budget 0.5"))
-    assert "baseline" in shown
-    assert "fused_optimizer" in shown
-    assert INTERVAL in shown
+    rows = [line.split()[0] for line in shown.splitlines() if line.strip()]
+    assert {"baseline", "auto", "fused_optimizer"} <= {*rows}
 
 
 @pytest.mark.checked
@@ -243,7 +240,7 @@ def test_a_plan_that_changes_nothing_is_the_same_as_baseline(shell):
     shown = shell.run(bench("--budget 0.3", cell))
     if "changes nothing here" in shown:  # a CPU without bf16 units
         assert "1.000×" not in shown
-        assert " same" in shown
+        assert " no gain" in shown
 
 
 def test_the_step_prints_once_not_hundreds_of_times(shell):

@@ -345,6 +345,30 @@ def test_tab_completes(shell, line, expected):
     assert any(match.endswith(expected) for match in matches), matches
 
 
+@pytest.mark.parametrize(
+    ("line", "first"),
+    [("%%speedbench --", "--compare"), ("%%speedbench --t", "--tune"), ("%speedkit a", "apply"),
+     ("%speedkit apply --", "--optimizer"), ("for x in y:\n    %speedkit apply mod", "model")],
+)  # fmt: skip
+def test_tab_offers_our_words_first_and_alone(shell, line, first):
+    """As a front end asks: with Jedi's names, which once hid the options behind 200 others."""
+    from IPython.core import completer
+
+    if not hasattr(shell.ip.Completer, "custom_matchers"):
+        pytest.skip("this IPython has no matchers")
+    with completer.provisionalcompleter():
+        found = [one.text for one in shell.ip.Completer.completions(line, len(line))]
+    assert found[0] == first
+    if "--" in line:
+        assert all(one.startswith("--") for one in found)
+
+
+def test_unloading_takes_the_completion_away(shell):
+    shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
+    assert "--tune" not in shell.ip.complete(None, "%%speedbench --tu", 17)[1]
+    shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
+
+
 @pytest.mark.smoke
 def test_completion_survives_a_broken_line(shell):
     for line in ("%speedkit 'x ", "%speedkit nonsense --", "%%speedbench --compare ,+"):

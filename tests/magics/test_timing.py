@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -268,3 +270,17 @@ def test_a_loop_over_an_iterator_ends_where_the_iterator_does(shell, seen):
     shell.run("batches = iter([1, 2, 3])")
     timed(shell, "-n 1 -r 2", "for batch in batches: seen.put(batch)")
     assert seen() == [1, 2, 3] * 2
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="only Linux counts waiting")
+def test_a_cell_that_other_processes_hold_up_has_a_wide_interval_and_says_so(shell):
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        shown = shell.run("%%speedbench -n 300 -r 8 -v timing\nloss_fn(model(x), y).backward()")
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    found = shell.names.pop("timing")
+    assert found.interval_s[0] < 0.8 * found.median_s
+    assert "other processes held up" in shown

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.report import units
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.standing import Standing
+from speedkit_jupyter.report import plots, units
+from speedkit_jupyter.report.comparison_columns import comparison_table
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Row, Section, Table
+from speedkit_jupyter.report.elements import Code, Row, Section, Source, Table
+from speedkit_jupyter.report.live import live_report
 
 
 @pytest.mark.parametrize(
@@ -86,3 +92,67 @@ def test_a_failed_variant_keeps_its_row():
     failed = Record("bf16", failure="RuntimeError: out of memory")
     report = comparison_report(Comparison((record("baseline", 1), failed), {}, 10))
     assert "failed: RuntimeError: out of memory" in " ".join(report.to_text().split())
+
+
+def columns(comparison: Comparison) -> tuple[str, ...]:
+    return comparison_table(comparison).columns
+
+
+def test_the_verdict_stands_second_and_columns_of_dashes_are_left_out():
+    rows = (record("baseline", 1), record("auto", 0.8))
+    assert columns(Comparison(rows, {}, 10)) == (
+        "variant", "verdict", "median", "speed-up", "95 % interval", "first call"
+    )  # fmt: skip
+
+
+def test_variants_that_were_left_out_for_one_reason_share_a_row():
+    left = [
+        Record(f"v{number}", [], None, notes={"left out": "budget too short"})
+        for number in range(6)
+    ]
+    table = comparison_table(Comparison((record("baseline", 1), record("a", 0.8), *left), {}, 10))
+    assert [row.cells[:2] for row in table.rows] == [
+        ("baseline", "baseline"),
+        ("a", "faster"),
+        ("v0, v1, v2, v3, v4, v5", "left out: budget too short"),
+    ]
+
+
+def test_the_same_variant_twice_has_two_rows():
+    twice = Comparison((record("baseline", 1), record("baseline", 1.2)), {}, 10)
+    assert len(comparison_table(twice).rows) == 2
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.004, "no gain"), (1.3, "slower"), (0.8, "faster")])
+def test_what_takes_as_long_within_2_percent_is_not_called_slower(factor, word):
+    comparison = Comparison((record("baseline", 1), record("a", factor)), {}, 10)
+    assert comparison_table(comparison).rows[1].cells[1] == word
+
+
+def test_no_table_shows_an_interval_without_ends():
+    few = Record("a", [0.01] * 3, 0.5)
+    comparison = Comparison((Record("baseline", [0.01] * 3, 0.5), few), {}, 10)
+    assert "inf" not in comparison_report(comparison).to_text()
+    standing = Standing("a", 1.2, 0.0, math.inf, "too noisy")
+    assert "inf" not in live_report(Progress(0.5, "round 3", (standing,))).to_text()
+    assert units.between(0.0, math.inf) == "too few rounds"
+
+
+def test_a_head_says_what_its_word_means():
+    comparison = Comparison((record("baseline", 1), record("auto", 0.8)), {}, 10)
+    html = comparison_report(comparison).to_html()
+    assert 'title="How long the first step took' in html
+
+
+def test_code_in_a_cell_is_monospaced_and_keeps_its_backticks():
+    table = Table(("line",), (Row((Source("x = `a` < b"),)),))
+    assert "monospace" in Document("", (Section(table),)).to_html()
+    assert "x = `a` &lt; b" in Document("", (Section(table),)).to_html()
+
+
+@pytest.mark.parametrize("mib", [0.0003, 0.9, 6.8, 85, 130, 5000, 40_000])
+def test_an_axis_of_memory_has_round_numbers(mib):
+    ticks = [units.size(value) for value in plots.round_sizes(mib * 2**20)]
+    assert 3 <= len(ticks) <= 7
+    assert all(float(tick.split()[0]) % 1 in (0, 0.5, 0.25, 0.2, 0.4, 0.6, 0.8, 0.1, 0.3)
+               or len(tick.split()[0]) <= 5 for tick in ticks)  # fmt: skip

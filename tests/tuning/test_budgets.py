@@ -115,27 +115,31 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(work):
     assert "left out: 20 s are too short" in " ".join(repr(found).split())
 
 
-@pytest.mark.parametrize("longer_s", [0.0, 13.0, 14.0])
-def test_an_examination_that_takes_longer_costs_the_last_variants_not_everybody_s_interval(
-    work, made_time, monkeypatch, longer_s
-):
+@pytest.mark.parametrize("longer_s", [0.0, 5.0, 60.0])
+def test_an_examination_that_takes_longer_costs_no_rounds(work, made_time, monkeypatch, longer_s):
     network, optimizer, step = work(0.1)
     examined = Examination.accuracy
 
     def slowly(self: Examination, *given: Any) -> Iterator[Any]:
-        yield from examined(self, *given)
         made_time.sleep(longer_s)
+        yield from examined(self, *given)
 
     monkeypatch.setattr(Examination, "accuracy", slowly)
     names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2"
-    comparison = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
-    timed = [record for record in comparison.records if record.times_s]
-    assert [record.name for record in timed[:2]] == ["baseline", "fused_optimizer"]
-    assert all(math.isfinite(comparison.ratio(record).high) for record in timed[1:])
-    others = [record for record in comparison.records if not record.same_as_baseline]
-    untimed = [record for record in others if not record.times_s]
-    assert bool(untimed) == (longer_s > 0)
-    assert all("left out: 20 s are too short" in record.why_not_measured for record in untimed)
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
+    others = [record for record in found.records[1:] if not record.same_as_baseline]
+    assert all(math.isfinite(found.ratio(record).high) for record in others)
+    assert all((record.accuracy.verdict == "not checked") == (longer_s > 20) for record in others)
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("budget_s", [3.0, 5.0, None])
+def test_of_a_step_of_some_milliseconds_there_are_always_rounds(work, step_s, budget_s):
+    network, optimizer, step = work(step_s)
+    names = "baseline,fused_optimizer,sdpa:math,fused_optimizer+sdpa:math"
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=budget_s)
+    assert len(found.baseline.times_s) >= 3
+    assert any(record.times_s for record in found.records[1:])
 
 
 @pytest.mark.parametrize("others", ["", ",channels_last"])
@@ -170,17 +174,17 @@ def test_what_was_not_checked_for_lack_of_time_is_not_called_right(work):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("seconds", "given_s", "text"),
     [
-        (0.2, "--budget 5 may settle it"),
-        (58, "--budget 60 may settle it"),
-        (301, "--budget 330 may settle it"),
-        (1500, "settling it would take about 25 minutes"),
-        (96455, "settling it would take hours"),
+        (0.2, 0.0, "a longer --budget may settle it"),
+        (301, 450, "a longer --budget may settle it"),
+        (1500, 0.0, "settling it would take about 25 minutes"),
+        (1.0, 500, "settling it would take about 20 minutes"),
+        (96455, 0.0, "settling it would take hours"),
     ],
 )
-def test_no_absurd_budget_is_advised(seconds, text):
-    assert advice(seconds, "may settle it", "settling it") == text
+def test_no_budget_is_promised_to_be_enough(seconds, given_s, text):
+    assert advice(seconds, "may settle it", "settling it", given_s) == text
 
 
 def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
@@ -222,13 +226,6 @@ def test_a_budget_within_another_ends_with_it(made_time):
     assert not part.allows(3.1)
     part.reserved_s = 1.0
     assert not part.allows(2.9)
-
-
-@pytest.mark.parametrize("given_s", [0.5, 2.5, 5, 15, 30, 200, 450])
-@pytest.mark.parametrize("needed_s", [0.0, 1.0, 7.0, 300.0])
-def test_twice_the_budget_that_was_not_enough_is_the_least_that_is_advised(needed_s, given_s):
-    text = advice(needed_s, "may settle it", "settling it", given_s)
-    assert int(text.split()[1]) >= max(2 * given_s, needed_s)
 
 
 @pytest.mark.parametrize("step_s", [0.002, 0.03, 0.2, 2.0])

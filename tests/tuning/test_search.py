@@ -98,7 +98,7 @@ def test_two_that_help_alone_and_hurt_together_are_not_joined(sleeping):
     tuning = tune(sleeping(network, optimizer, x, seconds), budget_s=3)
     assert tuning.winner.name == "fused_optimizer"
     reasons = {one.name: one.reason for one in tuning.rejected}
-    assert reasons["channels_last+fused_optimizer"].startswith("slower: 0.50×")
+    assert reasons["channels_last+fused_optimizer"].startswith("slower: about 0.50×")
 
 
 @pytest.mark.slow
@@ -419,6 +419,28 @@ def test_that_nothing_helps_beside_what_is_kept_is_not_remembered(sleeping):
     tuning = tune(step, budget_s=3, keep=["channels_last"])
     assert not tuning.helped
     assert not database.learned()
+
+
+@pytest.mark.parametrize("after_s", [0.5, 2.5, 5, 8, 12, 20])
+def test_an_interrupted_search_shows_what_is_known_with_its_number(made_time, after_s):
+    network, optimizer, x = parts()
+
+    def step() -> None:
+        if made_time.now_s() > after_s:
+            raise KeyboardInterrupt
+        made_time.sleep(0.2 if optimizer.param_groups[0]["fused"] else 0.6)
+        network(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tune(step, model=network, optimizer=optimizer, budget_s=60)
+    shown = " ".join(repr(caught.value.tuning).split())
+    assert not shown.startswith("Leave it as it is")
+    assert "interrupted" in shown
+    timed = [record for stage in caught.value.tuning.stages for record in stage.comparison.records]
+    if any(record.times_s for record in timed[1:]):
+        assert "3.00×" in shown
 
 
 @pytest.mark.parametrize("keep", ["precison", ["tf32", "fast"], [3]])

@@ -17,6 +17,7 @@ from speedkit_jupyter.magics.namespace import find_model, find_optimizers, insid
 from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
 from speedkit_jupyter.magics.options import add_model, add_optimizer, offer_words
 from speedkit_jupyter.magics.planned import named, planned
+from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support import lookup
@@ -28,10 +29,10 @@ EARLIER = re.compile(r" \((an )?earlier model.*\)$")
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:
-    """The plan in force, or what apply would do now."""
+    """The plan in force, or what apply would do now; one that was tuned since comes first."""
     applied = dict(session.applied(names))
     name = named(names, applied, arguments.model)
-    context = applied.get(name)
+    context, note = applied.get(name), ""
     if context is None:
         model = find_model(names, name)[1]
         optimizers = find_optimizers(names, arguments.optimizer, model)
@@ -41,9 +42,14 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
         asked = arguments.optimizer and find_optimizers(names, arguments.optimizer, model)
         plan, listed = as_of_now(context, asked or {})
         optimizers = _with_names(names, listed)
+        found = session.found_for(model)
+        if found and found.proof and found.is_newer and not found.is_in_force(model):
+            plan = preview(model, found.config, listed).plan
+            note = f"Tuned, and not in force yet: {found.proof}. {found.line} puts it into force."
     optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}
     name = name if name.isidentifier() else _plain_name(names, model, name)
     document = code_report(plan, arguments.form, optimizers, name, model, names)
+    document = document.and_lines([note] * bool(note))
     if arguments.save is None:
         display(document)
         return

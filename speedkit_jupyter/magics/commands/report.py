@@ -10,6 +10,7 @@ from speedkit_jupyter.magics.command import Command, Names
 from speedkit_jupyter.magics.line import Parser
 from speedkit_jupyter.magics.options import MODEL, add_model
 from speedkit_jupyter.magics.planned import named, planned
+from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.plan_report import context_report, plan_report
 from speedkit_jupyter.session import Session
@@ -23,7 +24,7 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     else:
         chosen = [named(names, applied, arguments.model)]
     documents = {
-        name: context_report(applied[name], f"`{name}`", session.variable_of(applied[name]))
+        name: _of_context(session, applied[name], name)
         if name in applied
         else plan_report(planned(names, session.config, name), f"`{name}` (not applied)")
         for name in chosen
@@ -35,6 +36,11 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
         return
     for document in documents.values():
         display(document)
+
+
+def _of_context(session: Session, context: SpeedContext, name: str) -> Document:
+    found = session.found_for(context.model)
+    return context_report(context, f"`{name}`", session.variable_of(context), found)
 
 
 def _arguments(parser: Parser) -> None:

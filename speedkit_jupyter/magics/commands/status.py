@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from itertools import islice
+from typing import Any
 
 from IPython.display import display
 
@@ -20,15 +22,23 @@ MOST_MODELS = 3
 def run(names: Names, session: Session, arguments: Namespace) -> None:
     """Plans that are applied, or else what applying would do."""
     applied = session.applied(names)
-    first = [] if applied else _first_models(names)
-    plans = [(name, planned(names, session.config, name)) for name in first]
-    display(status_report(Hardware.current(), applied, plans, session.variable_of))
+    first = {} if applied else _first_models(names)
+    plans = [
+        (name, planned(names, session.config, name), session.found_for(model))
+        for name, model in first.items()
+    ]
+    hardware = Hardware.current()
+    display(status_report(hardware, applied, plans, session.variable_of, session.found_for))
 
 
-def _first_models(names: Names) -> list[str]:
+def _first_models(names: Names) -> dict[str, Any]:
     """Some models with parameters."""
-    candidates = [n for n, m in models(names).items() if next(m.parameters(), None) is not None]
-    return candidates[:MOST_MODELS]
+    trainable = (
+        (name, model)
+        for name, model in models(names).items()
+        if next(model.parameters(), None) is not None
+    )
+    return dict(islice(trainable, MOST_MODELS))
 
 
 COMMAND = Command("status", "hardware, what is on, what is left on the table", run)

@@ -39,7 +39,7 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     check_result_name("%speedkit verify", arguments.v, names)
     accuracy = named(names, arguments, "%speedkit verify")
     step, number, title = _step(names, session, arguments, accuracy)
-    verifier = verifier_of(step, arguments.plan or _plan(step), number, accuracy)
+    verifier = verifier_of(step, arguments.plan or _plan(session, step), number, accuracy)
     verifier.result().subject = subject = _subject(session, step, title)
     with ProgressLine(f"verifying {subject}".replace("`", "")) as progress:
         steps = verifier.run()
@@ -91,10 +91,12 @@ def _subject(session: Session, step: Step, title: str) -> str:
     return f"{models} in `{title}`"
 
 
-def _plan(step: Step) -> Any:
-    """What is in force, else what was learned, else what the rules would do."""
+def _plan(session: Session, step: Step) -> Any:
+    """What was tuned last, else what is in force, was learned, or what the rules would do."""
     if not step.models:
         return AUTO
+    if (found := session.found_for(step.models[0])) is not None and found.is_newer and found.proof:
+        return found.config
     if any(plan_applied_to(model) is not None for model in step.models):
         return CURRENT
     return learning.tuned(step.models, step.optimizers) or AUTO
@@ -102,7 +104,11 @@ def _plan(step: Step) -> Any:
 
 def _arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--steps", type=whole_number, default=50, metavar="NUMBER", help="steps of each curve (50)"
+        "--steps",
+        type=whole_number,
+        default=50,
+        metavar="NUMBER",
+        help="how often each run calls the step (50)",
     )
     step = "the function that trains; without it the last %%speedbench cell"
     parser.add_argument("--step", metavar="NAME", help=step)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.record import Record, ratio_of
 from speedkit_jupyter.measure.results.statistics import (
     ERROR,
+    TICK_S,
     Ratio,
     Word,
     bonferroni_share,
+    held_up,
     least_rounds,
-    paired_ratio,
     pairs_needed,
     spread,
 )
@@ -24,7 +26,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Columns of `to_dict` whose values have parts, or may have.
-NESTED = ("times_s", "quartiles_s", "accuracy", "memory", "compilations", "quantities", "score")
+NESTED = (
+    "times_s",
+    "waited_s",
+    "quartiles_s",
+    "accuracy",
+    "memory",
+    "compilations",
+    "quantities",
+    "score",
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,29 +92,27 @@ class Comparison(Shown):
         if best is None or not rivals:
             return None
         second = max(rivals, key=self._median)
-        pairs = min(len(best.times_s), len(self.times_s(second)))
         candidates = len(self.records) - 1
-        ratio = paired_ratio(
-            self.times_s(second)[:pairs],
-            best.times_s[:pairs],
-            bonferroni_share(self.error, candidates * (candidates - 1) // 2),
-        )
-        return second, ratio
+        error = bonferroni_share(self.error, candidates * (candidates - 1) // 2)
+        ratio = ratio_of(self.baseline if second.same_as_baseline else second, best, error)
+        return None if ratio is None else (second, ratio)
 
     def ratio(self, record: Record) -> Ratio | None:
         """Baseline time over this variant's, round by round; None where one has no times."""
         if record.same_as_baseline:
             return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
-        pairs = min(len(self.baseline.times_s), len(record.times_s))
-        if record is self.baseline or record.failure or not pairs:
+        if record is self.baseline or record.failure:
             return None
-        return paired_ratio(
-            self.baseline.times_s[:pairs],
-            record.times_s[:pairs],
-            bonferroni_share(
-                self.error, sum(bool(variant.times_s) for variant in self.records[1:])
-            ),
-        )
+        variants = sum(bool(variant.times_s) for variant in self.records[1:])
+        return ratio_of(self.baseline, record, bonferroni_share(self.error, variants))
+
+    @property
+    def busy(self) -> str:
+        """How much other processes held up the rounds, in a line; empty where they hardly did."""
+        rounds = zip_longest(*(record.interrupted for record in self.records))
+        times_s = sum(sum(record.times_s) for record in self.records)
+        waited_s = sum(sum(record.waited_s) for record in self.records)
+        return held_up([any(one) for one in rounds], "rounds", waited_s / max(times_s, TICK_S))
 
     def verdict(self, record: Record) -> Word:
         """One word for the variant."""
@@ -155,7 +164,8 @@ class Comparison(Shown):
         ratios = [self.ratio(record) for record in self.records]
         if self.round_s is None or not any(r is not None and math.isinf(r.high) for r in ratios):
             return None
-        return self.round_s * least_rounds(len(self.records) - 1)
+        least = least_rounds(len(self.records) - 1)
+        return self.round_s * least if len(self.baseline.times_s) < least else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` is a list of records."""
@@ -170,6 +180,7 @@ class Comparison(Shown):
             "dropout_off": self.dropout_off,
             "beyond": list(self.beyond),
             "repeats": self.repeats,
+            "busy": self.busy,
             "flops": self.flops,
         }
 

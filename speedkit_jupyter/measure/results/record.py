@@ -13,11 +13,13 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.measure.checks.scores import Scored
+from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio
 
 
 @dataclass
 class Record:
-    """One variant. Times are seconds of one step, in the order of the rounds.
+    """One variant. Times are seconds of one step, in the order of the rounds; `waited_s` are those
+    of them in which other processes may have held the cores.
 
     `applied` is what its plan changes, `plan` the same in the config's words, `changes_model` what
     of it makes another model, which no speed decides about. `first_call_s` holds compilation;
@@ -47,6 +49,7 @@ class Record:
     limit_s: float | None = None
     quantities: dict[str, float] = field(default_factory=dict)
     score: Scored | None = None
+    waited_s: list[float] = field(default_factory=list)
 
     @property
     def is_compiled(self) -> bool:
@@ -63,6 +66,12 @@ class Record:
     def is_checked(self) -> bool:
         """Whether nothing speaks against that it computes the same as the baseline."""
         return self.accuracy is None or self.accuracy.verdict != "not checked"
+
+    @property
+    def interrupted(self) -> list[bool]:
+        """Whether each of the times may hold waiting that would be seen in a ratio."""
+        waited_s = zip(self.times_s, self.waited_s, strict=False)  # older results have none
+        return [waited > SAME * seconds for seconds, waited in waited_s]
 
     def is_other_model(self, baseline: Record) -> bool:
         """Whether it computes something else on purpose, so that it can't win by speed alone."""
@@ -84,6 +93,20 @@ class Record:
         values = {column.name: row[column.name] for column in fields(cls) if column.name in row}
         times_s = [] if row["same_as_baseline"] else row["times_s"]
         return _adapter().validate_python(values | {"times_s": times_s})
+
+
+def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
+    """How many times as fast `after` is, by the rounds that both took part in; None without any."""
+    pairs = min(len(before.times_s), len(after.times_s))
+    if not pairs:
+        return None
+    waited_s = [
+        [*record.waited_s[:pairs], *[0.0] * (pairs - len(record.waited_s))]
+        for record in (before, after)
+    ]
+    return paired_ratio(
+        before.times_s[:pairs], after.times_s[:pairs], error, (waited_s[0], waited_s[1])
+    )
 
 
 @cache

@@ -61,27 +61,52 @@ class Ratio:
         """Whether the verdict is clear and the number is worth printing."""
         return self.verdict != "too noisy" and self.is_precise(PRECISE)
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is an interval: the rounds were enough, and left alone enough, for one."""
+        return self.low > 0 and math.isfinite(self.high)
+
+    def __str__(self) -> str:
+        """`1.50× [1.42, 1.61]`, or how many rounds it is that give no interval."""
+        if not self.is_bounded:
+            return f"about {self.median:.2f}× in {self.pairs} round{'s' * (self.pairs != 1)}"
+        return f"{self.median:.2f}× [{self.low:.2f}, {self.high:.2f}]"
+
     def is_precise(self, share: float) -> bool:
         """Whether the interval is as narrow as this share of the median to both sides."""
         return self.high - self.low <= 2 * share * self.median
 
 
 def paired_ratio(
-    baseline_s: Sequence[float], candidate_s: Sequence[float], error: float = ERROR
+    baseline_s: Sequence[float],
+    candidate_s: Sequence[float],
+    error: float = ERROR,
+    waited_s: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Ratio:
     """The median ratio of times that were taken round by round, side by side.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at
     the level 1 - `error`: see `error_of_a_look`. Below LEAST_PAIRS the interval is everything.
+    `waited_s` are the seconds of both in which other processes may have held them up. Pairs that
+    were left alone are used without the others, where they are enough; else each time may be
+    shorter by its waiting, and the interval is as wide as that makes it.
     """
     import numpy as np
 
-    logs = np.sort(np.log(np.asarray(baseline_s)) - np.log(np.asarray(candidate_s)))
-    median, pairs = float(np.exp(np.median(logs))), len(logs)
+    times = np.array([baseline_s, candidate_s], float)
+    waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, times)
+    alone = (waits <= SAME * times).all(0)
+    if alone.sum() >= least_pairs(error):
+        times, waits = times[:, alone], waits[:, alone]
+    with np.errstate(divide="ignore"):
+        longest, shortest = np.log(times), np.log(times - waits)
+    median, pairs = float(np.exp(np.median(longest[0] - longest[1]))), times.shape[1]
     rank = order_statistic(pairs, error)
     if pairs < LEAST_PAIRS or not rank:
-        return Ratio(median, 0.0, float("inf"), pairs)
-    return Ratio(median, float(np.exp(logs[rank - 1])), float(np.exp(logs[-rank])), pairs)
+        return Ratio(median, 0.0, math.inf, pairs)
+    low = np.sort(shortest[0] - longest[1])[rank - 1]
+    high = np.sort(longest[0] - shortest[1])[-rank]
+    return Ratio(median, float(np.exp(low)), float(np.exp(high)), pairs)
 
 
 @cache
@@ -157,6 +182,23 @@ def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[flo
     ordered, rank = np.sort(np.asarray(seconds)), order_statistic(len(seconds), error)
     low, high = (ordered[rank - 1], ordered[-rank]) if rank else (ordered[0], ordered[-1])
     return float(np.median(ordered)), float(low), float(high)
+
+
+# A machine is never quite still: so many interrupted rounds are not worth a line.
+SELDOM = 0.1
+
+
+def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
+    """What other processes did to a measurement, in a line; empty where they hardly did anything.
+
+    `share` is how much of the time they may have taken.
+    """
+    if sum(interrupted) <= SELDOM * len(interrupted):
+        return ""
+    return (
+        f"the machine was busy: other processes held up {sum(interrupted)} of {len(interrupted)} "
+        f"{rounds} (up to {share:.0%} of the time), and these {rounds} narrow no interval"
+    )
 
 
 # What took no time by a coarse clock took less than this.

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.measure.results.statistics import least_values, median_interval
+from speedkit_jupyter.measure.results.statistics import (
+    SAME,
+    TICK_S,
+    held_up,
+    least_values,
+    median_interval,
+)
 
 if TYPE_CHECKING:
     pass
@@ -22,7 +28,8 @@ LEAST_RUNS = least_values()
 class Timing(Shown):
     """The result: what `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
 
-    `cpu_runs` are CPU seconds of each run over all cores, `device_runs` seconds between two CUDA
+    `cpu_runs` are CPU seconds of each run over all cores, `waited_runs` those in which other
+    processes may have held it up, `device_runs` seconds between two CUDA
     events (empty elsewhere). `repeats` says what is measured where a later call does less than the
     first, `unreached` what of a plan in force did not act. `first_call_s` is None where every call
     belongs to a run.
@@ -36,6 +43,7 @@ class Timing(Shown):
     compile_time: float = 0.0
     precision: int = 3
     repeats: str = ""
+    waited_runs: list[float] = field(default_factory=list)
     unreached: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
@@ -78,8 +86,23 @@ class Timing(Shown):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """The distribution-free interval of the median; None below LEAST_RUNS runs."""
-        return median_interval(self.timings)[1:] if self.repeat >= LEAST_RUNS else None
+        """The distribution-free interval of the median; None below LEAST_RUNS runs.
+
+        As wide as it is where each run may be shorter by its waiting.
+        """
+        if self.repeat < LEAST_RUNS:
+            return None
+        waits = zip(self.timings, self.waited_runs, strict=False)
+        shortest = [seconds - waited / self.loops for seconds, waited in waits] or self.timings
+        return median_interval(shortest)[1], median_interval(self.timings)[2]
+
+    @property
+    def busy(self) -> str:
+        """How much other processes held up the runs, in a line; empty where they hardly did."""
+        runs = list(zip(self.all_runs, self.waited_runs, strict=False))
+        interrupted = [waited > SAME * seconds for seconds, waited in runs]
+        share = sum(self.waited_runs) / max(sum(self.all_runs), TICK_S)
+        return held_up(interrupted, "runs", share)
 
     @property
     def cpu_s(self) -> float:
@@ -123,4 +146,5 @@ class Timing(Shown):
             "device_runs_s": self.device_runs,
             "compile_time_s": self.compile_time,
             "repeats": self.repeats,
+            "busy": self.busy,
         }

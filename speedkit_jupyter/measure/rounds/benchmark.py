@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 from typing import Any
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -157,12 +159,19 @@ class Benchmark:
             yield from warm_ups.others(_working(runners), start)
             yield from self._weigh(_warm(runners), start)
             runners = self._pace.within(_warm(runners))
-            check = yield from self._examine(runners, start)
+            if self._policy.chooses:
+                check = yield from self._examine(runners, start)
+                yield from self._sample(_warm(runners), now)
+                if check is not None:
+                    yield from self._check_late(check, _warm(runners))
+            else:  # times first: without any, nothing else says anything
+                with self._pace.keeping_checks(runners):
+                    yield from self._sample(_warm(runners), now)
+                check = yield from self._examine(_by_speed(_warm(runners)), start)
+                if check is not None:
+                    yield from self._check_late(check, _warm(runners))
             if self._scorer is not None:
                 yield from self._scorer.of_others(_warm(runners)[1:], start, self.budget)
-            yield from self._sample(_warm(runners), now)
-            if check is not None:
-                yield from self._check_late(check, _warm(runners))
             if not self._policy.chooses:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
@@ -190,7 +199,7 @@ class Benchmark:
         """
         __tracebackhide__ = True
         pace, check = self._pace, None
-        if pace.has_time_to_check(runners):
+        if not self._policy.chooses or pace.has_time_to_check(runners):
             check = Examination(runners, start, self._check)
             with (
                 pace.keeping_rounds(runners),
@@ -219,18 +228,11 @@ class Benchmark:
     def _check_late(self, check: Examination, runners: Sequence[Runner]) -> Iterator[Progress]:
         """After the rounds, which may have shown what else has to be right."""
         __tracebackhide__ = True
-        self._pace.take_what_was_kept()
         by_name = {runner.record.name: runner for runner in runners[1:]}
-
-        def note() -> None:
-            if not self._policy.chooses:
-                runners[0].record.notes["again"] = (
-                    "accuracy was checked in the first step only, since the budget is short"
-                )
-
-        with self._pace.examining(runners, note):
+        with self._pace.examining(runners, lambda: None):
             for record in self._policy.late(self.result()):
-                if record.name in by_name:
+                is_new = self._policy.chooses or record.accuracy is None
+                if record.name in by_name and is_new:
                     yield from check.late(by_name[record.name])
 
     def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
@@ -241,8 +243,6 @@ class Benchmark:
                 runner for runner in runners[1:] if result.verdict(runner.record) != "wrong"
             ]
             runners = [runners[0], *candidates]
-        else:
-            self._pace.keep_for_late_checks(runners)
         budget = self.budget
         least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
         left_s = max(budget.left_s, least_s)
@@ -264,6 +264,12 @@ def _not_checked(runners: Sequence[Runner]) -> None:
     for runner in runners:
         if runner.record.accuracy is None:
             runner.record.accuracy = Accuracy("not checked", "the budget was too short to check")
+
+
+def _by_speed(runners: Sequence[Runner]) -> list[Runner]:
+    """The first, then the fastest: what may win is checked before the time is over."""
+    first, *others = runners
+    return [first, *sorted(others, key=lambda runner: median(runner.record.times_s or [math.inf]))]
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:

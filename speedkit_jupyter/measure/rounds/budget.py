@@ -16,7 +16,7 @@ OVERHEAD_S, SHORT_S = 1.0, 0.05
 # baseline is checked twice and in float64, and rounded to each other precision among the variants,
 # operation by operation: about so many of the step's times.
 APART, ROUNDS, REFERENCE, ROUNDED = 4, 12, 8, 8
-# Budgets are advised up to this many seconds; what takes longer is said in words.
+# What takes longer than so many seconds is said.
 MOST_ADVISED_S = 900.0
 
 
@@ -91,15 +91,15 @@ def few_digits(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
 
 
-def advice(seconds: float, does: str, doing: str, given_s: float = 0.0) -> str:
-    """`--budget 120 may settle it`, or `settling it would take hours`; never an absurd number.
+def advice(seconds: float, may: str, doing: str, given_s: float = 0.0) -> str:
+    """`a longer --budget may settle it`, or `settling it would take hours`.
 
-    `given_s` is the budget that was not enough: twice as much is the least that is advised.
+    No number of seconds: noise decides how many there have to be. `given_s` was not enough, and
+    the least that is thought of is twice as much.
     """
     seconds = max(seconds, 2 * given_s)
     if seconds <= MOST_ADVISED_S:
-        step = 5 if seconds <= 60 else 30
-        return f"--budget {max(math.ceil(seconds / step), 1) * step} {does}"
+        return f"a longer --budget {may}"
     if seconds <= 3600:
         return f"{doing} would take about {math.ceil(seconds / 300) * 5} minutes"
     return f"{doing} would take hours"

@@ -48,7 +48,7 @@ class Pace:
         self._grows, self._is_part = grows, within is not None
         # The longest of each so far: an untimed step by its variant, and what lies between two.
         self._untimed_s: dict[int, float] = {}
-        self._between_s = self._kept_s = 0.0
+        self._between_s = 0.0
 
     def grow(self, step_s: float, variants: int) -> None:
         """Time enough for a clear answer, where the budget is not the user's."""
@@ -65,7 +65,7 @@ class Pace:
         needed_s = clear_answer_s(step_s, len(runners))
         if needed_s <= budget_s or self._policy.chooses:
             return f"{text}; "
-        more = advice(needed_s, "would do", "a clear one", budget_s)
+        more = advice(needed_s, "may give one", "a clear one", budget_s)
         runners[0].record.notes["budget"] = (
             f"one step takes {step_s:.2g} s: {few_digits(budget_s)} s are short for a clear answer "
             f"about {_variants(len(runners))}; {more}"
@@ -119,17 +119,16 @@ class Pace:
         finally:
             self.budget.reserved_s -= rounds_s
 
-    def keep_for_late_checks(self, runners: Sequence[Runner]) -> None:
-        """Time for one more untimed step of each that was checked, after the rounds."""
-        checked = [runner for runner in self.to_check(runners)[1:] if runner.record.is_checked]
-        for runner in checked:
-            self._kept_s += self._untimed_s.get(id(runner), 0.0) + self._between_s
-        self.budget.reserved_s += self._kept_s
-
-    def take_what_was_kept(self) -> None:
-        """The rounds are over."""
-        self.budget.reserved_s -= self._kept_s
-        self._kept_s = 0.0
+    @contextmanager
+    def keeping_checks(self, runners: Sequence[Runner]) -> Iterator[None]:
+        """In the block the time for the checks is in reserve, beside rounds enough to tell."""
+        left_s = self.budget.left_s - self._rounds_s(runners)
+        checks_s = max(min(self._check_s(runners), left_s), 0.0)
+        self.budget.reserved_s += checks_s
+        try:
+            yield
+        finally:
+            self.budget.reserved_s -= checks_s
 
     def leave_out(self, runner: Runner, first: Runner | None = None) -> None:
         """Not measured, and that is said: beside the `first`, where it has run."""
@@ -212,9 +211,10 @@ class Pace:
         return of_baseline * first.worst_s + of_each
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
-        return self._policy.least_rounds(len(runners) - 1) * sum(
-            runner.worst_s for runner in runners
-        )
+        """For the rounds that are still missing."""
+        taken = min((len(runner.record.times_s) for runner in runners), default=0)
+        missing = max(self._policy.least_rounds(len(runners) - 1) - taken, 0)
+        return missing * sum(runner.worst_s for runner in runners)
 
 
 def _variants(number: int) -> str:

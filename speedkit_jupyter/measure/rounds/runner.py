@@ -239,7 +239,7 @@ class Runner:
         first = (str(error).strip().splitlines() or [""])[0]
         ours = isinstance(error, SpeedKitError)
         record.failure = first if ours else f"{type(error).__name__}: {first}"
-        record.times_s = []
+        record.times_s, record.waited_s = [], []
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         gc.collect()

@@ -103,7 +103,7 @@ class Sampler:
         least = least_rounds(self._comparisons)
         if rounds >= least or len(self.runners) < 2:
             return ""
-        enough = advice(2 * least * self.expected_round_s(), f"gives {2 * least}", "one", given_s)
+        enough = advice(2 * least * self.expected_round_s(), "may give one", "one", given_s)
         few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
         return f"the budget leaves {few}; {enough}"
 
@@ -115,7 +115,7 @@ class Sampler:
         for _ in range(MOST_ROUNDS):
             if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
                 break
-            times_s: dict[int, float | None] = {}
+            times_s: dict[int, tuple[float, float] | None] = {}
             yield from self._round(times_s)
             if len(times_s) < len(self.runners):  # no time for all of it
                 break
@@ -135,7 +135,7 @@ class Sampler:
                 break
         self.ended = True
 
-    def _round(self, times_s: dict[int, float | None]) -> Iterator[Progress]:
+    def _round(self, times_s: dict[int, tuple[float, float] | None]) -> Iterator[Progress]:
         """A block of each variant, in shuffled order, as far as there is time."""
         begun_s = self._elapsed_s
         for runner in self._order.sample(self.runners, len(self.runners)):
@@ -149,7 +149,7 @@ class Sampler:
             yield Progress(done, text, self._standings)
         self._last_s = self._elapsed_s - begun_s
 
-    def _note(self, times_s: Mapping[int, float | None]) -> bool:
+    def _note(self, times_s: Mapping[int, tuple[float, float] | None]) -> bool:
         """A round that is whole; whether it is one after which the intervals may be looked at.
 
         Pairs stay pairs: where a variant failed, or a step was skipped, all of it is left out.
@@ -160,7 +160,9 @@ class Sampler:
             return False
         self.rounds += 1
         for runner in self.runners:
-            runner.record.times_s.append(known_s[id(runner)])
+            seconds, waited_s = known_s[id(runner)]
+            runner.record.times_s.append(seconds)
+            runner.record.waited_s.append(waited_s)
         self.round_s = self._elapsed_s / (self.rounds + self.skipped_rounds)
         if self.rounds == 1:  # planned before anything is seen, so that looking costs its due
             self.looks = planned_looks(int(self.budget_s / max(self.round_s, 1e-9)))
@@ -193,7 +195,7 @@ class Sampler:
         last = sum(runner.record.times_s[-1] for runner in self.runners if runner.record.times_s)
         return max((self._lead_in + self._length) * last, 1e-6)
 
-    def _tried(self, runner: Runner) -> float | None:
+    def _tried(self, runner: Runner) -> tuple[float, float] | None:
         """A block; a variant that fails now is a row too, and the others go on."""
         begun = self._now()
         try:
@@ -207,7 +209,7 @@ class Sampler:
             blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
             blocks_s.append(self._now() - begun)
 
-    def _block_or_single_steps(self, runner: Runner) -> float | None:
+    def _block_or_single_steps(self, runner: Runner) -> tuple[float, float] | None:
         """Where so many steps can't follow each other (a schedule has so many), each begins anew,
         from then on and for all.
         """
@@ -234,8 +236,9 @@ class Sampler:
         self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
         self.runners = [runner for runner in self.runners if not runner.record.failure]
 
-    def _block(self, runner: Runner) -> float | None:
-        """Seconds of one step, over a block that starts from the variant's warm state.
+    def _block(self, runner: Runner) -> tuple[float, float] | None:
+        """Seconds of one step, over a block that starts from the variant's warm state, and those
+        of them in which other processes may have held it up.
 
         None where an optimizer step was skipped.
         """
@@ -246,7 +249,7 @@ class Sampler:
                 runner.warm.restore()
             for _ in range(self._lead_in):
                 runner.timed()
-            scale = runner.scale()
+            scale, interruptions = runner.scale(), clock.Interruptions()
             if self.throughput and not runner.step.afresh:
 
                 def block() -> None:
@@ -256,6 +259,7 @@ class Sampler:
                 seconds = clock.timed(block, device)
             else:
                 seconds = sum(runner.timed() for _ in range(self._length))
+            waited_s = interruptions.seconds(seconds)
             skipped = runner.scale() < scale
         runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
-        return None if skipped else seconds / self._length
+        return None if skipped else (seconds / self._length, waited_s / self._length)

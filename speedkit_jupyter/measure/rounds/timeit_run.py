@@ -118,6 +118,7 @@ class Timer:
         self.timing.all_runs.append(run.wall_s)
         self.timing.unreached = unreached(self.step.models)
         self.timing.cpu_runs.append(run.cpu_s)
+        self.timing.waited_runs.append(run.waited_s)
         if run.device_s is not None:
             self.timing.device_runs.append(run.device_s)
 

@@ -34,12 +34,24 @@ OUT_OF_DATA = (
 )
 
 
+STATIC_GRAPH = (
+    "DistributedDataParallel(static_graph=True) records its first step and can't begin anew: run "
+    "one step before"
+)
+
+
 class StateWarning(UserWarning):
     """What a step changes can't be put back."""
 
 
 def _warn(line: str) -> None:
     warnings.warn(line, StateWarning, stacklevel=2)
+
+
+def _begins_static_graph(model: Any) -> bool:
+    """Whether the next step of DDP is the one that torch's reducer records (torch 2.11 to 2.13)."""
+    is_static = getattr(model, "static_graph", False) is True
+    return is_static and not getattr(model, "_static_graph_delay_allreduce_enqueued", True)
 
 
 def _nothing() -> None:
@@ -167,8 +179,10 @@ class Step:
     def isolated(self) -> Visit:
         """Whatever the block does is undone at its end; iterators replay their first draws.
 
-        Raises StepError while another step is isolated.
+        Raises StepError while another step is isolated, and where a model can't begin anew.
         """
+        if any(map(_begins_static_graph, (*self.models, *self.bystanders))):
+            raise StepError(STATIC_GRAPH)
         return Visit(self)
 
     def with_others(self, *more: Any) -> Step:

@@ -24,6 +24,7 @@ from speedkit_jupyter.measure.undo.kinds.process.abstract_classes import Registr
 from speedkit_jupyter.measure.undo.kinds.process.patches import Patches
 from speedkit_jupyter.measure.undo.kinds.process.torch_registries import COMPILER_SETTINGS
 from speedkit_jupyter.measure.undo.kinds.settings import Settings
+from speedkit_jupyter.measure.undo.repeated_warnings import RepeatedWarnings
 from speedkit_jupyter.plans.applying import applied_to, hide, show
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import StepError
@@ -81,6 +82,8 @@ class Visit:
             self.step.tell(beyond.of_words(walk, words))
             self._displays = Displays(shows_first=self.step.asked is None)
             self._displays.hold()
+            self._warnings = RepeatedWarnings()
+            self._warnings.hold()
             self.taking_s = time.perf_counter() - begun_s - self.state.meanwhile.waited_s
         except BaseException:  # also a warning that the user has made an error
             self.step.end()
@@ -96,6 +99,7 @@ class Visit:
         if not self._at_home:
             with interrupts.held_back():
                 self._displays.release()
+                self._warnings.release()
                 self._go_home()
         self.step.tell(beyond.after(self.state, self._iterators, self._graphs))
         self._graphs.forget()
@@ -136,6 +140,7 @@ class Visit:
         plans = [plan for plan in map(applied_to, self.step.models) if plan is not None]
         with interrupts.held_back():
             self._displays.release(for_good=False)
+            self._warnings.release()
             self._go_home(for_good=False)
             for plan in plans:
                 show(plan)
@@ -153,6 +158,7 @@ class Visit:
             self._iterators.take()
             self._look_around()  # also at what another cell has bound meanwhile
             self._displays.hold()
+            self._warnings.hold()
         self.paused_s += time.perf_counter() - start
 
     def _other_values(self) -> str:

@@ -193,7 +193,7 @@ def test_what_gives_up_more_than_is_allowed_wins_by_no_speed(other):
     assert found.verdict(found.records[1]) == "other model"
     assert found.best is found.records[2]
     assert found.runner_up() is None
-    assert "another model, 0.062 is given up, 0.0091 is allowed" in words(found)
+    assert "not accepted, 0.062 is given up, 0.0091 is allowed" in words(found)
 
 
 @pytest.mark.parametrize(("speed", "word"), [(0.5, "slower"), (1.0, "same")])
@@ -309,10 +309,10 @@ def test_verify_asks_it_at_the_end_of_each_run_and_the_number_decides(parts):
     assert found.score.others
     assert len(found.score.others) == len(found.runs.others)
     shown = words(found)
-    assert "after 4 steps" in shown
+    assert "after 4 calls" in shown
     assert "given up (higher is better)" in shown
     assert "other baselines" in shown
-    assert "rewrites:gelu makes another model" in shown or "rewrites makes another model" in shown
+    assert "rewrites:gelu changes the results" in shown or "rewrites changes the results" in shown
     assert found.to_dict()["score"]["accepted"] is found.score.is_accepted
 
 
@@ -369,7 +369,7 @@ def test_a_plan_that_gives_up_too_much_is_another_model(parts, monkeypatch):
     found = verify(parts.infer, "rewrites:gelu", accuracy=parts.right)
     assert found.verdict == "other model"
     assert found.score.lost > 0.1
-    assert "another model: right 0." in words(found)
+    assert "the results change: right 0." in words(found)
 
 
 def test_what_changes_nothing_says_why(parts):

@@ -111,10 +111,10 @@ def test_the_fastest_is_not_the_best_where_it_is_another_model():
     assert found.best is found.records[2]
     assert found.runner_up() is None
     shown = words(found)
-    assert "other model 0.01" in shown
+    assert "changed 0.01" in shown
     assert "output off by 0.012, loss by 0.0002, gradients by 0.03" in shown
     assert "`%speedkit verify --plan rewrites`" in shown
-    assert "rewrites: other model" in repr(narrow_comparison_report(found))
+    assert "rewrites: changes the results" in repr(narrow_comparison_report(found))
     record = found.records[1]
     assert scoring.score(found, record, "time", None) == 0
     assert scoring.score(found, record, "memory", None) == 0
@@ -126,7 +126,7 @@ def test_the_fastest_is_not_the_best_where_it_is_another_model():
 def test_alone_it_is_said_that_it_is_faster_and_that_nothing_is_by_the_same_model():
     found = replace(comparison(), records=comparison().records[:2])
     assert found.best is None
-    assert "by the same model; rewrites is faster, as another model" in words(found)
+    assert "with the same results; rewrites is faster and changes the results" in words(found)
 
 
 @pytest.mark.parametrize(("speed", "word"), [(0.5, "slower"), (1.0, "same")])
@@ -162,7 +162,7 @@ def test_of_a_step_that_does_not_train_it_is_not_the_loss_that_decides():
 def test_the_list_of_saved_results_says_it_too():
     then = datetime.datetime(2026, 5, 12, tzinfo=datetime.timezone.utc)
     saved = Saved(1, "mine", then, comparison().to_dict())
-    assert "[2.00× to 2.00×] (other model), bf16 1.20×" in words(history_list([saved]))
+    assert "[2.00× to 2.00×] (changes the results), bf16 1.20×" in words(history_list([saved]))
 
 
 def test_a_part_that_no_word_names_is_named_by_its_fields():
@@ -277,7 +277,7 @@ def test_verify_compares_loss_curves_and_says_what_was_given_up():
     assert found.changes_model
     assert found.notes == {"rewrites": "1: GELU -> tanh"}
     shown = words(found)
-    assert "rewrites makes another model of it" in shown
+    assert "rewrites changes the results" in shown
     assert "1: GELU -> tanh" in shown
     assert "the first loss" in shown
     assert "the mean of the last 1" in shown
@@ -289,4 +289,4 @@ def test_verify_of_a_plan_that_only_rounds_says_nothing_of_that():
     _, _, step = training()
     found = verify(step, "fused_optimizer", steps=3)
     assert found.changes_model == {}
-    assert "another model" not in words(found)
+    assert "changes the results" not in words(found)

@@ -48,9 +48,9 @@ class BusyMachine(Rule):
             "processes hold the cores; forward, backward and optimizer: "
             f"{share(computing)} of the step",
             amdahl(computing, 1.0, MOST),
-            "%speedkit apply --threads 1, or stop what else runs"
+            "`%speedkit apply --threads 1`, or stop what else runs"
             if threads > 1
-            else "stop what else runs (top, %speedkit machine)",
+            else "stop what else runs (`top` lists it)",
             "rounding; slower once the cores are free" if threads > 1 else "none",
             variant="threads:1" if threads > 1 else "",
             share=computing,

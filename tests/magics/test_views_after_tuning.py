@@ -1,0 +1,61 @@
+"""What tuning has found is what every view speaks of, whatever is in force meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("trusted")
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+FUSED_HELPS = f"sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05); {STEP}"
+NOTHING_HELPS = f"sleep(0.01); {STEP}"
+
+
+def said(shell, line):
+    return " ".join(shell.run(line).split())
+
+
+@pytest.fixture
+def tuned(shell, made_time, machine):
+    """`tuned(step)`: a search after the rules' plan was applied, as README's order has it."""
+    machine("cpu_avx512_bf16")
+    shell.names["sleep"] = made_time.sleep
+
+    def go(step):
+        assert "Worth measuring here" in said(shell, "%speedkit apply --fused_optimizer false")
+        return shell.run(
+            f"%%speedbench --tune --budget 30 --keep threads,tf32,gemm,compile\n{step}"
+        )
+
+    return go
+
+
+@pytest.mark.smoke
+def test_a_plan_that_was_proven_after_another_was_applied_is_what_all_views_name(shell, tuned):
+    shown = tuned(FUSED_HELPS)
+    lines = [line.strip() for line in shown.splitlines() if line.strip().startswith("%speedkit ")]
+    assert [line.split()[1] for line in lines] == ["apply", "verify", "code"]
+    for view in ("%speedkit", "%speedkit report", "%speedkit panel"):
+        told = said(shell, view)
+        assert "Worth measuring" not in told, view
+        assert "fused_optimizer is" in told or "measured: fused_optimizer" in told, view
+    code = said(shell, "%speedkit code")
+    assert "fused=True" in code
+    assert "not in force yet" in code
+    for line in lines:
+        shell.run(line)
+    assert shell.names["ctx"].plan["fused_optimizer"].source == "measured"
+    assert "Tuned" not in said(shell, "%speedkit")
+    assert "not in force" not in said(shell, "%speedkit code")
+
+
+def test_that_nothing_helps_is_what_all_views_say(shell, tuned):
+    tuned(NOTHING_HELPS)
+    for view in ("%speedkit", "%speedkit report", "%speedkit panel"):
+        told = said(shell, view)
+        assert "Worth measuring" not in told, view
+
+
+def test_a_plan_that_is_applied_after_tuning_is_the_one_that_code_writes(shell, tuned):
+    tuned(FUSED_HELPS)
+    shell.run("%speedkit apply --channels_last")
+    assert "memory_format=torch.channels_last" in shell.run("%speedkit code")
