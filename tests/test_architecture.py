@@ -37,7 +37,7 @@ ROOMS = (
 )
 # And for the rooms of two more.
 INNER_ROOMS = {
-    "measure/checks": ("values", "reference", "comparing", "observing", "judging"),
+    "measure/checks": ("values", "reference", "observing"),
     "measure/undo/kinds": ("code", "tensors", "objects", "files", "process"),
 }
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
