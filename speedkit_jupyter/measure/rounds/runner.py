@@ -21,7 +21,7 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.subject.unrun import refuse_lazy_results, refuse_unrun_result
+from speedkit_jupyter.measure.subject.unrun import refuse_unrun_result
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans import reaching
 from speedkit_jupyter.plans.context import SpeedContext
@@ -161,15 +161,8 @@ class Runner:
             context.asked.clear()
         result = self.step.run(self.contexts[0])
         refuse_unrun_result(result)
-        refuse_lazy_results([result, *self.step.results()], self._again)
         self.step.asked = frozenset().union(*(context.asked for context in self.contexts))
         return result
-
-    @door
-    def _again(self) -> object:
-        __tracebackhide__ = True
-        self.step.rewind()
-        return self.step.run(self.contexts[0])
 
     def _has_to_be_routed(self) -> bool:
         return any(context.plan[name].active for context in self.contexts for name in ROUTED)
