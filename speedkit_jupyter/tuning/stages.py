@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.tuning import early_stopping, scoring
 from speedkit_jupyter.tuning.ablation import pays
 from speedkit_jupyter.tuning.allowance import MOST_CANDIDATES, Allowance
@@ -199,7 +199,7 @@ class Stages:
         try:
             with closing(benchmark.run()) as run:
                 for progress in run:
-                    here = custody.in_progress()
+                    here = guard.in_progress()
                     paused_s = here.paused_s if here else 0.0
                     taken_s = here.taking_s if here else 0.0  # to put it back takes as long
                     self.allowance.goes_around_stages(2 * taken_s)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.machines.denormals import is_flushed
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
+from speedkit_jupyter.optimizations.tf32 import Tf32
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -19,7 +18,7 @@ STEP_S = 0.02  # on the tests' own clock
 @pytest.fixture
 def three_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third cheap change beside layout and optimizer."""
-    monkeypatch.setattr(FlushDenormals, "candidates", lambda self, hardware, facts: (True,))
+    monkeypatch.setattr(Tf32, "candidates", lambda self, hardware, facts: ("medium",))
 
 
 @pytest.mark.usefixtures("three_candidates")
@@ -35,7 +34,9 @@ def test_of_parts_that_lost_their_gain_one_at_least_goes_and_none_is_kept_unsaid
 
     def step() -> None:
         last = network[0].weight.stride()[1] == 1
-        others = bool(optimizer.param_groups[0]["fused"]) + is_flushed()
+        others = bool(optimizer.param_groups[0]["fused"]) + (
+            torch.get_float32_matmul_precision() == "medium"
+        )
         gain = 1 + last + (0 if confirming else 0.2 * others)
         made_time.sleep(STEP_S / gain)
         network(x).sum().backward()

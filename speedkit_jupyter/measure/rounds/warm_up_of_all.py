@@ -10,7 +10,6 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.isolation import State
@@ -36,7 +35,7 @@ class WarmUps:
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {self._number})")
         try:
             with runner.applied():
-                with used(start), made_inside(step.models) as made:
+                with made_inside(step.models) as made:
                     warm_up.warm_up(runner, self._most_warm_s(), self._pace.budget)
                 step.made = step.made or made
         except StepError:

@@ -15,9 +15,9 @@ from types import CodeType, GeneratorType
 from typing import Any
 
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.measure.undo.kinds.code.names import Names, global_names
-from speedkit_jupyter.measure.undo.kinds.files.streams import KEPT_IN_C
-from speedkit_jupyter.measure.undo.kinds.origin import is_installed
+from speedkit_jupyter.measure.undo.handlers.iterators import KEPT_IN_C
+from speedkit_jupyter.measure.undo.handlers.names import Names, global_names
+from speedkit_jupyter.measure.undo.handlers.origin import is_installed
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.lookup import is_a
 

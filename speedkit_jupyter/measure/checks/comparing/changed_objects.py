@@ -6,12 +6,13 @@ import numbers
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
-from speedkit_jupyter.measure.undo.kinds.code.names import Cells, NamesKind
-from speedkit_jupyter.measure.undo.kinds.objects.containers import Buffers, Dicts, Lists, Sets
-from speedkit_jupyter.measure.undo.kinds.objects.instances import Slots
-from speedkit_jupyter.measure.undo.kinds.tensors.arrays import Arrays
-from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Tensors
+from speedkit_jupyter.measure.undo.handlers.arrays import Arrays
+from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_dict
+from speedkit_jupyter.measure.undo.handlers.containers import Dicts, Lists, Sets
+from speedkit_jupyter.measure.undo.handlers.instances import Slots
+from speedkit_jupyter.measure.undo.handlers.names import Cells, NamesHandler
+from speedkit_jupyter.measure.undo.handlers.tensors import Tensors
+from speedkit_jupyter.measure.undo.handlers.values import Buffers
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.subject.step import Step
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 VALUES = (Tensors, Arrays, Buffers)
 # Attributes that torch.compile gives to parameters and functions: no word of the step's.
 COMPILERS = ("_dynamo", "_torchdynamo")
-HOLDERS = (Dicts, Lists, Sets, Slots, Cells, NamesKind)
+HOLDERS = (Dicts, Lists, Sets, Slots, Cells, NamesHandler)
 
 
 def left_in(start: State, step: Step) -> list[Any]:
@@ -35,7 +36,7 @@ def left_in(start: State, step: Step) -> list[Any]:
     return [value for value in values if _is_plain(value)]
 
 
-def _held(kind: Kind, memory: Any) -> list[Any]:
+def _held(kind: StateHandler, memory: Any) -> list[Any]:
     """The objects in a memory of what holds others."""
     if isinstance(kind, Dicts):
         pairs = zip(memory[0], memory[1], strict=True)
