@@ -280,4 +280,4 @@ def whole_batches(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def kept_in_memory(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return the same loader, which makes each sample once."""
-    return rebuilt(loader, Settings(kept="memory"))
+    return rebuilt(loader, Settings(kept=True))

@@ -7,13 +7,13 @@ from functools import partial
 from speedkit_jupyter.batching.batch_sizes import KNEE, BatchSizes, Size
 from speedkit_jupyter.batching.sweep import FAR
 from speedkit_jupyter.freeing.freed import Freed, Held, Own
-from speedkit_jupyter.loading.candidate import Candidate
 from speedkit_jupyter.loading.loader_tuning import LoaderTuning
+from speedkit_jupyter.loading.race import Candidate
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
-from speedkit_jupyter.report.units import between, ratio, seconds, size, with_unit
+from speedkit_jupyter.report.units import between, ratio, seconds, size
 from speedkit_jupyter.support.words import count, share
 
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
@@ -57,7 +57,7 @@ def _loader_row(tuning: LoaderTuning, one: Candidate) -> Row:
     cells = (
         "→" if chosen else "",
         one.words,
-        seconds(one.batch_s(tuning.race.epoch)) if one.times_s else "–",
+        seconds(one.batch_s) if one.times_s else "–",
         share(one.waiting) if one.times_s else "–",
         "" if own or found is None else ratio(found.median),
         "" if own or found is None else between(found.low, found.high),
@@ -67,14 +67,13 @@ def _loader_row(tuning: LoaderTuning, one: Candidate) -> Row:
 
 
 def _note(tuning: LoaderTuning) -> str:
-    epoch = f"Epochs of {tuning.race.epoch:,} batches, their beginnings included. "
+    epoch = f"Epochs of {tuning.epoch:,} batches, their beginnings included. "
     return (
         f"{epoch}All that measuring did to model, optimizer and random state is undone; no worker "
         "is left."
     )
 
 
-ENERGY = "energy a sample"
 WARNING = (
     "Another batch size is another training: gradients are averaged over more samples, and the "
     "learning rate has to be found anew (often it grows with the size, or with its root). Nothing "
@@ -86,12 +85,10 @@ def batch_report(found: BatchSizes) -> Document:
     """Return what to choose first, then each size."""
     if not found.measured:
         return Document("Nothing was measured")
-    counts = any(one.energy_j is not None for one in found.sizes)
-    columns = ["batch", "a step", "samples a second", INTERVAL, "peak memory"]
-    columns += [ENERGY] * counts + [""]
-    rows = tuple(_batch_row(found, one, counts) for one in found.sizes)
+    columns = ("batch", "a step", "samples a second", INTERVAL, "peak memory", "")
+    rows = tuple(_batch_row(found, one) for one in found.sizes)
     sections = [
-        Section(Table(tuple(columns), rows, tuple(columns[:-1]))),
+        Section(Table(columns, rows, columns[:-1])),
         Section(Picture(partial(_png, found), _batch_headline(found))),
         Section(_about_memory(found)),
         Section(WARNING),
@@ -114,21 +111,19 @@ def _batch_headline(found: BatchSizes) -> str:
     return words
 
 
-def _batch_row(found: BatchSizes, one: Size, counts: bool) -> Row:
+def _batch_row(found: BatchSizes, one: Size) -> Row:
     if not one.first_s:
-        return Row((f"{one.number:,}", "–", "–", "–", "–", *["–"] * counts, one.why_not), "quiet")
+        return Row((f"{one.number:,}", "–", "–", "–", "–", one.why_not), "quiet")
     is_knee, is_fastest = (found.is_proven and one is it for it in (found.knee, found.fastest))
     notes = ["as it is"] * (one.number == found.now) + ["fastest"] * is_fastest
     notes += [f"knee: the smallest with {share(KNEE)} of the fastest"] * is_knee
     interval = "–" if one.interval is None else "{:,.0f} to {:,.0f}".format(*one.interval)
-    energy = "–" if one.energy_j is None else with_unit(one.energy_j, "J")
     cells = (
         f"{one.number:,}",
         seconds(one.samples / one.rate),
         f"{one.rate:,.0f}",
         interval,
         "–" if one.peak_bytes is None else size(one.peak_bytes),
-        *[energy] * counts,
         ", ".join(notes),
     )
     return Row(cells, "good" if is_knee else "plain")
