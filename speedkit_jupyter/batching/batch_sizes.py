@@ -81,13 +81,20 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Whether every size that is not nearly as fast as the fastest is proven to be slower."""
+        """Whether every size that is not nearly as fast as the fastest is proven to be slower; not
+        of a single size.
+        """
         others = [size for size in self.measured if not self._is_near(size)]
         error, best = bonferroni_share(ERROR, len(others)), self.fastest
         best_s = [taken_s / best.samples for taken_s in best.times_s]
-        return best.interval is not None and all(
-            paired_ratio([taken_s / one.samples for taken_s in one.times_s], best_s, error).low > 1
-            for one in others
+        return (
+            len(self.measured) > 1
+            and best.interval is not None
+            and all(
+                paired_ratio([taken_s / one.samples for taken_s in one.times_s], best_s, error).low
+                > 1
+                for one in others
+            )
         )
 
     def _is_near(self, size: Size) -> bool:

@@ -99,9 +99,10 @@ def _tried(call: Callable[[], T]) -> T:
 
 def batch_norms(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the BatchNorm modules that train."""
-    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch import nn
 
-    return [one for one in model.modules() if isinstance(one, _BatchNorm) and one.training]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    return [one for one in model.modules() if isinstance(one, kinds) and one.training]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import islice
 from statistics import median
@@ -42,6 +42,13 @@ class Samples:
     why_not_sent: str = ""
 
 
+def indices(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Give the index of each sample of an epoch."""
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    for drawn in sampler:
+        yield from drawn if isinstance(drawn, list | tuple) else [drawn]
+
+
 @door
 def _drawn(dataset: Any, key: Any) -> Any:
     return dataset[key]
@@ -58,7 +65,7 @@ def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
     own = {walk.name(value): value for value in walk.found.values() if _is_generator(value)}
     before_all = {name: _state_of(generator) for name, generator in own.items()}
     is_random, begun_s = False, clock.now()
-    for key in islice(_indices(loader), MOST):
+    for key in islice(indices(loader), MOST):
         if keys and clock.now() - begun_s > LONGEST_S:
             break
         before, at_s = list(map(_state_of, _shared_generators())), clock.now()
@@ -92,11 +99,6 @@ def _are_by_batches(dataset: Any, keys: Sequence[Any], samples: Sequence[Any]) -
     if together is None or not keys:
         return False
     return not same(list(together(list(keys))), list(samples))
-
-
-def _indices(loader: DataLoader[Any]) -> Any:
-    for drawn in loader._index_sampler:
-        yield from drawn if isinstance(drawn, list | tuple) else [drawn]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -158,7 +160,9 @@ def _shared_generators() -> list[Any]:
     import numpy as np
     import torch
 
-    return [random._inst, torch.default_generator, np.random.mtrand._rand]  # type: ignore[attr-defined]
+    # The functions of these modules are methods of a generator that all code shares.
+    shared: list[Any] = [random.random, np.random.random_sample]
+    return [torch.default_generator, *(function.__self__ for function in shared)]
 
 
 def _state_of(generator: Any) -> bytes:

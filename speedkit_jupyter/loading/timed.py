@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.obstacles import is_iterable, length
+from speedkit_jupyter.loading.obstacles import index_sampler, is_iterable, length
 from speedkit_jupyter.loading.race import Block, Candidate
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.loading.tuned_loader import (
@@ -237,7 +237,7 @@ class Timed:
         one.loader = loader
         if not is_iterable(loader):
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-            loader.__dict__[name] = Skipping(loader.__dict__[name])
+            loader.__dict__[name] = Skipping(index_sampler(loader))
 
     @property
     def _stuck_s(self) -> float:
@@ -281,8 +281,7 @@ class Timed:
         if is_iterable(loader):
             lead = min(2, last)
         else:
-            sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            sampler.number = first - lead
+            index_sampler(loader).number = first - lead
         longest_s = WHOLE * max(self._block_s, (most + lead) * self.batch_s)
         return self._called(one, Draw(lead, most, clock.now() + longest_s), 1)[0]
 

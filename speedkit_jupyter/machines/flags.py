@@ -66,11 +66,6 @@ def restore(values: Values) -> None:
             fp32_precision.restore({**fp32_precision.read(), **values})
 
 
-def is_mixed() -> bool:
-    """Return whether torch's two TF32 APIs disagree, so that its own readers raise RuntimeError."""
-    return fp32_precision.is_mixed()
-
-
 def repair() -> bool:
     """Make torch's two TF32 APIs agree again on what is in force; returns whether they did not."""
     return fp32_precision.repair()

@@ -13,7 +13,7 @@ from speedkit_jupyter.plans.context import hidden as hidden
 from speedkit_jupyter.plans.context import hide as hide
 from speedkit_jupyter.plans.context import show as show
 from speedkit_jupyter.plans.planning import Plan
-from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support import arguments, interrupts
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.support.wrappers import each_once
@@ -42,10 +42,15 @@ def apply_speedups(
         raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
     if config is not None and not isinstance(config, SpeedConfig):
         raise ArgumentError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
-    optimizers = _each(optimizer)
-    with hidden(model):
-        context = SpeedContext(model, SpeedConfig() if config is None else config, optimizers)
-        context.put_in_force()
+    optimizers, context = _each(optimizer), None
+    try:
+        with interrupts.undisturbed(), hidden(model):
+            context = SpeedContext(model, SpeedConfig() if config is None else config, optimizers)
+            context.put_in_force()
+    except BaseException:  # also an interrupt that was held back until all was applied
+        if context is not None:
+            context.withdraw()
+        raise
     return model, context
 
 

@@ -205,25 +205,26 @@ class SpeedContext:
         self.restore()
 
     def put_in_force(self) -> None:
-        """Apply the plan in place of those that are on its model. Whatever is raised, an interrupt
-        too, they are in force again then, and nothing of this one is.
-        """
+        """Apply the plan in place of the one that is hidden on its model."""
         model, below = self.model, contexts_on(self.model)
-        try:
-            with interrupts.undisturbed():
-                self._activate()
-                _ON.setdefault(self._key, []).append(self)
-                weakref.finalize(unwrapped(model), _end, self._key).atexit = False
-                _restore_all_at_exit()
-        except BaseException:  # also an interrupt that was held back until all was applied
-            with interrupts.undisturbed():
-                self._deactivate()
-                self._finish()
-            CHANGES.tell(model)
-            raise
-        if below and not below[-1]._entered:
-            _finish_plain(below[:-1])  # they can't come back: it does not return to them
+        with interrupts.undisturbed():
+            self._activate()
+            _ON.setdefault(self._key, []).append(self)
+            weakref.finalize(unwrapped(model), _end, self._key).atexit = False
+            _restore_all_at_exit()
+            if below and not below[-1]._entered:
+                _finish_plain(below[:-1])  # they can't come back: it does not return to them
         CHANGES.tell(model)
+
+    def withdraw(self) -> None:
+        """Undo `put_in_force`, as far as it came: the plan of before is in force again."""
+        with interrupts.undisturbed():
+            self._deactivate()
+            self._finish()
+            left = contexts_on(self.model)
+            if left and not left[-1].active:
+                left[-1]._activate()
+        CHANGES.tell(self.model)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:

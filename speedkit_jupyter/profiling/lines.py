@@ -60,7 +60,8 @@ def is_users(file: str) -> bool:
     """Return whether a file is the user's own."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = tuple({path for name in names if (path := sysconfig.get_path(name))})
-    return not file.startswith((OURS, "<frozen ", *libraries))
+    # A dataclass's methods are code of a `<string>`.
+    return not file.startswith((OURS, "<frozen ", "<string>", *libraries))
 
 
 @cache

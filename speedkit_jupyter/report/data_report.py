@@ -100,7 +100,9 @@ def _batch_headline(found: BatchSizes) -> str:
     knee, fastest = found.knee, found.fastest
     words = f"`{found.subject}`: batches of {fastest.number:,} are the fastest "
     words += f"({fastest.rate:,.0f} samples a second)"
-    if not found.is_proven:
+    if len(found.measured) == 1:
+        words = f"`{found.subject}`: no other batch size than {fastest.number:,} was measured"
+    elif not found.is_proven:
         words = f"`{found.subject}`: too noisy to say which batch size is the fastest (--budget)"
     elif knee is not fastest:
         words += f"; {knee.number:,} give {share(knee.rate / fastest.rate)} of that"

@@ -10,13 +10,6 @@ def is_here(here: int) -> bool:
     return threading.get_ident() == here
 
 
-def is_for_here(number: int | None) -> bool:
-    """Return whether what acts in the thread of that number (None: in all) acts in this one:
-    autograd's own compute for all.
-    """
-    return number is None or is_here(number) or not is_pythons()
-
-
 def is_pythons() -> bool:
     """Return whether Python code began this thread: autograd's own, on a GPU, are none of these."""
     here = threading.get_ident()

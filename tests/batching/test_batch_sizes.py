@@ -206,7 +206,7 @@ RECEIVED: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.real_time
 @pytest.mark.parametrize("name", RECEIVED)
 def test_a_size_counts_however_the_model_receives_it(name: str) -> None:
-    found = batch_sizes(RECEIVED[name], torch.randn(64, 6), sizes=(8, 16), budget_s=1.0)
+    found = batch_sizes(RECEIVED[name], torch.randn(64, 6), sizes=(8, 16), budget_s=5.0)
     assert [size.number for size in found.measured] == [8, 16]
 
 
@@ -216,7 +216,7 @@ def test_sizes_up_to_the_part_that_the_step_takes_are_measured() -> None:
         NET(x[:16]).sum().backward()
 
     notes = {row["batch"]: row["note"] for row in
-             batch_sizes(step, torch.randn(64, 6), sizes=(8, 64), budget_s=1.0).rows()}  # fmt: skip
+             batch_sizes(step, torch.randn(64, 6), sizes=(8, 64), budget_s=5.0).rows()}  # fmt: skip
     assert notes[8] == notes[16] == ""
     assert "was not seen to receive it" in notes[32]
 
@@ -272,6 +272,12 @@ def test_one_call_gives_no_interval_and_no_winner() -> None:
     assert found.to_dict()["fastest"] is None
     assert "too noisy to say which batch size is the fastest" in repr(found)
     assert "interval to" not in repr(found)
+
+
+def test_a_single_size_wins_against_none() -> None:
+    found = found_with([100])
+    assert found.to_dict()["fastest"] is None
+    assert "no other batch size than 8 was measured" in repr(found)
 
 
 def test_a_size_wins_only_where_those_that_look_slower_are_proven_so() -> None:

@@ -86,11 +86,11 @@ def test_a_snapshot_loads_no_compiler() -> None:
 
 
 def test_mixed_apis_are_noticed_and_repaired() -> None:
-    assert not flags.is_mixed()
+    assert not fp32_precision.is_mixed()
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert flags.is_mixed()
+    assert fp32_precision.is_mixed()
     assert flags.repair()
-    assert not flags.is_mixed()
+    assert not fp32_precision.is_mixed()
     assert torch.get_float32_matmul_precision() == "high"
 
 
@@ -196,7 +196,7 @@ def test_an_override_on_mixed_apis_comes_back_to_the_mixed_state(stack: Override
     assert torch.get_float32_matmul_precision() == "high"
     stack.pop(layer)
     assert flags.snapshot() == original
-    assert flags.is_mixed()
+    assert fp32_precision.is_mixed()
 
 
 def test_a_value_changed_meanwhile_is_kept_and_reported(stack: OverrideStack) -> None:
