@@ -46,7 +46,10 @@ class Work:
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         pass
 
-    def after_step(self) -> None:
+    def after_step(self, optimizer: Any) -> None:
+        pass
+
+    def before_zero_grad(self) -> None:
         pass
 
 
