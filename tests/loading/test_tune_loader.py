@@ -290,7 +290,7 @@ LOOPS: dict[str, Callable[[DataLoader[Any], Callable[..., object]], Callable[[],
         )
     ),
     "beside itself": lambda loader, train: (
-        lambda: [train(*one) for pair in zip(loader, loader, strict=True) for one in pair]
+        lambda: [train(*one) for pair in zip(loader, loader, strict=False) for one in pair]
     ),
     "all at once": lambda loader, train: lambda: [train(*batch) for batch in list(loader)],
     "so many": lambda loader, train: (
