@@ -10,7 +10,7 @@ from types import CellType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from speedkit_jupyter.measure.rounds.confinement import patched
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import length_of
