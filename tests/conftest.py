@@ -272,7 +272,7 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     from speedkit_jupyter.measure.checks.accuracy import Accuracy
     from speedkit_jupyter.measure.checks.examination import Examination
 
-    def check(self: Any, runner: Any, calls: int) -> None:
+    def check(self: Any, runner: Any) -> None:
         for each in (self._runners[0], runner):
             each.record.accuracy = Accuracy("exact")
 
