@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.loading.race import Candidate, Race
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.measure.rounds.budget import advice
+from speedkit_jupyter.measure.rounds.budget import LONGER
 
 if TYPE_CHECKING:
     from speedkit_jupyter.loading.samples import Samples
@@ -126,5 +126,5 @@ def unproven(race: Race, chosen: Candidate, budget_s: float) -> Iterator[str]:
     best = race.best()
     ratio = None if best is chosen else race.ratio(best)
     if ratio is not None and ratio.median >= WORTH_KNOWING:
-        more = advice(0.0, "may settle it", "settling it", budget_s)
+        more = LONGER
         yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {more}"

@@ -10,7 +10,7 @@ from speedkit_jupyter.measure.checks.counted_columns import Quantity
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
-from speedkit_jupyter.measure.rounds.budget import advice
+from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.report.elements import Row, Table, Tone
 from speedkit_jupyter.report.score_words import shown
 from speedkit_jupyter.report.units import ratio, seconds, size, with_unit
@@ -151,20 +151,17 @@ def _accuracy(record: Record) -> str:
 
 
 def _verdict(comparison: Comparison, record: Record) -> str:
-    """`too noisy`, or `too few rounds`, with the budget that would settle it."""
+    """`too noisy`, or `too few rounds`, with what may settle it."""
     verdict = spoken(comparison, record)
     if record.failure:
         return f"{verdict}: {in_short(record)}"
     if not comparison.times_s(record):
         return record.why_not_measured or "not reached: the budget ended before"
-    needed, gain = comparison.seconds_needed(record), comparison.ratio(record)
+    gain = comparison.ratio(record)
     if verdict != "too noisy":
         return verdict
     few = gain is None or (math.isinf(gain.high) and not comparison.busy)
-    word = "too few rounds" if few else verdict
-    if needed is None:
-        return word
-    return f"{word}: {advice(1.5 * needed, 'may settle it', 'settling it', comparison.budget_s)}"
+    return f"{'too few rounds' if few else verdict}: {LONGER}"
 
 
 def reason(record: Record) -> str:

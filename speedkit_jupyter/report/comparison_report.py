@@ -10,7 +10,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
-from speedkit_jupyter.measure.rounds.budget import advice
+from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.report.comparison_columns import (
     CHANGES,
     comparison_table,
@@ -249,10 +249,8 @@ def _legend(comparison: Comparison) -> list[str]:
         )
     urgent = [comparison.busy, comparison.repeats, *comparison.beyond]
     lines += [Urgent(f"{_begun(line)}.") for line in urgent if line]
-    needed = comparison.seconds_for_an_interval()
-    if needed is not None:
-        more = advice(2 * needed, "may give one", "one", comparison.budget_s)
-        lines.append(Urgent(f"Too few rounds for an interval: {more}."))
+    if comparison.has_too_few_rounds:
+        lines.append(Urgent(f"Too few rounds for an interval: {LONGER}."))
     return lines
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.standing import Standing
+from speedkit_jupyter.measure.rounds.variant_status import VariantStatus
 from speedkit_jupyter.report.comparison_columns import BLANK, TONES
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table
@@ -43,7 +43,7 @@ def waiting(progress: Progress, names: Sequence[str]) -> Progress:
     if progress.known or len(names) < 2:
         return progress
     state = "measuring" if progress.done > 0 else "waiting"
-    rows = tuple(Standing(name, None, None, None, state) for name in names)
+    rows = tuple(VariantStatus(name, None, None, None, state) for name in names)
     return replace(progress, known=rows)
 
 
@@ -53,12 +53,12 @@ def bar(done: float) -> str:
     return f"{'█' * filled}{'░' * (WIDTH - filled)}"
 
 
-def _tables(known: Sequence[Standing]) -> list[Table]:
+def _tables(known: Sequence[VariantStatus]) -> list[Table]:
     rows = tuple(_row(standing) for standing in known)
     return [Table(COLUMNS, rows, numbers=COLUMNS[1:3], wraps=COLUMNS[:1])] if rows else []
 
 
-def _row(standing: Standing) -> Row:
+def _row(standing: VariantStatus) -> Row:
     low, high = standing.low, standing.high
     known = low and high is not None and not math.isinf(high)
     between = f"{low:.2f}× to {high:.2f}×" if known else BLANK

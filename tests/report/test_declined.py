@@ -13,7 +13,7 @@ from speedkit_jupyter.report import text
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.elements import Row, Table
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.tuning.scoring import why_not
+from speedkit_jupyter.tuning.reasons import Aim
 
 DECLINED = {
     "sdpa:flash": "'flash' is a CUDA kernel",
@@ -33,7 +33,7 @@ def found():
 def test_a_wish_that_is_declined_is_no_failure(found):
     for record in found.records[1:-1]:
         assert found.verdict(record) == "declined"
-        assert why_not(found, record, "baseline").startswith("declined: ")
+        assert Aim().why_not(found, record, "baseline").startswith("declined: ")
     again = Comparison.from_dict(found.to_dict())
     assert [again.verdict(one) for one in again.records] == [
         found.verdict(one) for one in found.records

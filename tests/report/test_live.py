@@ -9,7 +9,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.standing import Standing, standings
+from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.report.comparison_report import comparison_report
@@ -25,7 +25,7 @@ def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
 
 def test_every_variant_has_its_standing_in_a_word():
     wrong = Accuracy("wrong", reason="its outputs are off")
-    found = standings(
+    found = statuses(
         Comparison(
             (
                 record("baseline", 1),
@@ -76,9 +76,9 @@ def test_a_benchmark_tells_its_standings_row_by_row_and_never_that_all_is_done(m
 
 
 KNOWN = (
-    Standing("baseline", None, None, None, "baseline"),
-    Standing("bf16", 1.5, 1.4, 1.6, "faster"),
-    Standing("auto", 1.234, 1.2, 1.3, "faster"),
+    VariantStatus("baseline", None, None, None, "baseline"),
+    VariantStatus("bf16", 1.5, 1.4, 1.6, "faster"),
+    VariantStatus("auto", 1.234, 1.2, 1.3, "faster"),
 )
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.tuning.ablation import Part
+from speedkit_jupyter.tuning.parts import Part
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from speedkit_jupyter.tuning.ablation import Part
     ],
 )
 def test_how_many_rounds_would_make_a_part_clear_follows_its_interval(ratio, least, most):
-    assert least <= Part("fused_optimizer", "fused_optimizer", ratio).needed() <= most
+    assert least <= Part("fused_optimizer", "fused_optimizer", ratio).rounds_needed() <= most
 
 
 def test_a_part_that_was_not_measured_never_gets_clear():
-    assert Part("bf16", "bf16", None).needed() == math.inf
+    assert Part("bf16", "bf16", None).rounds_needed() == math.inf

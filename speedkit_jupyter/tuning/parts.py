@@ -11,7 +11,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record, ratio_of
 from speedkit_jupyter.measure.results.statistics import SAME, Ratio, bonferroni_share
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
-from speedkit_jupyter.tuning.early_stopping import WORTH_IT
+from speedkit_jupyter.tuning.policies import WORTH_IT
 
 # What seems to bring so much is no idle part, however few the rounds are that say it.
 MUCH = 1.05
@@ -27,12 +27,6 @@ class Part:
     word: str
     ratio: Ratio | None
 
-    def describe(self) -> str:
-        """What leaving it out costs, in numbers."""
-        if self.ratio is None:
-            return "not measured alone"
-        return f"with it the plan is {self.ratio} as fast as without"
-
     @property
     def is_proven(self) -> bool:
         """Whether leaving it out costs something, enough for what it costs itself."""
@@ -43,8 +37,18 @@ class Part:
         """Whether more rounds could change nothing: proven, or known to be worth too little."""
         return self.is_proven or (self.ratio is not None and self.ratio.high < self.least)
 
-    def needed(self) -> float:
-        """About how many rounds would make it clear; an interval shrinks with their root."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is measured, not proven, and does not seem to bring much either."""
+        return self.ratio is not None and not self.is_proven and self.ratio.median < MUCH
+
+    @property
+    def least(self) -> float:
+        """What it has to bring."""
+        return least(self.name)
+
+    def rounds_needed(self) -> float:
+        """Return about how many rounds make it clear; an interval shrinks with their root."""
         ratio = self.ratio
         if ratio is None:
             return math.inf
@@ -52,24 +56,18 @@ class Part:
             return 2.0 * ratio.pairs
         half_width = math.log(ratio.high / ratio.low) / 2
         to_prove = math.log(ratio.median) if ratio.median >= self.least else 0.0
-        to_disprove = math.log(self.least / ratio.median)
-        target = max(to_prove, to_disprove)
+        target = max(to_prove, math.log(self.least / ratio.median))
         return ratio.pairs * (half_width / target) ** 2 if target > 0 else math.inf
-
-    @property
-    def least(self) -> float:
-        """What it has to bring."""
-        return least(self.name)
 
 
 def least(name: str) -> float:
-    """What an optimization has to bring: more where it lowers precision or takes seconds before."""
+    """Return what an optimization has to bring: more where it lowers precision or costs seconds."""
     return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
 
 
 def pays(candidate: Candidate, values: Mapping[str, float], others: Sequence[Candidate]) -> bool:
-    """Whether it looks better than each plan that lacks some of its parts by what these have to
-    bring; `values` by the plans' names.
+    """Return whether it looks better than each plan that lacks some of its parts by what these
+    have to bring; `values` by the plans' names.
     """
     return all(
         values[candidate.name]
@@ -79,8 +77,8 @@ def pays(candidate: Candidate, values: Mapping[str, float], others: Sequence[Can
     )
 
 
-def plans(whole: Candidate) -> list[Candidate]:
-    """The whole without each of its parts: first those that need proof the most."""
+def without_each(whole: Candidate) -> list[Candidate]:
+    """Return the whole without each of its parts: first those that need proof the most."""
     order = sorted(
         whole.values,
         key=lambda name: (name not in LOWERING, not optimizations.named(name).costly),
@@ -89,41 +87,21 @@ def plans(whole: Candidate) -> list[Candidate]:
 
 
 def parts(whole: Candidate, comparison: Comparison) -> list[Part]:
-    """Each part of the plan, by the rounds that have the plan with and without it."""
-    records = {record.name: record for record in comparison.records}
-    records.setdefault("baseline", comparison.baseline)
+    """Return each part of the plan, by the rounds that have the plan with and without it."""
     error = bonferroni_share(comparison.error, 2 * len(whole.values))
     return [
-        Part(
-            name,
-            whole.part(name).name,
-            _ratio(records, whole.without(name).name, whole.name, error),
-        )
+        Part(name, whole.part(name).name, lead(comparison, whole.without(name), whole, error))
         for name in whole.values
     ]
 
 
-def _ratio(records: Mapping[str, Record], without: str, whole: str, error: float) -> Ratio | None:
-    rest, plan = records.get(without), records.get(whole)
-    if rest is None or plan is None or rest.failure or plan.failure:
+def lead(
+    comparison: Comparison, rest: Candidate, whole: Candidate, error: float | None = None
+) -> Ratio | None:
+    """Return how many times as fast the whole is as the rest; None where that is not known."""
+    records: dict[str, Record] = {record.name: record for record in comparison.records}
+    records.setdefault("baseline", comparison.baseline)
+    before, after = records.get(rest.name), records.get(whole.name)
+    if before is None or after is None or before.failure or after.failure:
         return None
-    return ratio_of(rest, plan, error)
-
-
-def lead(comparison: Comparison, without: Candidate, whole: Candidate) -> Ratio | None:
-    """How many times as fast the whole is as what is left of it."""
-    records = {record.name: record for record in comparison.records}
-    return _ratio(records, without.name, whole.name, bonferroni_share(comparison.error, 2))
-
-
-def seems_much(ratio: Ratio | None) -> bool:
-    """Whether a plan would lose by it, as far as the rounds can tell."""
-    return ratio is not None and ratio.median >= MUCH
-
-
-def unproven(parts: Sequence[Part]) -> list[str]:
-    """The names of the parts that were measured and are not proven, what brings least first."""
-    measured = [
-        (part.ratio.median, part.name) for part in parts if part.ratio and not part.is_proven
-    ]
-    return [name for _, name in sorted(measured)]
+    return ratio_of(before, after, error or bonferroni_share(comparison.error, 2))
