@@ -14,7 +14,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.checks.attention_calls import noted as noted_in
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds import clock, repetition
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner
@@ -123,7 +123,7 @@ def identify(
                 times_s.append(clock.timed(runner.once, runner.device))
             runner.warm = runner.state()
         if step.repeats is None and repeats.is_suspicious(times_s[0], min(times_s)):
-            step.repeats = repeats.of_runner(runner, start)
+            step.repeats = repetition.of_runner(runner, start)
         if step.afresh:
             times_s[:] = [runner.restarted(start)]
     optimizers = tuple(map(str, facts.stepped_by(step.made).optimizers))
