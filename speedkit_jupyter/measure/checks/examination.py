@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from speedkit_jupyter.measure.checks import counted_columns, judge, memory, roofline
@@ -10,7 +10,6 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy, stands
 from speedkit_jupyter.measure.checks.judge import Judge
 from speedkit_jupyter.measure.checks.observing.observer import Run
 from speedkit_jupyter.measure.checks.trials import CALLS, Trials, is_compiled
-from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.samples import of_a_step as samples_of
@@ -35,18 +34,6 @@ class Examination:
     def dropout_off(self) -> bool:
         """Whether dropout layers were off while accuracy was checked."""
         return self._trials.dropout_off
-
-    def accuracy(self, to_check: Callable[[Record], bool]) -> Iterator[Progress]:
-        """Check each variant that is `to_check`, which is asked once those before it are judged.
-
-        It costs two steps of each; of the baseline also one in float64, and one for each precision.
-        """
-        __tracebackhide__ = True
-        yield Progress(0.0, "checking what is computed")
-        for runner in self._runners[1:]:
-            if to_check(runner.record):
-                self._check(runner, CALLS)
-                yield Progress(0.0, f"checked {runner.record.name}")
 
     def late(self, runner: Runner) -> Iterator[Progress]:
         """After all its steps, check one that was not checked yet, or what was right once more."""
