@@ -77,8 +77,8 @@ class Gate:
         """Give the handlers their places back; what waits arrives, unless one has passed."""
         __tracebackhide__ = True
         waiting = {} if self._has_passed else self._waiting
-        self._waiting, self._is_open = {}, True  # what comes now goes straight on
         try:
+            self._waiting, self._is_open = {}, True  # what comes now goes straight on
             self._put_back()
         except BaseException:
             self._put_back()
