@@ -272,15 +272,12 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     from speedkit_jupyter.measure.checks.accuracy import Accuracy
     from speedkit_jupyter.measure.checks.examination import Examination
 
-    def judge(self: Any, runner: Any, known: Any) -> None:
-        runner.record.accuracy = Accuracy("exact")
-
-    def known(self: Any) -> None:
-        judge(self, self._runners[0], None)
+    def check(self: Any, runner: Any, calls: int) -> None:
+        for each in (self._runners[0], runner):
+            each.record.accuracy = Accuracy("exact")
 
     if not request.node.get_closest_marker("checked"):
-        monkeypatch.setattr(Examination, "_judge", judge)
-        monkeypatch.setattr(Examination, "_known", known)
+        monkeypatch.setattr(Examination, "_check", check)
 
 
 @pytest.fixture

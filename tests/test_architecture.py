@@ -35,8 +35,7 @@ ROOMS = (
 )
 # And for the rooms of two more.
 INNER_ROOMS = {
-    "measure/checks": ("values", "reference", "comparing", "observing", "judging"),
-    "measure/undo/kinds": ("code", "tensors", "objects", "files", "process"),
+    "measure/checks": ("values", "reference", "observing"),
 }
 # Rooms that still import one another in a circle, for types alone.
 CIRCLES_FOR_TYPES = {"loading", "measure"}

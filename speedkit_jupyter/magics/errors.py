@@ -80,7 +80,7 @@ def _shows(error: BaseException, lines: list[str]) -> None:
 
 
 def legible(text: str) -> str:
-    """The text with long words cut and with escapes for what no terminal can show."""
+    """Return the text with long words cut and with escapes for what no terminal can show."""
     short = re.sub(r"\S{161,}", lambda match: f"{match[0][:120]}…{match[0][-20:]}", text)
     return "".join(
         character if character.isprintable() or character == "\n" else repr(character)[1:-1]

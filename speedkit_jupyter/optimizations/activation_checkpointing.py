@@ -152,12 +152,8 @@ def _chosen(blocks: list[torch.nn.Module], decision: Decision) -> list[torch.nn.
 
 
 def _layers(target: Target, decision: Decision) -> list[tuple[torch.nn.Module, Recomputed]]:
-    """Return the layers, the same ones whenever the plan is in force."""
-    chosen = _chosen(repeated_blocks(target.model), decision)
-    for block in chosen:
-        layer = target.memo.calls.setdefault(block, Recomputed(block, target.notes))
-        layer.only_in = target.only_in
-    return [(block, target.memo.calls[block]) for block in chosen]
+    blocks = _chosen(repeated_blocks(target.model), decision)
+    return [(block, Recomputed(block, target)) for block in blocks]
 
 
 class Recomputed(Call):
@@ -167,9 +163,9 @@ class Recomputed(Call):
     they are as without it.
     """
 
-    def __init__(self, block: torch.nn.Module, notes: dict[str, str]) -> None:
+    def __init__(self, block: torch.nn.Module, target: Target) -> None:
         super().__init__(block)
-        self._notes = notes
+        self._notes, self.only_in = target.notes, target.only_in
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the block's own result."""

@@ -90,13 +90,10 @@ class CudaGraphs(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put a layer around the model's calls; in a benchmark for its own thread alone."""
-        overrides = []
-        if decision.value:
-            target.memo.graphed = target.memo.graphed or Graphed(target.model, target.notes)
-            target.memo.graphed.only_in = target.only_in
-            overrides.append((target.model, target.memo.graphed))
-        with CALLS.overriding(overrides):
-            overrides.clear()  # which hold the model
+        memo = target.memo
+        memo.graphed = memo.graphed or Graphed(target.model, target.notes)
+        memo.graphed.only_in = target.only_in
+        with CALLS.overriding([(target.model, memo.graphed)] if decision.value else []):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

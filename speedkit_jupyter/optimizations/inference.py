@@ -58,15 +58,10 @@ class Inference(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put a layer around the model's calls; in a benchmark for its own thread alone."""
-        overrides = []
-        if decision.value:
-            layer = target.memo.calls.setdefault(
-                target.model, Unrecorded(target.model, target.notes)
-            )
-            layer.only_in = target.only_in
-            overrides.append((target.model, layer))
-        with CALLS.overriding(overrides):
-            del overrides  # which hold the model
+        memo = target.memo
+        memo.unrecorded = memo.unrecorded or Unrecorded(target.model, target.notes)
+        memo.unrecorded.only_in = target.only_in
+        with CALLS.overriding([(target.model, memo.unrecorded)] if decision.value else []):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

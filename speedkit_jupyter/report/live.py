@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.standing import Standing
+from speedkit_jupyter.measure.rounds.variant_status import VariantStatus
 from speedkit_jupyter.report.comparison_columns import BLANK, TONES
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table
@@ -19,7 +19,7 @@ COLUMNS = ("variant", "speed-up", INTERVAL, "state")
 
 
 def live_report(progress: Progress, title: str = "") -> Document:
-    """What notebooks and the panel show; without a title the bar is somebody else's."""
+    """Return what notebooks and the panel show; without a title the bar is somebody else's."""
     sections = [Section(table) for table in _tables(progress.known)]
     if not title:
         return Document(progress.text, tuple(sections))
@@ -28,7 +28,7 @@ def live_report(progress: Progress, title: str = "") -> Document:
 
 
 def live_line(progress: Progress, title: str) -> str:
-    """The same in one line of a terminal: with the best so far."""
+    """Return the same in one line of a terminal: with the best so far."""
     best = max(
         (standing for standing in progress.known if standing.state == "faster"),
         key=lambda standing: standing.speedup or 0.0,
@@ -39,26 +39,26 @@ def live_line(progress: Progress, title: str) -> str:
 
 
 def waiting(progress: Progress, names: Sequence[str]) -> Progress:
-    """With a row for each variant before anything is known, so that the table grows no more."""
+    """Return the progress with a row for each variant from the start: the table grows no more."""
     if progress.known or len(names) < 2:
         return progress
     state = "measuring" if progress.done > 0 else "waiting"
-    rows = tuple(Standing(name, None, None, None, state) for name in names)
+    rows = tuple(VariantStatus(name, None, None, None, state) for name in names)
     return replace(progress, known=rows)
 
 
 def bar(done: float) -> str:
-    """`██████░░░░`; never full, since something is left."""
+    """Return `██████░░░░`; never full, since something is left."""
     filled = min(round(done * WIDTH), WIDTH - 1)
     return f"{'█' * filled}{'░' * (WIDTH - filled)}"
 
 
-def _tables(known: Sequence[Standing]) -> list[Table]:
+def _tables(known: Sequence[VariantStatus]) -> list[Table]:
     rows = tuple(_row(standing) for standing in known)
     return [Table(COLUMNS, rows, numbers=COLUMNS[1:3], wraps=COLUMNS[:1])] if rows else []
 
 
-def _row(standing: Standing) -> Row:
+def _row(standing: VariantStatus) -> Row:
     low, high = standing.low, standing.high
     known = low and high is not None and not math.isinf(high)
     between = f"{low:.2f}× to {high:.2f}×" if known else BLANK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +52,9 @@ class Candidate:
         values = {**self.values, **other.values}
         order = [optimization.name for optimization in CATALOG if optimization.name in values]
         return Candidate({name: values[name] for name in order})
+
+
+BASELINE = Candidate({})
 
 
 def candidates(
@@ -127,30 +129,13 @@ def joined(plan: Candidate, single: Candidate) -> Candidate:
     return plan.without(*idle) + single
 
 
-def combinations(singles: Sequence[Candidate], start: Candidate) -> list[Candidate]:
-    """All of them, without the empty one: `start`, each of its parts alone, which tells what makes
-    a combination far slower, then on to what differs from it in most parts.
-    """
-    offered: dict[str, list[Candidate]] = {}
-    for single in singles:
-        offered.setdefault(next(iter(single.values)), [Candidate({})]).append(single)
-    sums = [sum(parts, Candidate({})) for parts in itertools.product(*offered.values())]
-    every = [plan for plan in sums if plan.values and means_something(plan)]
-    # The sort is stable, and the catalog puts the cheapest first.
-    return sorted(every, key=lambda plan: (_rank(plan, start), distance(plan, start)))
-
-
-def distance(plan: Candidate, other: Candidate) -> int:
-    """In how many optimizations two plans differ."""
-    names = plan.values.keys() | other.values.keys()
-    return sum(plan.values.get(name) != other.values.get(name) for name in names)
-
-
-def _rank(plan: Candidate, start: Candidate) -> int:
-    both = start + plan
-    if distance(both, start) == 0 and (len(plan.values) == 1 or distance(plan, start) == 0):
-        return 0
-    return 2 if plan.values.keys() >= LOWERING else 1
+def neighbours(plan: Candidate, singles: Sequence[Candidate]) -> list[Candidate]:
+    """Return the plan with each single change that it does not have, what it excludes left out."""
+    return [
+        joined(plan, single)
+        for single in singles
+        if not single.values.items() <= plan.values.items()
+    ]
 
 
 def means_something(plan: Candidate) -> bool:

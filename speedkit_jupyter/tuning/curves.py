@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, Literal
 
 from speedkit_jupyter.tuning.losses import Losses
@@ -65,14 +65,14 @@ class Curve:
     @property
     def allowed(self) -> float:
         """How far the plan may lie from the baseline."""
-        finite = [loss for loss in self.baseline if math.isfinite(loss)]
-        change = max(finite) - min(finite) if finite else 0.0
+        finite = list(filter(math.isfinite, self.baseline)) or [0.0]
+        change = max(finite) - min(finite)
         return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, self.resolution)
 
     @property
     def resolution(self) -> float:
         """What rounding the losses themselves changes them by, root mean square over the steps."""
-        finite = [loss for loss in self.baseline if math.isfinite(loss)]
+        finite = list(filter(math.isfinite, self.baseline))
         return self.rounding * distance(finite, [0.0] * len(finite))
 
     @property
@@ -109,13 +109,11 @@ class Curve:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
+        numbers = ("distance", "yardstick", "resolution", "allowed")
         return {
             "what": self.what,
             "agreement": self.agreement,
-            "distance": self.distance,
-            "yardstick": self.yardstick,
-            "resolution": self.resolution,
-            "allowed": self.allowed,
+            **{name: getattr(self, name) for name in numbers},
             "baseline": self.baseline,
             "planned": self.planned,
             "others": self.others,
@@ -143,8 +141,12 @@ def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> 
         ran_on = _ran_on(steps)
         losses += [loss for loss in ran_on if not losses or not _is_multiple(loss[1], returned)]
     rounding = max(TYPICAL * unit, *(TERMS * step.unit for step in steps))
-    lengths = [len(run) for run in every]
-    return [_cut(kind, values, lengths, rounding) for kind, values in losses]
+    curves = []
+    for kind, values in losses:
+        rest = iter(values)
+        runs: list[list[Any]] = [list(islice(rest, len(run))) for run in every]
+        curves.append(Curve(kind, runs[0], runs[1], runs[2:], rounding))
+    return curves
 
 
 def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
@@ -157,15 +159,6 @@ def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
     losses = zip(*(step.ran_on for step in steps), strict=True)
     of = f" of {number}: " if number > 1 else ""
     return [(f"loss {i}{of}{kind}" if of else kind, list(loss)) for i, loss in enumerate(losses, 1)]
-
-
-def _cut(kind: str, values: list[Any], lengths: Sequence[int], rounding: float) -> Curve:
-    """The values of all runs, run by run."""
-    runs, begin = [], 0
-    for length in lengths:
-        runs.append(values[begin : begin + length])
-        begin += length
-    return Curve(kind, runs[0], runs[1], runs[2:], rounding)
 
 
 def _is_multiple(values: Sequence[Any], of: Sequence[Any]) -> bool:

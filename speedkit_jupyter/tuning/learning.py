@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import cache
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +23,6 @@ from speedkit_jupyter.tuning.tasks import Task, setting
 if TYPE_CHECKING:
     import torch
 
-EARLIER = (
-    "a plan that an earlier version of SpeedKit learned for this model is not used: its "
-    "measurements can't be trusted; %%speedbench --tune searches again"
-)
 # A fingerprint is of models in an order; of more than so many only the given one is looked for.
 MOST_ORDERED = 4
 
@@ -56,11 +50,11 @@ def newest(
         learned = [
             entry for order in orders for entry in database.learned(setting(order, hardware))
         ]
-    able = [entry for entry in learned if not _is_about_memory_alone(entry.plan)]
-    every = sorted(able, key=lambda entry: entry.number)
-    entries = [entry for entry in every if not entry.is_earlier]
-    if every and not entries:
-        _say_once(EARLIER, str(database.folder()))
+    entries = [
+        entry
+        for entry in sorted(learned, key=lambda entry: entry.number)
+        if not entry.is_earlier and not _is_about_memory_alone(entry.plan)
+    ]
     fitting = [entry for entry in entries if entry.plan["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
     fallback = [entry for entry in entries if entry.plan["values"]]
@@ -73,12 +67,6 @@ def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
     """
     is_for_memory = str(plan.get("objective")).startswith("memory")
     return is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
-
-
-@cache
-def _say_once(text: str, where: str) -> None:
-    """In a session, and for one store."""
-    warnings.warn(text, stacklevel=4)
 
 
 def keep(

@@ -11,7 +11,7 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.tuning import ablation
+from speedkit_jupyter.tuning import parts
 from speedkit_jupyter.tuning.candidates import Candidate, means_something
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.policies import Grid
@@ -41,7 +41,7 @@ def choose(stages: Stages, accuracy: NamedAccuracy) -> Generator[Progress, None,
     asked = [before, *tried] if before.values else tried
     try:
         comparison = yield from stages.benchmark(
-            "other models", asked, stages.left_s, Grid(), accuracy
+            "other models", asked, stages.allowance.budget.left_s, Grid(), accuracy
         )
     except StepError as error:  # what was found stays
         tuning.notes.append(f"Other models were not tried: {error}")
@@ -75,7 +75,7 @@ def candidates(tuning: Tuning) -> list[Candidate]:
 def _is_ahead(comparison: Comparison, before: Candidate, candidate: Candidate) -> bool:
     """Whether it is accepted, and proven faster than the baseline and than what was found."""
     record = next(row for row in comparison.records if row.name == candidate.name)
-    lead = ablation.lead(comparison, before, candidate)
+    lead = parts.lead(comparison, before, candidate)
     return comparison.verdict(record) == "accepted" and lead is not None and lead.low > 1
 
 

@@ -23,8 +23,8 @@ from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak_references import Alive
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.ablation import Part
 from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.parts import Part
 
 if TYPE_CHECKING:
     from speedkit_jupyter.machines.hardware import Hardware

@@ -14,12 +14,11 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.attention_calls import Seen
 from speedkit_jupyter.measure.checks.attention_calls import noted as noted_in
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds import clock, repetition
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.optimizations.attention.timings import Call
@@ -115,7 +114,7 @@ def identify(
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
         with runner.applied():
             with (
-                used(start), noted, looked_at, _watched(watched, calls),
+                noted, looked_at, _watched(watched, calls),
                 made_inside(step.models) as made,
             ):  # fmt: skip
                 times_s.append(clock.timed(runner.once, runner.device))
@@ -124,7 +123,7 @@ def identify(
                 times_s.append(clock.timed(runner.once, runner.device))
             runner.warm = runner.state()
         if step.repeats is None and repeats.is_suspicious(times_s[0], min(times_s)):
-            step.repeats = repeats.of_runner(runner, start)
+            step.repeats = repetition.of_runner(runner, start)
         if step.afresh:
             times_s[:] = [runner.restarted(start)]
     optimizers = tuple(map(str, facts.stepped_by(step.made).optimizers))

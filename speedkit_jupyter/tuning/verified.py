@@ -30,13 +30,11 @@ class Runs:
 class Verification(Shown):
     """Losses of every step: of the baseline, of the plan, and of baselines with another seed.
 
-    What is compared are `curves`, the loss first: what the step returns, where that is a
-    floating-point number or a tensor of one, else what backward ran on, divided by the scale of
-    the GradScaler that scaled it. `by_weights` says that the step draws no random numbers, so that
-    the other baselines start from weights with one rounding's noise. `failure` is the plan's, in a
-    line. `subject` says which model was trained by which step, in the user's words.
-    `changes_model` is what of the plan makes another model, and `notes` what is known of it.
-    `score` is the number that the user has named, which decides then.
+    `curves` compare them, the loss first. `by_weights` says that the step draws no random numbers,
+    so that the other baselines start from weights with one rounding's noise. `failure` is the
+    plan's, in a line. `subject` names model and step in the user's words. `changes_model` is what
+    of the plan changes the results, and `notes` what is known of that. `score` is the number that
+    the user has named, which decides then.
     """
 
     name: str
@@ -72,26 +70,6 @@ class Verification(Shown):
         return self.loss.planned
 
     @property
-    def other_seed(self) -> list[float]:
-        """The loss at each step of the other baseline that lies farthest from the first."""
-        return self.loss.other
-
-    @property
-    def distance(self) -> float:
-        """Between the losses of plan and baseline, root mean square over the steps."""
-        return self.loss.distance
-
-    @property
-    def yardstick(self) -> float:
-        """Between the losses of the two baselines, root mean square over the steps."""
-        return self.loss.yardstick
-
-    @property
-    def allowed(self) -> float:
-        """How far the plan's losses may lie from the baseline's."""
-        return self.loss.allowed
-
-    @property
     def verdict(self) -> Outcome:
         """The score's, where there is one; else that of the curve that agrees least."""
         if self.failure:
@@ -108,8 +86,6 @@ class Verification(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        curves = self.curves
-        loss = curves[0] if curves else Curve()
         return {
             "name": self.name,
             "subject": self.subject,
@@ -118,15 +94,8 @@ class Verification(Shown):
             "notes": self.notes,
             "score": None if self.score is None else self.score.to_dict(),
             "verdict": self.verdict,
-            "compared": loss.what,
-            "distance": loss.distance,
-            "yardstick": loss.yardstick,
-            "allowed": loss.allowed,
             "by_weights": self.by_weights,
             "failure": self.failure,
-            "baseline": loss.baseline,
-            "planned": loss.planned,
-            "other_seed": loss.other,
-            "curves": [curve.to_dict() for curve in curves],
+            "curves": [curve.to_dict() for curve in self.curves],
             "environment": self.environment,
         }

@@ -1,45 +1,41 @@
-"""Steps that compute something wrong while a plan is in force: one of each kind.
+"""Steps that compute something wrong while a plan is in force: what broken plans really do.
 
-Under bf16 the fault hides among rounding; with `sdpa:math`, which changes nothing for these nets,
+Under bf16 a fault hides among rounding; with `sdpa:math`, which changes nothing for these nets,
 everything else is exact.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-from collections import namedtuple
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-Step = Callable[[], Any]
-Made = tuple[Step, nn.Module, torch.optim.Optimizer, str]
+Made = tuple[Callable[[], Any], nn.Module, torch.optim.Optimizer, str]
+Spoil = Callable[[torch.Tensor], torch.Tensor]
 BF16, EXACT = "bf16", "sdpa:math"
 FEATURES, CLASSES, BATCH = 20, 12, 24
 
 
 @dataclass(frozen=True)
 class Planted:
-    """`make` gives step, model, optimizer and the plan under which it goes wrong; `honest` the
-    same step without a fault, where there is a point in it.
-    """
+    """`make` gives step, model, optimizer and the plan under which it goes wrong."""
 
     group: str
     name: str
     make: Callable[[], Made]
-    honest: Callable[[], Made] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.group}: {self.name}"
 
 
 def in_force() -> bool:
-    """Whether the plan under which things go wrong is the one at work."""
+    """Return whether the plan under which things go wrong is the one at work."""
     return torch.is_autocast_enabled("cpu") or not torch.backends.cuda.flash_sdp_enabled()
 
 
@@ -50,9 +46,11 @@ def nothing(value: torch.Tensor) -> torch.Tensor:
 class Net(nn.Module):
     """(N, 20) to (N, 12), through `spoil` while the plan is in force."""
 
-    def __init__(self, spoil: Callable[[torch.Tensor], torch.Tensor] = nothing) -> None:
+    def __init__(self, spoil: Spoil = nothing) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(FEATURES, 64), nn.GELU(), nn.Linear(64, CLASSES))
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, CLASSES)
+        )
         self.spoil = spoil
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,82 +58,11 @@ class Net(nn.Module):
         return self.spoil(out) if in_force() else out
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(BATCH, FEATURES), torch.randint(CLASSES, (BATCH,))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-
-# Outputs.
-
-
-def one_element(out: torch.Tensor) -> torch.Tensor:
-    wrong = out.clone()
-    wrong[3, 2] += 1
-    return wrong
-
-
-def one_row(out: torch.Tensor) -> torch.Tensor:
-    return torch.cat([out[:-1], out[-1:] * 0.5])
-
-
-def one_column(out: torch.Tensor) -> torch.Tensor:
-    return torch.cat([out[:, :1] * 1.3, out[:, 1:]], 1)
-
-
-def coarse(out: torch.Tensor) -> torch.Tensor:
-    """As if quantized to a handful of values."""
-    step = out.detach().abs().max() / 8
-    return (out / step).round() * step + 0 * out
-
-
-OUTPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "10 % too large": lambda out: out * 1.1,
-    "3 % too large": lambda out: out * 1.03,
-    "3 % too small": lambda out: out * 0.97,
-    "zero": lambda out: out * 0,
-    "another sign": lambda out: -out,
-    "shifted by 5 % of its scatter": lambda out: out + 0.05 * out.detach().std(),
-    "one element": one_element,
-    "one row": one_row,
-    "one column": one_column,
-    "rows in another order": lambda out: out.flip(0),
-    "two columns exchanged": lambda out: out[:, [1, 0, *range(2, CLASSES)]],
-    "scatter of 5 %": lambda out: out + 0.05 * out.detach().std() * torch.sin(1e4 * out.detach()),
-    "a handful of values": coarse,
-    "not a number": lambda out: out / 0 * 0,
-    "infinite in one element": lambda out: out + functional.one_hot(
-        torch.tensor(0), CLASSES) * torch.tensor(1e38) * 1e38,
-    "one row missing": lambda out: out[1:],
-    "cut off at its scatter": lambda out: out.clamp(-out.detach().std(), out.detach().std()),
-    "the mean for all": lambda out: out.mean(0, keepdim=True).expand_as(out),
-}  # fmt: skip
-
-
-def inferring(
-    spoil: Callable[[torch.Tensor], torch.Tensor],
-    plan: str,
-    result: Callable[[torch.Tensor], Any] = nothing,
-) -> Made:
-    model, (x, _) = Net(spoil), data()
-
-    def step() -> Any:
-        with torch.no_grad():
-            return result(model(x))
-
-    return step, model, sgd(model), plan
-
-
-# Gradients. The outputs are right.
-
-
 class Spoiled(torch.autograd.Function):
     """The identity, with another gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, spoil: Any) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, spoil: Spoil) -> torch.Tensor:
         ctx.spoil = spoil
         return value.clone()
 
@@ -144,49 +71,363 @@ class Spoiled(torch.autograd.Function):
         return ctx.spoil(gradient), None
 
 
-GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "half as large again": lambda gradient: gradient * 1.5,
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(BATCH, FEATURES), torch.randint(CLASSES, (BATCH,))
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.1)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def trained(
+    model: nn.Module,
+    plan: str,
+    optimizer: torch.optim.Optimizer | None = None,
+    after: Callable[[], object] = lambda: None,
+    steps: int = 1,
+) -> Made:
+    """A step that trains, and then does what comes `after` that."""
+    found, (x, y) = optimizer or sgd(model), data()
+
+    def step() -> None:
+        for _ in range(steps):
+            found.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            found.step()
+        after()
+
+    return step, model, found, plan
+
+
+OUTPUTS: dict[str, Spoil] = {
+    "10 % too large": lambda out: out * 1.1,
+    "3 % too large": lambda out: out * 1.03,
+    "3 % too small": lambda out: out * 0.97,
+    "zero": lambda out: out * 0,
+    "another sign": lambda out: -out,
+    "shifted by 5 % of its scatter": lambda out: out + 0.05 * out.detach().std(),
+    "scatter of 10 %": lambda out: out + 0.1 * out.detach().std() * torch.sin(1e4 * out.detach()),
+    "rows in another order": lambda out: out.flip(0),
+    "columns exchanged": lambda out: out[:, [1, 0, *range(2, CLASSES)]],
+    "rows dropped": lambda out: torch.cat([out[:-4], out[-4:] * 0]),
+    "a row missing": lambda out: out[1:],
+    "the mean for all": lambda out: out.mean(0, keepdim=True).expand_as(out),
+    "cut off at its scatter": lambda out: out.clamp(-out.detach().std(), out.detach().std()),
+    "not a number": lambda out: out / 0 * 0,
+    "cast to 8 bits": lambda out: (out / 0.25).round() * 0.25 + 0 * out,
+}
+GRADIENTS: dict[str, Spoil] = {
+    "10 % too large": lambda gradient: gradient * 1.1,
     "another sign": lambda gradient: -gradient,
     "zero": lambda gradient: gradient * 0,
     "left scaled": lambda gradient: gradient * 1024,
-    "of one sample missing": lambda gradient: torch.cat([gradient[:-1], gradient[-1:] * 0]),
-    "of half of the samples missing": lambda gradient: torch.cat(
-        [gradient[:12], gradient[12:] * 0]),
-    "cut off": lambda gradient: gradient.clamp(-0.001, 0.001),
+    "half of the samples missing": lambda gradient: torch.cat([gradient[:12], gradient[12:] * 0]),
     "samples in another order": lambda gradient: gradient.flip(0),
+    "cut off": lambda gradient: gradient.clamp(-0.001, 0.001),
     "not a number": lambda gradient: gradient * float("nan"),
-}  # fmt: skip
+}
+RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a dict": lambda out: {"logits": out},
+    "nested": lambda out: ({"a": [out, (1, "b")]}, None),
+    "numbers": lambda out: out.tolist(),
+    "NumPy": lambda out: out.float().numpy(),
+    "classes": lambda out: out.argmax(1),
+    "text": lambda out: " ".join(f"class {int(row)}" for row in out.argmax(1)),
+}
 
 
-def training(
-    gradient: Callable[[torch.Tensor], torch.Tensor] | None,
-    plan: str,
-    spoil: Callable[[torch.Tensor], torch.Tensor] = nothing,
-    order: str = "plain",
-) -> Made:
-    """`order`: where gradients are cleared, and whether something is left from before."""
-    wrong = spoil if gradient is None else (lambda out: Spoiled.apply(out, gradient))
-    model, (x, y) = Net(wrong), data()
-    optimizer = sgd(model)
-    if order != "plain":
-        functional.cross_entropy(model(x * 30), y).backward()  # left behind
+def inferring(spoil: Spoil, plan: str, result: Callable[[torch.Tensor], Any] = nothing) -> Made:
+    model, (x, _) = Net(spoil).eval(), data()
 
     def step() -> Any:
-        if order == "cleared before":
-            optimizer.zero_grad()
+        with torch.no_grad():
+            return result(model(x))
+
+    return step, model, sgd(model), plan
+
+
+def unseen(result: Callable[[torch.Tensor], Any], plan: str) -> Made:
+    """Only the result shows it: no call of the model is seen."""
+    model, (x, _) = Net(lambda out: out.flip(1) * 1.3).eval(), data()
+
+    def step() -> Any:
+        with torch.no_grad():
+            return result(model.forward(x))
+
+    return step, model, sgd(model), plan
+
+
+def wrong_gradient(spoil: Spoil, plan: str) -> Made:
+    return trained(Net(lambda out: Spoiled.apply(out, spoil)), plan)
+
+
+def of_one_input(name: str, factor: float, plan: str) -> Made:
+    """The gradient of one operand of a layer is wrong, as in a kernel with a broken backward."""
+    model = Net()
+    parameter = dict(model.named_parameters())[name]
+    parameter.register_hook(lambda gradient: gradient * (factor if model.is_bad else 1))
+    step, *rest = trained(model, plan)
+
+    def noting() -> None:
+        model.is_bad = in_force()
+        step()
+
+    return noting, *rest  # type: ignore[return-value]
+
+
+# Optimizers.
+
+Right = Callable[[], object]
+Steps = dict[str, Callable[[torch.optim.Optimizer, Right], object]]
+
+
+def rate(factor: float, optimizer: torch.optim.Optimizer, right: Right) -> None:
+    found = optimizer.param_groups[0]["lr"]
+    optimizer.param_groups[0]["lr"] = factor * found
+    right()
+    optimizer.param_groups[0]["lr"] = found
+
+
+def without_decay(optimizer: torch.optim.Optimizer, right: Right) -> None:
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    right()
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+
+
+def one_stays(optimizer: torch.optim.Optimizer, right: Right) -> None:
+    parameter = optimizer.param_groups[0]["params"][0]
+    held = parameter.detach().clone()
+    right()
+    parameter.data.copy_(held)
+
+
+def state_spoiled(spoil: Spoil, optimizer: torch.optim.Optimizer, right: Right) -> None:
+    """What an earlier step left is read in another order, lost, or scaled."""
+    for state in optimizer.state.values():
+        for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+            if state.get(name) is not None and state[name].dim() > 1:
+                state[name].copy_(spoil(state[name]))
+    right()
+
+
+def second_only(optimizer: torch.optim.Optimizer, right: Right) -> None:
+    """The second step is skipped: the first is right."""
+    if not optimizer.state or any("was" in state for state in optimizer.state.values()):
+        right()
+    for state in optimizer.state.values():
+        state["was"] = True
+
+
+STEPS: Steps = {
+    "no step": lambda optimizer, right: None,
+    "two steps": lambda optimizer, right: (right(), right()),
+    "half as far again": partial(rate, 1.5),
+    "10 % short": partial(rate, 0.9),
+    "the other way": partial(rate, -1.0),
+    "a parameter stays": one_stays,
+    "no weight decay": without_decay,
+    "state in another layout": partial(state_spoiled, lambda x: x.t().reshape(x.shape).clone()),
+    "state lost": partial(state_spoiled, lambda x: x * 0),
+}
+
+
+def misstepping(name: str, kind: type[torch.optim.Optimizer], plan: str) -> Made:
+    class Misstepping(kind):  # type: ignore[misc, valid-type]
+        def step(self, closure: Any = None) -> None:
+            right = partial(super().step, closure)
+            STEPS[name](self, right) if self.is_bad else right()
+
+    model = Net()
+    options: dict[str, Any] = {"weight_decay": 0.1}
+    options |= {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = Misstepping(model.parameters(), 0.01, **options)
+    step, *rest = trained(model, plan, optimizer)
+
+    def noting() -> None:
+        optimizer.is_bad = in_force()
+        step()
+
+    return noting, *rest  # type: ignore[return-value]
+
+
+# What a step leaves, and what it brings along.
+
+
+class Stale(Net):
+    """Multiplies with weights from before the first step, as a plan with copies of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not in_force():
+            return self.layers(x)
+        if self.__dict__.get("copied") is None:
+            self.__dict__["copied"] = copy.deepcopy(self.layers)
+        fresh, own = self.layers(x), self.__dict__["copied"](x)
+        return fresh + (own - fresh).detach()
+
+
+def stale(plan: str) -> Made:
+    """A large step, after which old weights are seen in the next one."""
+    model = Stale()
+    return trained(model, plan, torch.optim.SGD(model.parameters(), 1.0))
+
+
+def buffer(change: Callable[[nn.BatchNorm1d], object], plan: str) -> Made:
+    model = Net()
+    return trained(model, plan, after=lambda: change(model.layers[1]) if in_force() else None)
+
+
+BUFFERS: dict[str, Callable[[nn.BatchNorm1d], object]] = {
+    "frozen": lambda norm: norm.reset_running_stats(),
+    "updated twice": lambda norm: norm.running_mean.mul_(1.9),
+    "counted wrong": lambda norm: norm.num_batches_tracked.add_(1),
+    "left in eval mode": lambda norm: norm.eval(),
+    "not a number": lambda norm: norm.running_var.mul_(float("nan")),
+}
+
+
+class Attending(nn.Module):
+    """Attention over tokens (N, T, 16), with a mask that `spoil` changes while the plan is on."""
+
+    def __init__(self, spoil: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        super().__init__()
+        self.mix, self.out, self.spoil = nn.Linear(16, 48), nn.Linear(16, CLASSES), spoil
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.mix(x).chunk(3, -1)
+        mask: torch.Tensor | None = torch.ones(x.shape[1], x.shape[1]).tril().bool()
+        mask = self.spoil(mask) if in_force() and mask is not None else mask
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(x + mixed).mean(1)
+
+
+MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "ignored": lambda mask: None,
+    "of the future": lambda mask: mask.t(),
+    "one place further": lambda mask: mask.roll(1, 1) | torch.eye(len(mask)).bool(),
+    "without the last tokens": lambda mask: (
+        mask & (torch.arange(len(mask)) < len(mask) - 3) | torch.eye(len(mask)).bool()
+    ),
+}
+
+
+def masked(spoil: Callable[[torch.Tensor], torch.Tensor | None], plan: str) -> Made:
+    model, x, (_, y) = Attending(spoil), torch.randn(BATCH, 10, 16), data()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
         functional.cross_entropy(model(x), y).backward()
-        if order == "cleared, no optimizer":
-            model.zero_grad()
-        elif order != "no optimizer":
-            optimizer.step()
-        if order == "plain":
-            optimizer.zero_grad()
+        optimizer.step()
 
     return step, model, optimizer, plan
 
 
-def differentiating(plan: str) -> Made:
-    """`torch.autograd.grad`, handed to the optimizer by hand."""
+def unscaled(plan: str) -> Made:
+    """Gradients are clipped while they are still scaled by a factor for fp16."""
+    model, (x, y) = Net(), data()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        factor = 1024.0 if in_force() else 1.0
+        optimizer.zero_grad()
+        (factor * functional.cross_entropy(model(x), y)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for parameter in model.parameters():
+            parameter.grad.div_(factor)
+        optimizer.step()
+
+    return step, model, optimizer, plan
+
+
+def accumulated(plan: str) -> Made:
+    """The second part of a batch replaces the gradients of the first one."""
+    model, (x, y) = Net(), data()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for part, labels in zip(x.chunk(2), y.chunk(2), strict=True):
+            if in_force():
+                optimizer.zero_grad()
+            (functional.cross_entropy(model(part), labels) / 2).backward()
+        optimizer.step()
+
+    return step, model, optimizer, plan
+
+
+def generator(plan: str) -> Made:
+    """A GAN whose generator goes the other way."""
+    maker, judge = Net(), nn.Linear(CLASSES, 1)
+    both = nn.ModuleList([maker, judge])
+    first, second = sgd(judge), sgd(maker)
+    x, _ = data()
+
+    def step() -> None:
+        first.zero_grad()
+        judge(maker(x).detach()).mean().backward()
+        first.step()
+        second.zero_grad()
+        (judge(maker(x)).mean() * (-1.0 if in_force() else 1.0)).backward()
+        second.step()
+
+    return step, both, [first, second], plan  # type: ignore[return-value]
+
+
+def averaged(plan: str) -> Made:
+    """An average of the weights that is not updated."""
+    model = Net()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    step, _, optimizer, _ = trained(model, plan, after=lambda: (
+        None if in_force() else average.update_parameters(model)))  # fmt: skip
+
+    def both() -> None:
+        step()
+        average.eval()
+
+    return both, nn.ModuleList([model, average]), optimizer, plan
+
+
+def by_hand(plan: str) -> Made:
+    """Parameters that the step moves itself, 30 % too far."""
+    model, (x, y) = Net(), data()
+
+    def step() -> None:
+        model.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= (0.13 if in_force() else 0.1) * parameter.grad
+
+    return step, model, sgd(model), plan
+
+
+def later(plan: str) -> Made:
+    """The second step of an epoch of nine is left out."""
+    model = Net()
+    optimizer = sgd(model)
+    original, count = optimizer.step, [0]
+
+    def counted(*args: Any) -> Any:
+        count[0] += 1
+        return None if in_force() and count[0] % 9 == 2 else original(*args)
+
+    x, y = data()
+
+    def step() -> None:
+        count[0] = 0
+        for part, labels in zip(x.repeat(9, 1).chunk(9), y.repeat(9).chunk(9), strict=True):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(part), labels).backward()
+            counted()
+
+    return step, model, optimizer, plan
+
+
+def of_autograd_grad(plan: str) -> Made:
     model, (x, y) = Net(lambda out: Spoiled.apply(out, lambda gradient: gradient * 1.5)), data()
     optimizer = sgd(model)
 
@@ -201,323 +442,34 @@ def differentiating(plan: str) -> Made:
     return step, model, optimizer, plan
 
 
-def one_layer(plan: str) -> Made:
-    """Of one layer among several, whose gradient is a small part of all."""
-    model, (x, y) = Net(), data()
-    optimizer = sgd(model)
-    wrong = types.SimpleNamespace(now=False)
-    model.layers[0].bias.register_hook(lambda gradient: gradient * (2 if wrong.now else 1))
-
-    def step() -> None:
-        wrong.now = in_force()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step, model, optimizer, plan
-
-
-# The optimizer's step. Outputs and gradients are right.
-
-
-def missteps(model: nn.Module) -> dict[str, Callable[[torch.optim.SGD, Step], None]]:
-    """What an optimizer does in place of its step."""
-
-    def none(optimizer: torch.optim.SGD, step: Step) -> None:
-        return None
-
-    def rate(factor: float, optimizer: torch.optim.SGD, step: Step) -> None:
-        with changed(optimizer, "lr", 0.1 * factor):
-            step()
-
-    def twice(optimizer: torch.optim.SGD, step: Step) -> None:
-        step()
-        step()
-
-    def but_one(optimizer: torch.optim.SGD, step: Step) -> None:
-        held = model.layers[0].weight.detach().clone()
-        step()
-        with torch.no_grad():
-            model.layers[0].weight.copy_(held)
-
-    return {
-        "no step": none,
-        "half as far again": partial(rate, 1.5),
-        "20 % short": partial(rate, 0.8),
-        "the other way": partial(rate, -1.0),
-        "two steps": twice,
-        "one parameter stays": but_one,
-    }
-
-
-@contextmanager
-def changed(optimizer: torch.optim.Optimizer, name: str, value: Any) -> Iterator[None]:
-    found = optimizer.param_groups[0][name]
-    optimizer.param_groups[0][name] = value
-    try:
-        yield
-    finally:
-        optimizer.param_groups[0][name] = found
-
-
-MISSTEPS = tuple(missteps(nn.Module()))
-
-
-def misstepping(name: str, plan: str) -> Made:
-    model, (x, y) = Net(), data()
-    wrong = types.SimpleNamespace(now=False)
-    spoil = missteps(model)[name]
-
-    class Misstepping(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            right = partial(super().step, closure)
-            spoil(self, right) if wrong.now else right()
-
-    optimizer = Misstepping(model.parameters(), 0.1)
-
-    def step() -> None:
-        wrong.now = in_force()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step, model, optimizer, plan
-
-
-# Results of any type.
-
-
-@dataclass
-class Result:
-    logits: Any
-    note: str = "a result"
-
-
-class Held:
-    def __init__(self, out: torch.Tensor) -> None:
-        self.inner = {"deep": [out]}
-
-
-class Slotted:
-    __slots__ = ("value",)
-
-    def __init__(self, out: torch.Tensor) -> None:
-        self.value = out
-
-
-def as_model_output(out: torch.Tensor) -> Any:
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
-    return SequenceClassifierOutput(logits=out)
-
-
-Pair = namedtuple("Pair", "first second")
-RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "nothing": lambda out: None,
-    "argmax": lambda out: out.argmax(1),
-    "dict": lambda out: {"logits": out},
-    "nested": lambda out: ({"a": [out, (1, "b")]}, None),
-    "dataclass": Result,
-    "named tuple": lambda out: Pair(out, 1),
-    "object": Held,
-    "object with slots": Slotted,
-    "SimpleNamespace": lambda out: types.SimpleNamespace(out=out),
-    "frozen dataclass": lambda out: dataclasses.make_dataclass("F", ["x"], frozen=True)(out),
-    "numpy": lambda out: out.float().numpy(),
-    "numpy scalar": lambda out: out.float().numpy().sum(),
-    "list of numbers": lambda out: out.tolist(),
-    "item": lambda out: out.sum().item(),
-    "bool": lambda out: bool(out.sum() > 0),
-    "mask": lambda out: out > 0,
-    "text": lambda out: f"{out.sum():.1f}",
-    "complex": lambda out: torch.complex(out.float(), out.float()),
-    "set": lambda out: {round(float(one), 1) for one in out[0]},
-    "generator": lambda out: (one for one in out),
-    "ModelOutput": as_model_output,
+SINGLE: dict[str, Callable[[str], Made]] = {
+    "stale weights": stale,
+    "clipped before unscaling": unscaled,
+    "accumulation that replaces": accumulated,
+    "a generator the other way": generator,
+    "an average that stays": averaged,
+    "moved too far by hand": by_hand,
+    "a step of an epoch left out": later,
+    "autograd.grad": of_autograd_grad,
+    "gradient of a weight half as large again": partial(of_one_input, "layers.3.weight", 1.5),
+    "gradient of a bias doubled": partial(of_one_input, "layers.0.weight", 2.0),
+    "gradient of a weight missing": partial(of_one_input, "layers.0.weight", 0.0),
 }
 
 
-def unseen(result: Callable[[torch.Tensor], Any], plan: str) -> Made:
-    """The same, where no call of the model can be seen: only the result is left."""
-    model, (x, _) = Net(lambda out: out.flip(1) * 1.3), data()
-
-    def step() -> Any:
-        with torch.no_grad():
-            return result(model.forward(x))
-
-    return step, model, sgd(model), plan
-
-
-def appending(plan: str) -> Made:
-    model, (x, _) = Net(lambda out: out * 1.3), data()
-    kept: list[torch.Tensor] = []
-
-    def step() -> None:
-        with torch.no_grad():
-            kept.append(model(x))
-
-    return step, model, sgd(model), plan
+def _for(plan: str) -> list[Planted]:
+    adam, momentum = torch.optim.AdamW, torch.optim.SGD
+    tables: list[tuple[str, dict[str, Callable[[], Made]]]] = [
+        ("output", {name: partial(inferring, it, plan) for name, it in OUTPUTS.items()}),
+        ("gradient", {name: partial(wrong_gradient, it, plan) for name, it in GRADIENTS.items()}),
+        ("AdamW", {name: partial(misstepping, name, adam, plan) for name in STEPS}),
+        ("SGD", {name: partial(misstepping, name, momentum, plan) for name in STEPS}),
+        ("buffer", {name: partial(buffer, it, plan) for name, it in BUFFERS.items()}),
+        ("mask", {name: partial(masked, it, plan) for name, it in MASKS.items()}),
+        ("result", {name: partial(unseen, it, plan) for name, it in RESULTS.items()}),
+        ("step", {name: partial(it, plan) for name, it in SINGLE.items()}),
+    ]
+    return [Planted(f"{kind}, {plan}", n, it) for kind, table in tables for n, it in table.items()]
 
 
-def generating(plan: str) -> Made:
-    """Each call is given what the one before it decided."""
-    model = Net(lambda out: out * 1.3)
-
-    def step() -> torch.Tensor:
-        tokens = torch.zeros(BATCH, dtype=torch.long)
-        with torch.no_grad():
-            for _ in range(5):
-                tokens = model(functional.one_hot(tokens, FEATURES).float()).argmax(1)
-        return tokens
-
-    return step, model, sgd(model), plan
-
-
-# Stochastic nets: a factor of 1.2 beside draws of every kind.
-
-
-class Stochastic(Net):
-    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor], factor: float) -> None:
-        super().__init__(lambda out: out * factor)
-        self.draw = draw
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) + self.draw(x)[:, :CLASSES] + 0.1 * self.draw(x)[:, :CLASSES]
-
-
-NUMPY = "numpy.random"
-DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.5)),
-    "rand": lambda x: torch.rand(x.shape),
-    "randn": lambda x: torch.randn(x.shape),
-    "randn_like": lambda x: torch.randn_like(x),
-    "normal": lambda x: torch.normal(x, 0.1),
-    "functional dropout": lambda x: functional.dropout(x, 0.3),
-    "randint": lambda x: x * torch.randint(0, 2, x.shape),
-    "randperm": lambda x: x[torch.randperm(len(x))],
-    "exponential_": lambda x: torch.empty_like(x).exponential_(),
-    "uniform_ in a product": lambda x: (x @ x.T @ x).uniform_(-1, 1),
-    "Gumbel softmax": lambda x: functional.gumbel_softmax(x, 1.0),
-    "Normal.rsample": lambda x: torch.distributions.Normal(x, 1.0).rsample(),
-    "own generator": lambda x: torch.randn(x.shape, generator=GENERATOR),
-    NUMPY: lambda x: torch.from_numpy(__import__("numpy").random.randn(*x.shape)).float(),
-    "the clock": lambda x: x * (__import__("time").perf_counter_ns() % 997) / 997,
-}
-GENERATOR = torch.Generator()
-
-
-def stochastic(name: str, factor: float, plan: str, trains: bool = True) -> Made:
-    model, (x, y) = Stochastic(DRAWS[name], factor), data()
-    optimizer = sgd(model)
-
-    def step() -> Any:
-        if not trains:
-            with torch.no_grad():
-                return model(x)
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return None
-
-    return step, model, optimizer, plan
-
-
-# Nets that amplify rounding a hundredfold, and what must be seen all the same.
-
-
-class Amplifying(nn.Module):
-    """Narrow blocks with batch normalization: (N, 20) to (N, 12)."""
-
-    def __init__(self, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        layers = [part for _ in range(12) for part in (nn.Linear(20, 20), nn.BatchNorm1d(20),
-                                                       nn.ReLU6())]  # fmt: skip
-        self.layers = nn.Sequential(*layers, nn.Linear(20, CLASSES))
-        self.spoil = spoil
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.layers(x)
-        return self.spoil(out) if in_force() else out
-
-
-def amplified(gradient: bool, spoil: Callable[[torch.Tensor], torch.Tensor], plan: str) -> Made:
-    model = Amplifying((lambda out: Spoiled.apply(out, spoil)) if gradient else spoil)
-    x, y = data()
-    optimizer = sgd(model)
-
-    def step() -> None:
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step, model, optimizer, plan
-
-
-# Right at first, wrong later.
-
-
-def later(after: int, plan: str) -> Made:
-    calls: SimpleQueue[int] = SimpleQueue()  # no counter: that is put back
-
-    def spoil(out: torch.Tensor) -> torch.Tensor:
-        calls.put(1)
-        return out * (1.0 if calls.qsize() < after else 0.0)
-
-    model, (x, _) = Net(spoil), data()
-
-    def step() -> torch.Tensor:
-        with torch.no_grad():
-            return model(x)
-
-    return step, model, sgd(model), plan
-
-
-def _kinds() -> Iterator[Planted]:
-    for plan in (BF16, EXACT):
-        for name, spoil in OUTPUTS.items():
-            yield Planted(f"output, {plan}", name, partial(inferring, spoil, plan))
-        for name, spoil in GRADIENTS.items():
-            yield Planted(f"gradient, {plan}", name, partial(training, spoil, plan))
-        yield Planted(f"gradient, {plan}", "10 % too large with the output",
-                      partial(training, None, plan, lambda out: out * 1.1))  # fmt: skip
-        cut = partial(training, None, plan, lambda out: out.detach() + 0 * out)
-        yield Planted(f"gradient, {plan}", "output cut from its graph", cut)
-        yield Planted(f"gradient, {plan}", "of one bias", partial(one_layer, plan))
-        for name in MISSTEPS:
-            yield Planted(f"optimizer, {plan}", name, partial(misstepping, name, plan))
-        half = GRADIENTS["half as large again"]
-        for order in ("left over, added to", "cleared before", "no optimizer",
-                      "cleared, no optimizer"):  # fmt: skip
-            yield Planted(f"order, {plan}", order, partial(training, half, plan, order=order))
-        yield Planted(f"order, {plan}", "autograd.grad", partial(differentiating, plan))
-        spoil = OUTPUTS["3 % too large"]
-        for name, result in RESULTS.items():
-            make = partial(inferring, spoil, plan, result)
-            yield Planted(f"result, {plan}", name, make)
-            yield Planted(f"result alone, {plan}", name, partial(unseen, result, plan))
-        for name in ("10 % too large", "zero", "another sign", "rows in another order",
-                     "two columns exchanged", "the mean for all"):  # fmt: skip
-            make = partial(amplified, False, OUTPUTS[name], plan)
-            yield Planted(f"amplifying, {plan}", f"output {name}", make)
-        for name in ("half as large again", "another sign", "zero", "left scaled",
-                     "of half of the samples missing"):  # fmt: skip
-            make = partial(amplified, True, GRADIENTS[name], plan)
-            yield Planted(f"amplifying, {plan}", f"gradient {name}", make)
-        yield Planted(f"result, {plan}", "appended to a list", partial(appending, plan))
-        yield Planted(f"result, {plan}", "generated", partial(generating, plan))
-
-
-def _stochastic() -> Iterator[Planted]:
-    for name in DRAWS:
-        for trains in (True, False):
-            yield Planted(
-                "stochastic",
-                f"{name}, {'training' if trains else 'inference'}",
-                partial(stochastic, name, 1.2, BF16, trains),
-                partial(stochastic, name, 1.0, BF16, trains),
-            )
-
-
-KINDS = tuple(_kinds())
-STOCHASTIC = tuple(_stochastic())
-LATE = tuple(Planted("later", f"from call {n} on", partial(later, n, BF16)) for n in (20, 60))
+PLANTED = (*_for(BF16), *_for(EXACT))

@@ -44,44 +44,34 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
-from speedkit_jupyter.tuning.culprits import Culprits
-from speedkit_jupyter.tuning.early_stopping import is_too_slow
 from speedkit_jupyter.tuning.outcome import Tuning
-from speedkit_jupyter.tuning.policies import Grid
+from speedkit_jupyter.tuning.policies import FAR_SLOWER, Grid
 
 
 class ByHand(Grid):
-    """Who makes a grid by hand does not stop early, and tries nothing again that took minutes."""
+    """Who makes a grid by hand does not stop early."""
 
-    def __init__(self) -> None:
-        self._culprits = Culprits()
-
-    def why_left_out(self, name: str) -> str:
-        """A part of it was far slower before."""
-        return self._culprits.why(name)
-
-    def keeps(self, runner: Runner, baseline: Runner) -> bool:
-        """Not what is far slower in steps that are long anyway."""
-        is_dear = runner.fastest_s > FAR_STEP_S and is_too_slow(runner, baseline)
-        self._culprits.note(runner.record.name, is_dear)
-        return not is_dear
-
-    def is_settled(self, comparison: Comparison, racing: Sequence[Record]) -> bool:
+    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
         """Whatever is clear."""
         return False
+
+
+class ByHandOfLongSteps(ByHand):
+    """Nor waits for what is far slower in steps that are long anyway."""
+
+    far_slower = FAR_SLOWER
 
 
 Forces = dict[str, Callable[[], Any]]
 
 # For each combination: the default budget of a benchmark, or so many steps where these take longer.
 GRID_S, GRID_STEPS = 10.0, 14
-# What is far slower in steps of so many seconds leaves the grid, and with it what has its parts.
+# What is far slower in steps of so many seconds leaves the grid.
 FAR_STEP_S = 1.0
 # One thread is worth a try for steps up to so many seconds.
 SHORT_STEP_S = 0.02
@@ -136,7 +126,7 @@ def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> d
         step_of(_step(work), work.model, work.optimizer or ()),
         [Variant("baseline"), *(one.variant() for one in tried)],
         max(GRID_S, GRID_STEPS * step_s) * len(tried),
-        policy=ByHand(),
+        policy=ByHandOfLongSteps() if step_s > FAR_STEP_S / 3 else ByHand(),
     )
     for one in grid.run():
         if sys.stderr.isatty():

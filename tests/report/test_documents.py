@@ -9,7 +9,7 @@ import pytest
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.standing import Standing
+from speedkit_jupyter.measure.rounds.variant_status import VariantStatus
 from speedkit_jupyter.report import plots, units
 from speedkit_jupyter.report.comparison_columns import comparison_table
 from speedkit_jupyter.report.comparison_report import comparison_report
@@ -133,8 +133,8 @@ def test_no_table_shows_an_interval_without_ends():
     few = Record("a", [0.01] * 3, 0.5)
     comparison = Comparison((Record("baseline", [0.01] * 3, 0.5), few), {}, 10)
     assert "inf" not in comparison_report(comparison).to_text()
-    standing = Standing("a", 1.2, 0.0, math.inf, "too noisy")
-    assert "inf" not in live_report(Progress(0.5, "round 3", (standing,))).to_text()
+    status = VariantStatus("a", 1.2, 0.0, math.inf, "too noisy")
+    assert "inf" not in live_report(Progress(0.5, "round 3", (status,))).to_text()
     assert units.between(0.0, math.inf) == "too few rounds"
 
 

@@ -9,13 +9,13 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.standing import Standing, standings
+from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Row, Section, Table
-from speedkit_jupyter.report.live import bar, live_line, live_report, waiting
+from speedkit_jupyter.report.live import bar, live_report, waiting
 
 
 def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
@@ -25,7 +25,7 @@ def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
 
 def test_every_variant_has_its_standing_in_a_word():
     wrong = Accuracy("wrong", reason="its outputs are off")
-    found = standings(
+    found = statuses(
         Comparison(
             (
                 record("baseline", 1),
@@ -58,12 +58,6 @@ def test_every_variant_has_its_standing_in_a_word():
     assert fast.low <= fast.speedup <= fast.high
 
 
-def test_two_rounds_have_no_interval_yet():
-    few = Comparison((record("baseline", 1, rounds=2), record("auto", 0.5, rounds=2)), {}, 10)
-    assert standings(few)[1].state == "measuring"
-    assert standings(few)[1].low is None
-
-
 def test_a_benchmark_tells_its_standings_row_by_row_and_never_that_all_is_done(made_time):
     import torch
 
@@ -82,9 +76,9 @@ def test_a_benchmark_tells_its_standings_row_by_row_and_never_that_all_is_done(m
 
 
 KNOWN = (
-    Standing("baseline", None, None, None, "baseline"),
-    Standing("bf16", 1.5, 1.4, 1.6, "faster"),
-    Standing("auto", 1.234, 1.2, 1.3, "faster"),
+    VariantStatus("baseline", None, None, None, "baseline"),
+    VariantStatus("bf16", 1.5, 1.4, 1.6, "faster"),
+    VariantStatus("auto", 1.234, 1.2, 1.3, "faster"),
 )
 
 
@@ -97,12 +91,6 @@ def test_the_table_has_the_same_rows_from_the_first_second_on():
     assert len(first.splitlines()) == len(last.splitlines())
     assert "1.40× to 1.60×" in last
     assert "waiting" in first
-
-
-def test_in_a_terminal_it_is_one_line_with_the_best_so_far():
-    line = live_line(Progress(0.5, "round 9", KNOWN), "3 variants")
-    assert "\n" not in line
-    assert line.endswith("3 variants: round 9; bf16 1.50×")
 
 
 @pytest.mark.parametrize("done", [0.0, 0.3, 0.99, 1.0, 7.0])
@@ -138,14 +126,6 @@ def test_a_wrong_variant_is_never_folded_away():
     brief = comparison_report(Comparison(tuple(records), {}, 10)).brief().to_text()
     for name in "abcdef":
         assert f"{name} is off" in brief
-
-
-def test_a_result_prints_brief_and_its_report_whole():
-    notes = dict.fromkeys(("sdpa", "compile", "tf32"), "declined: no")
-    found = Comparison((record("baseline", 1), record("a", 0.8, notes=notes)), {}, 10)
-    assert "more notes" in repr(found)
-    assert "more notes" not in repr(found.report())
-    assert "<details style" in found._repr_mimebundle_()["text/html"]
 
 
 def test_wide_tables_break_where_a_reader_would():

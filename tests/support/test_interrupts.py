@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.support.interrupts import held_back, in_windows, window
 
 
@@ -174,7 +174,7 @@ def test_wherever_it_comes_in_a_step_all_is_as_before(where, at):
             optimizer=optimizer,
             budget_s=0.05,
         )
-    assert custody.in_progress() is None
+    assert guard.in_progress() is None
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(one.grad is None for one in model.parameters())

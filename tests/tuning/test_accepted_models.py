@@ -73,14 +73,6 @@ def test_what_gives_up_too_much_is_not_and_the_reason_has_the_number(work):
     assert "rewrites" in allowed.winner.values
 
 
-def test_without_a_number_of_the_users_none_is_tried(work):
-    found = tune(work.step, budget_s=3.0, fresh=True)
-    tried = {name for stage in found.stages for r in stage.comparison.records for name in r.plan}
-    assert "rewrites" not in tried
-    kept = tune(work.step, budget_s=3.0, fresh=True, keep="rewrites", accuracy=work.accuracy(0.9))
-    assert "rewrites" not in kept.winner.values
-
-
 def test_a_function_that_gives_no_number_costs_nothing_of_what_was_found(work):
     found = tune(work.step, budget_s=3.0, fresh=True, accuracy=lambda: None)
     assert "Other models were not tried: accuracy gives nothing" in words(found)

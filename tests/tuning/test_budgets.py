@@ -15,23 +15,11 @@ from speedkit_jupyter.machines import gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds.budget import Budget, advice, clear_answer_s
-from speedkit_jupyter.measure.rounds.pace import Pace
+from speedkit_jupyter.measure.rounds.budget import Budget, time_limited
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.tuning.search import Search
-
-CASES = [
-    (0.03, 5.0),
-    (0.2, 5.0),
-    (0.5, 5.0),
-    (0.5, 15.0),
-    (0.5, 40.0),
-    (2.0, 15.0),
-    (2.0, 40.0),
-    (20.0, 15.0),
-]
 
 
 @pytest.fixture
@@ -53,39 +41,6 @@ def work(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
         return network, optimizer, step
 
     return make
-
-
-@pytest.mark.sampled(11)
-@pytest.mark.parametrize("names", ["fused_optimizer", "fused_optimizer,channels_last,bf16,auto"])
-@pytest.mark.parametrize("fused", [0.5, 3.0])
-@pytest.mark.parametrize(("step_s", "budget_s"), CASES)
-def test_a_comparison_ends_within_its_budget_and_a_step(
-    work, made_time, step_s, budget_s, fused, names
-):
-    network, optimizer, step = work(step_s, fused)
-    began = made_time.now_s()
-    found = benchmark(
-        step, f"baseline,{names}", model=network, optimizer=optimizer, budget_s=budget_s
-    )
-    assert made_time.now_s() - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
-    for one in found.records[1:]:
-        told = one.times_s or one.same_as_baseline or one.failure or one.why_not_measured
-        assert told or not found.baseline.times_s
-    if clear_answer_s(step_s, len(found.records)) > budget_s:
-        assert "short for a clear answer" in found.baseline.notes["budget"]
-
-
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize(("objective", "fused"), [("time", 0.5), ("time", 3.0), ("memory", 0.5)])
-@pytest.mark.parametrize(("step_s", "budget_s"), CASES)
-def test_a_search_ends_within_its_budget_and_a_step(
-    work, made_time, step_s, budget_s, fused, objective
-):
-    network, optimizer, step = work(step_s, fused)
-    began = made_time.now_s()
-    tuning = tune(step, model=network, optimizer=optimizer, budget_s=budget_s, objective=objective)
-    assert made_time.now_s() - began <= 1.25 * budget_s + step_s * max(fused, 1.0)
-    assert not (tuning.helped and fused > 1 and "fused" in tuning.winner.name)
 
 
 @pytest.mark.sampled(3)
@@ -115,16 +70,16 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(work):
     assert "left out: 20 s are too short" in " ".join(repr(found).split())
 
 
-@pytest.mark.parametrize("longer_s", [0.0, 5.0, 60.0])
+@pytest.mark.parametrize("longer_s", [0.0, 60.0])
 def test_an_examination_that_takes_longer_costs_no_rounds(work, made_time, monkeypatch, longer_s):
     network, optimizer, step = work(0.1)
-    examined = Examination.accuracy
+    examined = Examination.late
 
     def slowly(self: Examination, *given: Any) -> Iterator[Any]:
         made_time.sleep(longer_s)
         yield from examined(self, *given)
 
-    monkeypatch.setattr(Examination, "accuracy", slowly)
+    monkeypatch.setattr(Examination, "late", slowly)
     names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
     others = [record for record in found.records[1:] if not record.same_as_baseline]
@@ -160,7 +115,6 @@ def test_where_not_even_two_steps_fit_the_answer_is_that_it_could_not_tell(work)
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=15)
     assert not tuning.helped
     assert "one step takes 20 s" in tuning.unclear
-    assert "would take about 45 minutes" in tuning.unclear
     assert repr(tuning).startswith("Could not tell: ")
 
 
@@ -173,26 +127,12 @@ def test_what_was_not_checked_for_lack_of_time_is_not_called_right(work):
     assert found.best is None
 
 
-@pytest.mark.parametrize(
-    ("seconds", "given_s", "text"),
-    [
-        (0.2, 0.0, "a longer --budget may settle it"),
-        (301, 450, "a longer --budget may settle it"),
-        (1500, 0.0, "settling it would take about 25 minutes"),
-        (1.0, 500, "settling it would take about 20 minutes"),
-        (96455, 0.0, "settling it would take hours"),
-    ],
-)
-def test_no_budget_is_promised_to_be_enough(seconds, given_s, text):
-    assert advice(seconds, "may settle it", "settling it", given_s) == text
-
-
 def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
     from speedkit_jupyter.measure.checks import compilations
 
     graphs = 0
     monkeypatch.setattr(compilations, "graphs", lambda: graphs)
-    pace = Pace(10.0, made_time.perf_counter)
+    budget = Budget(10.0, made_time.perf_counter)
     step = step_of(lambda: None, nn.Linear(1, 1))
     runner = Runner(step, [prepare(step.models[0], None)], Record("compile"), step_s=1.0)
     notes: list[str] = []
@@ -203,14 +143,14 @@ def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
         graphs = 1
 
     step.run = work
-    with pace.examining([runner], lambda: notes.append("ended")):
+    with time_limited(budget, [runner], lambda: notes.append("ended")):
         runner.once()
         runner.once()
-        assert pace.budget.spent_s == pytest.approx(2.0, abs=0.01)
+        assert budget.spent_s == pytest.approx(2.0, abs=0.01)
         made_time.sleep(9.0)
         runner.once()
     assert notes == ["ended"]
-    assert pace.budget.spent_s == pytest.approx(11.0, abs=0.01)
+    assert budget.spent_s == pytest.approx(11.0, abs=0.01)
 
 
 def test_a_budget_within_another_ends_with_it(made_time):
@@ -226,24 +166,6 @@ def test_a_budget_within_another_ends_with_it(made_time):
     assert not part.allows(3.1)
     part.reserved_s = 1.0
     assert not part.allows(2.9)
-
-
-@pytest.mark.parametrize("step_s", [0.002, 0.03, 0.2, 2.0])
-@pytest.mark.parametrize("budget_s", [0.3, 5.0, 15.0])
-def test_no_result_advises_the_budget_that_it_had(work, step_s, budget_s):
-    network, optimizer, step = work(step_s, 0.99)
-    search = Search(step_of(step, network, optimizer), budget_s)
-    advised = search._allowance.more().split()
-    assert advised[0] != "--budget" or int(advised[1]) >= 2 * budget_s
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(3.69182, "3.69"), (0.25, "0.25"), (20.0, "20"), (1500.4, "1500")]
-)
-def test_a_budget_in_words_has_few_digits(seconds, text):
-    from speedkit_jupyter.measure.rounds.budget import few_digits
-
-    assert few_digits(seconds) == text
 
 
 @pytest.mark.parametrize(("first_s", "later_s"), [(4.0, 0.2), (0.2, 0.6)])

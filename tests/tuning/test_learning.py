@@ -127,15 +127,6 @@ def test_identifying_runs_one_step_and_undoes_it(network_and_step):
     assert not network._forward_pre_hooks
 
 
-def test_a_plan_in_force_changes_neither_setting_nor_task(network_and_step):
-    network, optimizer, step = network_and_step()
-    hardware = Hardware.current()
-    before = tasks.identify(step_of(step), hardware, "time", None)
-    _, context = apply_speedups(network, optimizer=optimizer)
-    with context:
-        assert tasks.identify(step_of(step), hardware, "time", None) == before
-
-
 def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(network_and_step):
     tune(network_and_step()[2], budget_s=4)
     network, optimizer, _ = network_and_step()
@@ -167,11 +158,6 @@ def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search
     assert again.learned is None
     assert again.winner.name == "fused_optimizer"
     assert len(database.learned()) == 1
-
-
-def test_tuned_takes_a_model():
-    with pytest.raises(TypeError, match=r"tuned\(\) needs a torch.nn.Module, not int"):
-        tuned(3)
 
 
 def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(

@@ -18,9 +18,8 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import database
-from speedkit_jupyter.tuning.candidates import Candidate, candidates, combinations, strongest
-from speedkit_jupyter.tuning.early_stopping import FAR_ROUNDS
-from speedkit_jupyter.tuning.policies import Grid
+from speedkit_jupyter.tuning.candidates import Candidate, candidates, strongest
+from speedkit_jupyter.tuning.policies import FAR_ROUNDS, Grid
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -98,16 +97,7 @@ def test_two_that_help_alone_and_hurt_together_are_not_joined(sleeping):
     tuning = tune(sleeping(network, optimizer, x, seconds), budget_s=3)
     assert tuning.winner.name == "fused_optimizer"
     reasons = {one.name: one.reason for one in tuning.rejected}
-    assert reasons["channels_last+fused_optimizer"].startswith("slower: about 0.50×")
-
-
-@pytest.mark.slow
-def test_two_that_help_together_are_joined(sleeping):
-    network, optimizer, x = parts()
-    step = sleeping(network, optimizer, x, lambda fused, last: LATE / (1 + 2 * fused + 2 * last))
-    tuning = tune(step, budget_s=3)
-    assert tuning.winner.name == "channels_last+fused_optimizer"
-    assert [name for name, _ in tuning.parts()] == ["channels_last", "fused_optimizer"]
+    assert reasons["channels_last+fused_optimizer"].startswith("slower: ")
 
 
 @pytest.mark.checked
@@ -220,23 +210,6 @@ def test_candidates_join_in_the_catalogs_order_one_value_each():
     assert (fused + bf16).part("precision").name == "bf16"
 
 
-def test_the_strongest_combination_is_tried_first_then_its_parts_are_taken_out():
-    singles = [
-        Candidate({"threads": 1}),
-        Candidate({"precision": "bf16"}),
-        Candidate({"tf32": "medium"}),
-        Candidate({"fused_optimizer": True}),
-    ]
-    start = strongest(singles)
-    assert start.name == "bf16+fused_optimizer"
-    names = [one.name for one in combinations(singles, start)]
-    assert names[0] == "bf16+fused_optimizer"
-    assert set(names[1:4]) == {"bf16", "fused_optimizer", "threads:1+bf16+fused_optimizer"}
-    assert len(names) == len(set(names)) == 2**4 - 1
-    lowered_twice = [name for name in names if "bf16" in name and "tf32" in name]
-    assert names[-len(lowered_twice) :] == lowered_twice
-
-
 @pytest.mark.slow
 def test_what_each_part_is_worth_is_measured_in_the_rounds_that_confirm(sleeping):
     network, optimizer, x = parts()
@@ -281,23 +254,6 @@ def test_an_interrupted_search_ends_with_the_best_so_far_and_says_that_it_is_not
     context.restore()
 
 
-def test_ctrl_c_in_tune_carries_the_best_so_far(made_time):
-    network, optimizer, x = parts()
-    started = made_time.perf_counter()
-
-    def step() -> None:
-        if made_time.perf_counter() - started > 0.5:
-            raise KeyboardInterrupt
-        made_time.sleep(LATE / 4 if optimizer.param_groups[0]["fused"] else LATE)
-        network(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        tune(step, model=network, optimizer=optimizer, budget_s=30)
-    assert caught.value.tuning.winner.name in ("fused_optimizer", "baseline")
-
-
 def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
     network, optimizer, x = parts()
     tuning = tune(
@@ -306,10 +262,8 @@ def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
     )
     reasons = {one.name: one.reason for one in tuning.rejected if "channels_last" in one.name}
     tried = [why for why in reasons.values() if why.startswith("far slower than baseline: ")]
-    left_out = [why for why in reasons.values() if why.startswith("left out: ")]
     assert tried
-    assert left_out
-    assert len(tried) + len(left_out) == len(reasons)
+    assert len(tried) == len(reasons)
     assert "channels_last" not in tuning.winner.values
     assert tuning.winner.values["fused_optimizer"] is True
 

@@ -12,15 +12,13 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, tune
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import FIRST_LOOK
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning.candidates import Candidate
-from speedkit_jupyter.tuning.proof import Proof
+from speedkit_jupyter.tuning.proof import confirm
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -130,21 +128,11 @@ def test_of_two_parts_that_do_the_same_only_one_stays(made_time):
     both = Candidate({"channels_last": True, "fused_optimizer": True})
     for name in both.values:  # as a race leaves it
         search._stages.refuse(name, "falls behind")
-    for _ in Proof(search._stages).confirm(both, "confirming"):
+    for _ in confirm(search._stages, both):
         pass
     assert len(search.result().winner.values) == 1
     assert search.result().winner.name not in [one.name for one in search.result().rejected]
     assert search.result().confirmed
-
-
-def test_too_few_rounds_for_the_proof_are_no_answer(made_time):
-    network = nn.Linear(8, 2)
-    x = torch.rand(4, 8)
-    search = Search(step_of(lambda: network(x)), 10.0)
-    for times in ([1.1], [0.9] * 3):
-        comparison = Comparison((Record("baseline", [1.0] * 3), Record("bf16", times)), {}, 1.0)
-        why = Proof(search._stages)._why_unclear(comparison, comparison.records[1])
-        assert why.startswith("too few rounds for bf16")
 
 
 def test_what_lowers_precision_stays_only_where_it_is_worth_it(made_time):
@@ -181,7 +169,7 @@ def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(made_time, fac
 
     search = Search(step_of(step, network, optimizer), 30.0)
     search._allowance.step_s = 0.1
-    for _ in Proof(search._stages).confirm(Candidate({"fused_optimizer": True}), "confirming"):
+    for _ in confirm(search._stages, Candidate({"fused_optimizer": True})):
         pass
     (proof,) = search.result().stages
     assert (len(proof.comparison.baseline.times_s) > FIRST_LOOK) is goes_on

@@ -122,24 +122,6 @@ def test_a_plan_that_only_rounds_is_the_baselines_curve(net, way, plan):
     assert found.verdict == "same", str(found)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("net", NETS)
-def test_a_loss_that_stays_in_bf16_is_rounded_several_times(net):
-    def loss_of(out: Any, y: Any) -> torch.Tensor:
-        return nn.functional.softplus(-out).mean() + nn.functional.softplus(out.roll(1)).mean()
-
-    found = verify(training(NETS[net], warm_up=True, loss_of=loss_of), "bf16", steps=6)
-    assert found.verdict == "same", str(found)
-
-
-def test_what_is_judged_can_be_seen_in_the_table():
-    found = verify(training(NETS["mlp"], "logits", warm_up=True), "fused_optimizer", steps=3)
-    assert found.verdict in ("different", "worse")
-    table = [line.split() for line in str(found).splitlines() if line[:4].strip().isdigit()]
-    assert table
-    assert all(baseline != planned for _, baseline, planned, _ in table)
-
-
 def test_a_curve_that_may_be_anothers_is_held_against_several_baselines():
     certain = verify(training(NETS["linear"], "lr", lr=3e-2), "fused_optimizer", steps=6)
     assert len(certain.loss.others) == 1

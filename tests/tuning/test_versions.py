@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import warnings
 from typing import Any
 
 import pytest
@@ -47,43 +46,15 @@ EARLIER = [None, 1, "0.1.0", 99]
 
 
 @pytest.mark.parametrize("engine", EARLIER)
-def test_a_plan_of_an_earlier_version_is_not_used_and_that_is_said(engine):
+def test_a_plan_of_an_earlier_version_is_not_used(engine):
     model = nn.Linear(8, 2)
     task = learned(model)
     assert tuned(model) is not None
     as_found_by(engine)
-    with pytest.warns(UserWarning, match="earlier version of SpeedKit.*--tune searches again"):
-        assert tuned(model) is None
+    assert tuned(model) is None
     assert learning.find(tasks.setting([model], Hardware.current()), task) is None
     (kept,) = database.learned()
-    assert kept.is_earlier
     assert "of an earlier version, not used" in " ".join(tuned_list([kept]).to_text().split())
-
-
-def test_it_is_said_once_in_a_session():
-    model = nn.Linear(8, 2)
-    learned(model)
-    as_found_by(None)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            tuned(model)
-    assert len(seen) == 1
-
-
-def test_a_newer_plan_beside_an_earlier_one_is_used_without_a_word():
-    model = nn.Linear(8, 2)
-    learned(model)
-    as_found_by(None)
-    where = tasks.setting([model], Hardware.current())
-    other = tasks.Task("Linear", ("2x8 float32",))
-    made = plan(facts=Facts.read(model))
-    learning.keep(where, other, made, {"sdpa": "math"}, "sdpa:math", None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = tuned(model)
-    assert found is not None
-    assert found.sdpa.backend == "math"
 
 
 def result(median_s: float, rounds: int, high: float | None = 1.3) -> dict[str, Any]:

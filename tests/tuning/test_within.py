@@ -11,7 +11,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.tuning.scoring import score, value, why_not
+from speedkit_jupyter.tuning.reasons import Aim
 
 
 def record(name: str, times: float, peak: int, rounds: int = 40, spread: int = 1) -> Record:
@@ -22,9 +22,8 @@ def record(name: str, times: float, peak: int, rounds: int = 40, spread: int = 1
 
 def scored(one: Record, within: float | None) -> tuple[float, float, str]:
     found = Comparison((record("baseline", 1, 1000), one), {}, 10)
-    asked = ("memory", None, within)
-    return score(found, one, *asked), value(found, one, *asked), why_not(found, one, "x", "memory",
-                                                                         within)  # fmt: skip
+    aim = Aim(memory=True, within=within)
+    return aim.score(found, one), aim.value(found, one), aim.why_not(found, one, "x")
 
 
 def test_what_stays_within_the_factor_is_taken() -> None:

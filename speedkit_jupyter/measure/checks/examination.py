@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
-from speedkit_jupyter.measure.checks import counted_columns, memory, roofline
-from speedkit_jupyter.measure.checks.accuracy import is_finite, stands
-from speedkit_jupyter.measure.checks.judging import controls, layout_queries
-from speedkit_jupyter.measure.checks.judging.untouched import otherwise
-from speedkit_jupyter.measure.checks.judging.verdicts import Judge
-from speedkit_jupyter.measure.checks.observing.course import Course
-from speedkit_jupyter.measure.checks.observing.trials import Steps, is_compiled
+from speedkit_jupyter.measure.checks import counted_columns, judge, memory, roofline
+from speedkit_jupyter.measure.checks.accuracy import Accuracy, stands
+from speedkit_jupyter.measure.checks.judge import Judge
+from speedkit_jupyter.measure.checks.observing.observer import Run
+from speedkit_jupyter.measure.checks.trials import CALLS, Trials, is_compiled
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -22,8 +19,6 @@ from speedkit_jupyter.measure.undo.isolation import State
 STEPS_LATER = "all its steps"
 # A GradScaler halves its factor each time, from 65536 on.
 MOST_SKIPPED = 16
-# The baseline gives the same bits so many times more, where a variant is to give them.
-AGAIN = 2
 
 
 class Examination:
@@ -32,130 +27,96 @@ class Examination:
     One that raises is a row that says so; the others go on.
     """
 
-    def __init__(
-        self,
-        runners: Sequence[Runner],
-        start: State,
-        check: Sequence[str] = (),
-    ) -> None:
-        self._runners, self._steps = runners, Steps(start, check)
-        self._yardstick: Judge | None = None
+    def __init__(self, runners: Sequence[Runner], start: State, check: Sequence[str] = ()) -> None:
+        self._runners, self._trials = runners, Trials(start, check)
+        self._judge: Judge | None = None
 
     @property
     def dropout_off(self) -> bool:
         """Whether dropout layers were off while accuracy was checked."""
-        return self._steps.dropout_off
+        return self._trials.dropout_off
 
     def accuracy(self, to_check: Callable[[Record], bool]) -> Iterator[Progress]:
-        """A few steps against the same in float64, of each variant that is `to_check`: asked once
-        those before it are judged.
+        """Check each variant that is `to_check`, which is asked once those before it are judged.
+
+        It costs two steps of each; of the baseline also one in float64, and one for each precision.
         """
         __tracebackhide__ = True
         yield Progress(0.0, "checking what is computed")
         for runner in self._runners[1:]:
             if to_check(runner.record):
-                self._judge(runner, self._known())
+                self._check(runner, CALLS)
                 yield Progress(0.0, f"checked {runner.record.name}")
 
-    def _known(self) -> Judge:
-        """What variants are judged by."""
-        __tracebackhide__ = True
-        if self._yardstick is None:
-            judge = self._yardstick = controls.made(self._steps, self._runners)
-            first = self._runners[0]
-            first.record.accuracy = judge.judge(judge.baseline, first.precision)
-        return self._yardstick
-
     def late(self, runner: Runner) -> Iterator[Progress]:
-        """After all its steps: one that was not checked yet, or what was right once more."""
+        """After all its steps, check one that was not checked yet, or what was right once more."""
         __tracebackhide__ = True
         record = runner.record
         before = record.accuracy
         if record.failure or not (before is None or stands(before)):
             return
         yield Progress(1.0, f"checking {record.name}{' again' if before else ''}")
-        self._judge(runner, self._known())
+        self._check(runner, 1 if before else CALLS)
         now = record.accuracy
         if before is None or now is None:
             return
         late = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
         record.accuracy = before if stands(now) else late
 
-    def _judge(self, runner: Runner, known: Judge) -> None:
+    def _known(self) -> Judge:
+        """What variants are judged by."""
+        __tracebackhide__ = True
+        if self._judge is None:
+            first = self._runners[0]
+            self._judge = known = judge.made(self._trials, first)
+            first.record.accuracy = known.verdict(known.baseline, first.precision, lambda _: False)
+        return self._judge
+
+    def _check(self, runner: Runner, calls: int) -> None:
+        known, first = self._known(), self._runners[0]
+        precision = known.judged_in(runner.precision)
+        if not known.void and precision != "fp32" and precision not in known.controls:
+            judge.add_control(known, self._trials, first, precision, 0, runner.scale())
         try:
-            course = self._settled(runner)
+            run = self._settled(runner, known, calls)
         except Exception as error:
             runner.fail(error)
             return
-        if runner.record.is_other_model(self._runners[0].record):
-            runner.record.accuracy = known.distance(course, runner.precision)
+        if runner.record.is_other_model(first.record):
+            runner.record.accuracy = known.distance(run, runner.precision)
             return
-        more = partial(controls.more, known, self._steps, self._runners, runner.precision)
-        accuracy = known.judge(course, runner.precision, more)
-        if (
-            accuracy.verdict == "wrong"
-            and (why := self._why_random(runner))
-            and is_finite(accuracy)
-        ):
-            accuracy = replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
-        if accuracy.verdict in ("exact", "rounding") and (fault := self._otherwise(runner, course)):
-            accuracy = replace(accuracy, verdict="wrong", reason=fault)
-        runner.record.accuracy = accuracy  # also where no time is left for what follows
-        accused = accuracy.verdict == "wrong" or accuracy.doubtful
-        if accused and (why := self._asks_for_layout(runner, course, known)):
-            reason = f"{why} ({accuracy.reason})"
-            runner.record.accuracy = replace(accuracy, verdict="not checked", reason=reason)
-        elif accuracy.verdict == "wrong" and self._changes_by_itself(known):
-            reason = f"the step itself computes something else at times ({accuracy.reason})"
-            runner.record.accuracy = replace(accuracy, verdict="not checked", reason=reason)
 
-    def _asks_for_layout(self, runner: Runner, course: Course, known: Judge) -> str:
-        """Why whole numbers and words that differ may be what the plan is to change; empty where
-        they may not: of a layout, say, or where other things are wrong too.
-        """
-        first, others = self._runners[0], layout_queries.without_exact(course, known.baseline)
-        rest = known.judge(others, runner.precision)
-        if is_compiled(first) or rest.verdict == "wrong" or rest.doubtful:
-            return ""
-        asked: set[str] = set()
-        self._steps.observed(first, lambda: layout_queries.noted(asked))
-        names = ", ".join(f"Tensor.{name}" for name in sorted(asked))
-        return f"the step asks how its tensors lie in memory: {names}" if names else ""
+        def more(number: int) -> bool:
+            if number == 0:
+                scale = runner.scale()
+                return judge.add_control(known, self._trials, first, precision, 1, scale)
+            again = self._trials.run(first, known.trace)
+            return judge.note_unlike(known, again, known.judged_in(first.precision))
 
-    def _changes_by_itself(self, judge: Judge) -> bool:
-        """Whether the baseline, run again now, would be accused as well: by the clock, say."""
-        first = self._runners[0]
-        again = (self._steps.observed(first) for _ in range(AGAIN))
-        return any(judge.judge(course, first.precision).verdict == "wrong" for course in again)
+        accuracy = known.verdict(run, runner.precision, more)
+        runner.record.accuracy = self._unless_random(runner, accuracy)
 
-    def _otherwise(self, runner: Runner, course: Course) -> str:
-        """What a plan does otherwise that has nothing to do with it; empty where nothing.
+    def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
+        """Not checked, where a variant may differ by its random numbers alone."""
+        inside = "" if runner.steps_only else ", ".join(sorted(self._trials.drawn_inside))
+        if accuracy.verdict != "wrong" or not self._trials.is_random:
+            return accuracy
+        if is_compiled(runner):
+            why = "the step draws random numbers; compiled code draws others"
+        elif inside:
+            why = f"the step draws random numbers inside of {inside}; kernels differ"
+        else:
+            return accuracy
+        return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
 
-        Not where the baseline itself does it otherwise each time.
-        """
-        judge = self._yardstick
-        if judge is None or not runner.steps_only or not (fault := otherwise(course, judge)):
-            return ""
-        again = (self._steps.observed(self._runners[0]) for _ in range(AGAIN))
-        return "" if any(otherwise(repeat, judge, exactly=True) for repeat in again) else fault
-
-    def _settled(self, runner: Runner) -> Course:
+    def _settled(self, runner: Runner, known: Judge, calls: int) -> Run:
         """Once a GradScaler's factor is one at which it skips none of the steps."""
         for _ in range(MOST_SKIPPED):
             before = runner.scale()
-            course = self._steps.observed(runner)
+            run = self._trials.run(runner, known.trace, calls=calls)
             if not runner.scale() < before:
                 break
-        return course
-
-    def _why_random(self, runner: Runner) -> str:
-        """Why this variant may differ by its random numbers alone; empty where it may not."""
-        if not self._steps.is_random:
-            return ""
-        if is_compiled(runner):
-            return "the step draws random numbers; compiled code draws others"
-        inside = "" if runner.steps_only else ", ".join(sorted(self._steps.drawn_inside))
-        return f"the step draws random numbers inside of {inside}; kernels differ" if inside else ""
+        return run
 
     def memory(self) -> Iterator[Progress]:
         """The allocator's peak in one step of each variant."""

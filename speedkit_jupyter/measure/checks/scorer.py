@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from speedkit_jupyter.measure.checks.observing.trials import is_compiled
 from speedkit_jupyter.measure.checks.scores import Score, Scored
+from speedkit_jupyter.measure.checks.trials import is_compiled
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import patched

@@ -18,7 +18,6 @@ from speedkit_jupyter.measure.results.statistics import (
     bonferroni_share,
     held_up,
     least_rounds,
-    pairs_needed,
     spread,
 )
 
@@ -153,19 +152,12 @@ class Comparison(Shown):
             return None
         return min(record.limit_s, *times) / spread(times).median_s
 
-    def seconds_needed(self, record: Record) -> float | None:
-        """About how long a run would have to be for a verdict on this variant."""
-        ratio = self.ratio(record)
-        pairs = None if ratio is None else pairs_needed(ratio)
-        return None if pairs is None or self.round_s is None else pairs * self.round_s
-
-    def seconds_for_an_interval(self) -> float | None:
-        """About how long a run would have to be for any interval at all; None once there is one."""
+    @property
+    def has_too_few_rounds(self) -> bool:
+        """Whether the rounds can't give each variant an interval."""
         ratios = [self.ratio(record) for record in self.records]
-        if self.round_s is None or not any(r is not None and math.isinf(r.high) for r in ratios):
-            return None
-        least = least_rounds(len(self.records) - 1)
-        return self.round_s * least if len(self.baseline.times_s) < least else None
+        few = len(self.baseline.times_s) < least_rounds(len(self.records) - 1)
+        return few and any(ratio is not None and math.isinf(ratio.high) for ratio in ratios)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` is a list of records."""

@@ -163,18 +163,6 @@ def least_rounds(variants: int) -> int:
     return least_pairs(bonferroni_share(ERROR * LAST_LOOK, variants))
 
 
-def pairs_needed(ratio: Ratio) -> int | None:
-    """About how many pairs would give a verdict, by the interval's width shrinking with their root.
-
-    None where there is no interval yet.
-    """
-    if ratio.low <= 0 or math.isinf(ratio.high):
-        return None
-    half_width = math.log(ratio.high / ratio.low) / 2
-    target = max(abs(math.log(ratio.median)), SAME / 2)
-    return math.ceil(ratio.pairs * (half_width / target) ** 2)
-
-
 def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[float, float, float]:
     """Median with its distribution-free interval; the widest one where the times are too few."""
     import numpy as np

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
-from statistics import median
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -16,18 +13,26 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import OVERHEAD_S, Budget
-from speedkit_jupyter.measure.rounds.pace import Pace
+from speedkit_jupyter.measure.rounds.budget import (
+    LATEST,
+    LONGER,
+    OVERHEAD_S,
+    REFERENCE,
+    ROUNDED,
+    Budget,
+    clear_answer_s,
+    few_digits,
+    time_limited,
+)
 from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.measure.rounds.preparing import keep_copies_where_they_fit, prepared
+from speedkit_jupyter.measure.rounds.preparation import keep_copies_where_they_fit, prepared
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
-from speedkit_jupyter.measure.rounds.warm_up_of_all import WarmUps
+from speedkit_jupyter.measure.rounds.warm_up import WarmUp, far_slower, leave_out
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
-from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
@@ -35,22 +40,28 @@ from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 
-# Without a budget of the user's it takes so long, or more where a step is long.
-DEFAULT_S = 10.0
+# Without a budget of the user's it takes so long; up to the second where a step is long.
+DEFAULT_S, MOST_GROWN_S = 10.0, 600.0
+# What is measured of the machine takes so long: products in each precision, a copy.
+LIMITS_S = 0.8
+# A variant that is so many times slower is the first that is left out where time is short.
+FAR = 2.0
+# A check of one variant takes about so many of its steps.
+CHECKED_STEPS = 3
 
 
 class Benchmark:
     """Measures a step under several variants. Drain `run()`, then read `result()`.
 
-    `budget_s` are the seconds for all of it, without what compiling takes: where they are short,
-    fewer variants are measured, and less is examined. None is enough for a clear answer. The
-    device is synchronized around each step, or with `throughput` only around blocks of steps.
-    `check` names what the step leaves in its namespace for the accuracy check, in place of what
-    backward ran on. The `accuracy` that the user names is asked under each variant, and decides
-    about what makes another model; what that takes comes on top. The `policy` says which variants
-    leave the rounds, when these end, and what is checked. It ends `within` another budget, too; its
-    own begins when it runs, or began at `begun_s` on the clock, where that is set. Whatever
-    happens, models, optimizers, random generators and names end as they began. Raises StepError.
+    `budget_s` are the seconds for all of it but compiling: where they are short, fewer variants
+    are measured, and less is examined. None is enough for a clear answer. The device is
+    synchronized around each step, or with `throughput` only around blocks of steps. `check` names
+    what the step leaves in its namespace for the accuracy check, in place of what backward ran on.
+    The `accuracy` that the user names is asked under each variant, and decides about what changes
+    the results; its time comes on top. The `policy` says which variants leave the rounds, when
+    these end, and what is checked. It ends `within` another budget, too; its own begins when it
+    runs, or began at `begun_s` on the clock, where that is set. Whatever happens, models,
+    optimizers, random generators and names end as they began. Raises StepError.
     """
 
     def __init__(
@@ -84,15 +95,7 @@ class Benchmark:
         self._environment: dict[str, Any] = {}
         self._within = within
         self.begun_s: float | None = None
-        self._pace = self._new_pace()
-
-    def _new_pace(self, now: Callable[[], float] | None = None) -> Pace:
-        return Pace(self.budget_s, now, self._policy, self._grows, self._within, self.begun_s)
-
-    @property
-    def budget(self) -> Budget:
-        """What it goes by; a default one grows with the step."""
-        return self._pace.budget
+        self.budget = Budget(self.budget_s, within=within)
 
     @property
     def judging_s(self) -> float:
@@ -133,143 +136,169 @@ class Benchmark:
             """
             return clock.now() - sum(pause() for pause in pauses)
 
-        self._pace = self._new_pace(now)
+        self.budget = Budget(self.budget_s, now, self._within, self.begun_s)
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
             for model in step.models:
                 stack.enter_context(hidden(model))
             keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
-            if len(self.variants) > 1:
-                step.tell(beyond.of_float64(visit.state.walk, step.models))
             start, self.budget.reserved_s = visit.state, visit.taking_s
-            pauses += [lambda: visit.paused_s, lambda: start.meanwhile.waited_s]
-            runners = [self._runner(0, start.walk)]
-            self._environment = environment(runners[0].device)
-            warm_ups = WarmUps(step, self._pace, self._policy, len(self.variants))
-            yield from warm_ups.first(runners[0], start)
-            if step.made and runners[0].is_planned:  # without knowing of them
-                runners = [self._runner(0, start.walk)]
-                yield from warm_ups.first(runners[0], start)
-            step.leave_to_others(start)
-            if self._scorer is not None:
-                yield from self._scorer.of_baseline(runners[0], start, self.budget)
-            # Planned once it is known which optimizers the step makes itself.
-            runners += [self._runner(i, start.walk) for i in range(1, len(self.variants))]
-            yield from warm_ups.others(_working(runners), start)
-            yield from self._weigh(_warm(runners), start)
-            runners = self._pace.within(_warm(runners))
-            if self._policy.chooses:
-                check = yield from self._examine(runners, start)
+            pauses.append(lambda: visit.paused_s)
+            runners = yield from self._warm_up(start)
+            yield from self._weigh(runners, start)
+            runners = self._as_many_as_fit(_warm(runners))
+            with self._time_for_checks(runners):
                 yield from self._sample(_warm(runners), now)
-                if check is not None:
-                    yield from self._check_late(check, _warm(runners))
-            else:  # times first: without any, nothing else says anything
-                with self._pace.keeping_checks(runners):
-                    yield from self._sample(_warm(runners), now)
-                check = yield from self._examine(_by_speed(_warm(runners)), start)
-                if check is not None:
-                    yield from self._check_late(check, _warm(runners))
+            yield from self._examine(_warm(runners), start)
             if self._scorer is not None:
                 yield from self._scorer.of_others(_warm(runners)[1:], start, self.budget)
-            if not self._policy.chooses:
+            if not self._within:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
+
+    def _warm_up(self, start: State) -> Generator[Progress, None, list[Runner]]:
+        """Return a runner for each variant, those that work warm."""
+        __tracebackhide__ = True
+        step, first = self.step, self._runner(0, start.walk)
+        self._environment = environment(first.device)
+        warm_up = WarmUp(step, self.budget, self._policy, len(self.variants))
+        yield from warm_up.baseline(first, start)
+        if step.made and first.is_planned:  # it was planned without knowing of them
+            first = self._runner(0, start.walk)
+            yield from warm_up.baseline(first, start)
+        if self._scorer is not None:
+            yield from self._scorer.of_baseline(first, start, self.budget)
+        # Planned once it is known which optimizers the step makes itself.
+        others = [self._runner(i, start.walk) for i in range(1, len(self.variants))]
+        yield Progress(0.0, self._time_ahead(first, [first, *_working(others)]))
+        yield from warm_up.others(first, _working(others), start)
+        return [first, *others]
 
     def _runner(self, index: int, walk: Walk) -> Runner:
         record, variant = self._records[index], self.variants[index]
         return prepared(self.step, variant, record, walk, is_baseline=index == 0)
 
+    def _time_ahead(self, first: Runner, runners: Sequence[Runner]) -> str:
+        """Say how long it will take; a budget that is not the user's grows to a clear answer."""
+        needed_s = clear_answer_s(first.worst_s, len(runners))
+        if self._grows:
+            self.budget.seconds = max(self.budget.seconds, min(needed_s, MOST_GROWN_S))
+        budget_s, compiled = self.budget.seconds, sum(r.record.is_compiled for r in runners)
+        text = f"one step takes {first.step_s:.2g} s: about {max(budget_s, OVERHEAD_S):.0f} s"
+        text += f" and the compiling of {compiled}" if compiled else ""
+        if needed_s > budget_s and not self._within:
+            text += f", short for a clear answer ({LONGER})"
+            variants = f"{len(runners)} variant{'s' * (len(runners) > 1)}"
+            first.record.notes["budget"] = (
+                f"one step takes {first.step_s:.2g} s: {few_digits(budget_s)} s are short for a "
+                f"clear answer about {variants}; {LONGER}"
+            )
+        return text
+
     def _weigh(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
-        """Where memory decides it comes first: what saves none needs neither check nor rounds."""
+        """Where memory decides it comes first: what saves none needs neither rounds nor checks."""
         __tracebackhide__ = True
         if not self._policy.weighs:
             return
-        with self._pace.examining(runners, lambda: self._pace.note_limits(runners)):
-            yield from Examination(runners, start).memory()
-        for runner in runners[1:]:
-            if why := self._policy.why_too_heavy(runners[0].record, runner.record):
+        first, *others = _warm(runners)
+        with time_limited(self.budget, [first, *others], lambda: _note_limits(first)):
+            yield from Examination([first, *others], start).memory()
+        for runner in others:
+            if why := self._policy.why_too_heavy(first.record, runner.record):
                 runner.record.notes["dropped"], runner.warm = why, None
 
-    def _examine(
-        self, runners: Sequence[Runner], start: State
-    ) -> Generator[Progress, None, Examination | None]:
-        """Accuracy, memory and limits, each from untimed steps; what there is no time for is left.
+    def _as_many_as_fit(self, runners: Sequence[Runner]) -> list[Runner]:
+        """Leave out what there is no time for: the hopeless, then the last.
 
-        Where rounds are too few for any verdict, there is nothing to check either.
+        Two stay at least; one where the other is so slow that not even one round would fit. A look
+        has one round of all.
         """
-        __tracebackhide__ = True
-        pace, check = self._pace, None
-        if not self._policy.chooses or pace.has_time_to_check(runners):
-            check = Examination(runners, start, self._check)
-            with (
-                pace.keeping_rounds(runners),
-                pace.examining(runners, lambda: _not_checked(runners)),
-            ):
-                yield from check.accuracy(partial(self._policy.is_to_check, records=self._records))
-            self._dropout_off = check.dropout_off
-        else:
-            _not_checked(runners)
-        working = _warm(runners)
-        is_enough = self._policy.hasty or self._policy.weighs
-        if is_enough or not pace.has_time_for_limits(working):
-            return check
-        about = Examination(working, start)
-        with (
-            pace.keeping_rounds(working),
-            pace.examining(working, lambda: pace.note_limits(working)),
-        ):
-            yield from about.memory()
-            if not self._policy.chooses:
-                self._flops = about.flops()
-                yield from about.limits(self._flops)
-                yield from about.quantities()
-        return check
+        kept = list(runners)
+        while len(kept) > 1 and not self.budget.is_a_look:
+            if self._rounds_s(kept) + self._checks_s(kept) <= self.budget.left_s:
+                break
+            slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
+            is_hopeless = slowest.fastest_s > FAR * kept[0].fastest_s
+            round_s = sum(runner.worst_s for runner in kept)
+            if len(kept) == 2 and not (is_hopeless and not self.budget.allows(round_s)):
+                break
+            gone = slowest if is_hopeless else kept[-1]
+            times = gone.fastest_s / max(kept[0].fastest_s, 1e-9)
+            leave_out(gone, self.budget, far_slower(kept[0], times) if times > FAR else "")
+            kept = [runner for runner in kept if runner is not gone]
+        return kept
 
-    def _check_late(self, check: Examination, runners: Sequence[Runner]) -> Iterator[Progress]:
-        """After the rounds, which may have shown what else has to be right."""
-        __tracebackhide__ = True
-        by_name = {runner.record.name: runner for runner in runners[1:]}
-        with self._pace.examining(runners, lambda: None):
-            for record in self._policy.late(self.result()):
-                is_new = self._policy.chooses or record.accuracy is None
-                if record.name in by_name and is_new:
-                    yield from check.late(by_name[record.name])
+    def _rounds_s(self, runners: Sequence[Runner]) -> float:
+        """Return how long rounds enough to tell anything take."""
+        rounds = self._policy.least_rounds(len(runners) - 1)
+        return LATEST * rounds * sum(runner.worst_s for runner in runners)
+
+    def _checks_s(self, runners: Sequence[Runner]) -> float:
+        """Return about how long the checks of these take."""
+        first, others = runners[0], runners[1:]
+        steps_s = sorted(runner.worst_s for runner in others)
+        checked_s = CHECKED_STEPS * sum(steps_s[: self._policy.checked])
+        lowered = {runner.precision for runner in others} - {first.precision}
+        return checked_s + (REFERENCE + ROUNDED * len(lowered)) * first.worst_s * bool(others)
+
+    @contextmanager
+    def _time_for_checks(self, runners: Sequence[Runner]) -> Iterator[None]:
+        """In the block the time for the checks is in reserve, beside rounds enough."""
+        left_s = self.budget.left_s - self._rounds_s(runners)
+        reserve_s = max(min(self._checks_s(runners), left_s), 0.0) if runners else 0.0
+        self.budget.reserved_s += reserve_s
+        try:
+            yield
+        finally:
+            self.budget.reserved_s -= reserve_s
 
     def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
         __tracebackhide__ = True
-        if self._policy.chooses:
-            result = self.result()
-            candidates = [
-                runner for runner in runners[1:] if result.verdict(runner.record) != "wrong"
-            ]
-            runners = [runners[0], *candidates]
         budget = self.budget
         least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
         left_s = max(budget.left_s, least_s)
-
-        def sampler(of: Sequence[Runner]) -> Sampler:
-            return Sampler(of, left_s, self._throughput, now, budget)
-
-        if not self._policy.hasty and not budget.is_a_look:
-            # The examination may have taken longer than planned.
-            runners = self._pace.as_many(runners, lambda some: not sampler(some).too_few())
-        self._sampler = sampler(runners)
-        if not self._policy.hasty and (warning := self._sampler.too_few(budget.seconds)):
+        self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
+        if not self._within and (warning := self._sampler.too_few()):
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._policy, self.result)
 
+    def _examine(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+        """Accuracy, memory and limits, from untimed steps; what there is no time for is named."""
+        __tracebackhide__ = True
+        if not runners:  # the baseline itself has failed since it was warmed up
+            return
+        first, by_name = runners[0], {runner.record.name: runner for runner in runners[1:]}
+        check = Examination(runners, start, self._check)
+        with time_limited(self.budget, runners, lambda: _not_checked(runners)):
+            for record in self._policy.to_check(self.result()):
+                if record.name in by_name and not record.failure:
+                    yield from check.late(by_name[record.name])
+        self._dropout_off = check.dropout_off
+        working = _warm(runners)
+        if not self._policy.has_limits:
+            return
+        limits_s = LIMITS_S + 3 * sum(runner.worst_s for runner in working)
+        if not self.budget.allows(limits_s) and not self.budget.is_a_look:
+            _note_limits(first)
+            return
+        about = Examination(working, start)
+        with time_limited(self.budget, working, lambda: _note_limits(first)):
+            yield from about.memory()
+            self._flops = about.flops()
+            yield from about.limits(self._flops)
+            yield from about.quantities()
+
 
 def _not_checked(runners: Sequence[Runner]) -> None:
-    """Those that no check has come to."""
+    """Note those that no check has come to."""
     for runner in runners:
         if runner.record.accuracy is None:
             runner.record.accuracy = Accuracy("not checked", "the budget was too short to check")
 
 
-def _by_speed(runners: Sequence[Runner]) -> list[Runner]:
-    """The first, then the fastest: what may win is checked before the time is over."""
-    first, *others = runners
-    return [first, *sorted(others, key=lambda runner: median(runner.record.times_s or [math.inf]))]
+def _note_limits(first: Runner) -> None:
+    """Note that they are missing, at least in part."""
+    first.record.notes["limits"] = "memory and limits were left out, since the budget is short"
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:

@@ -1,23 +1,28 @@
-"""A budget is a promise about the clock: everything counts, but compiling, which is told apart."""
+"""A budget is a promise about the clock: everything counts but compiling, which is told apart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds import clock
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.measure.rounds.runner import Runner
 
 # Nothing is begun that would end later than this many times the budget.
 LATEST = 1.1
 # What a measurement of the shortest step takes anyway: imports, copies, checks. A budget below that
 # is for a look: steps shorter than SHORT_S are warmed up and checked then, whatever the clock says.
 OVERHEAD_S, SHORT_S = 1.0, 0.05
-# For a clear answer each variant runs about so often: warm-up and check, rounds. Besides them the
-# baseline is checked twice and in float64, and rounded to each other precision among the variants,
-# operation by operation: about so many of the step's times.
+# For a clear answer each variant runs about so often: in its warm-up and check, and in rounds. The
+# baseline's step in float64, and rounded to one other precision, take about so many of its times.
 APART, ROUNDS, REFERENCE, ROUNDED = 4, 12, 8, 8
-# What takes longer than so many seconds is said.
-MOST_ADVISED_S = 900.0
+# No number of seconds is promised to be enough: noise decides how many there have to be.
+LONGER = "a longer --budget may settle it"
 
 
 class OutOfTime(BaseException):
@@ -61,6 +66,11 @@ class Budget:
         return min(max(self.spent_s / self.seconds, 0.0), 1.0)
 
     @property
+    def is_part(self) -> bool:
+        """Whether it lies within another one."""
+        return self._within is not None
+
+    @property
     def is_a_look(self) -> bool:
         """Whether it is shorter than what a measurement takes anyway."""
         return self.seconds < OVERHEAD_S if self._within is None else self._within.is_a_look
@@ -81,6 +91,47 @@ class Budget:
             self._within.exclude(seconds)
 
 
+@contextmanager
+def time_limited(
+    budget: Budget, runners: Sequence[Runner], note: Callable[[], object]
+) -> Iterator[None]:
+    """Untimed steps of these: none is begun that would, by those before, end too late.
+
+    Then the block ends there, and `note` says what is missing. What they compile is excluded.
+    (Steps are begun deep inside of checks, so that each runner is told what surrounds its own.)
+    """
+    longest_s: dict[int, float] = {}
+    between_s, ended_s = 0.0, math.inf
+
+    @contextmanager
+    def limited(runner: Runner) -> Iterator[None]:
+        nonlocal between_s, ended_s
+        begun_s, graphs = clock.now(), compilations.graphs()
+        between_s = max(between_s, begun_s - ended_s)
+        usual_s = longest_s.get(id(runner), runner.worst_s)
+        if not budget.allows(usual_s + between_s):
+            raise OutOfTime
+        try:
+            yield
+        finally:
+            ended_s = clock.now()
+            took_s = ended_s - begun_s
+            if compilations.graphs() > graphs:
+                budget.exclude(took_s - usual_s)
+                took_s = usual_s
+            longest_s[id(runner)] = max(usual_s, took_s)
+
+    for runner in runners:
+        runner.around_step = limited
+    try:
+        yield
+    except OutOfTime:
+        note()
+    finally:
+        for runner in runners:
+            runner.around_step = None
+
+
 def clear_answer_s(step_s: float, variants: int) -> float:
     """About how many seconds a clear answer about so many variants of a step takes."""
     return step_s * (REFERENCE + ROUNDED + variants * (APART + ROUNDS))
@@ -89,17 +140,3 @@ def clear_answer_s(step_s: float, variants: int) -> float:
 def few_digits(seconds: float) -> str:
     """`3.69`, `15`, `1500`: a budget in words, without unit."""
     return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
-
-
-def advice(seconds: float, may: str, doing: str, given_s: float = 0.0) -> str:
-    """`a longer --budget may settle it`, or `settling it would take hours`.
-
-    No number of seconds: noise decides how many there have to be. `given_s` was not enough, and
-    the least that is thought of is twice as much.
-    """
-    seconds = max(seconds, 2 * given_s)
-    if seconds <= MOST_ADVISED_S:
-        return f"a longer --budget {may}"
-    if seconds <= 3600:
-        return f"{doing} would take about {math.ceil(seconds / 300) * 5} minutes"
-    return f"{doing} would take hours"

@@ -11,18 +11,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread
 from threading import enumerate as running_threads
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.observing.course import Course, goes_on
-from speedkit_jupyter.measure.checks.observing.observer import observing
-from speedkit_jupyter.measure.checks.values.parameters import parameters_of
+from speedkit_jupyter.measure.checks.observing.observer import Look, Run, observing
+from speedkit_jupyter.measure.checks.reference.promotion import parameters_of
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.subject.unrun import refuse_lazy_results, refuse_unrun_result
+from speedkit_jupyter.measure.subject.unrun import refuse_unrun_result
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans import reaching
 from speedkit_jupyter.plans.context import SpeedContext
@@ -162,15 +161,8 @@ class Runner:
             context.asked.clear()
         result = self.step.run(self.contexts[0])
         refuse_unrun_result(result)
-        refuse_lazy_results([result, *self.step.results()], self._again)
         self.step.asked = frozenset().union(*(context.asked for context in self.contexts))
         return result
-
-    @door
-    def _again(self) -> object:
-        __tracebackhide__ = True
-        self.step.rewind()
-        return self.step.run(self.contexts[0])
 
     def _has_to_be_routed(self) -> bool:
         return any(context.plan[name].active for context in self.contexts for name in ROUTED)
@@ -196,33 +188,26 @@ class Runner:
         return float(scalers[0].get_scale()) if scalers else 1.0
 
     def observed(
-        self,
-        left: Callable[[], list[object]],
-        check: Sequence[str] = (),
-        lead: Course | None = None,
-        limit: int | None = None,
-    ) -> Course:
-        """What a few steps compute, each followed by what it `left` behind.
+        self, trace: dict[str, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
+    ) -> Run:
+        """Return how far some calls of the step are off the trace; see `observing`.
 
-        The values of the names `check` are compared in place of all outputs. With a `lead` they
-        follow its parameters; `limit` is in its stretches.
+        The values of the names `check` are compared in place of all outputs.
         """
         step, routed = self.step, self._router is not None and self._router.lowers
-        held = [*step.optimizers, *step.bystanders]
+        others = parameters_of([*step.optimizers, *step.bystanders])
+        options |= {"scale": self.scale, "loss_is_scaled": self.scales_itself}
+        options |= {"named": bool(check), "unread": step.unread}
         with (
             other_threads.refused(step.models) if routed else nullcontext(),
-            observing(
-                step.models, parameters_of(held), self.scale, self.scales_itself, lead,
-                None if check else limit, step.unread,
-            ) as observer,
-        ):  # fmt: skip
-            course = observer.course
-            while goes_on(course, lead):
+            observing(step.models, others, trace, **options) as observer,
+        ):
+            while len(observer.run.ends) < calls and not observer.is_done:
                 result = self.once()
-                observer.step_ended(result, left, step.values(check))
+                observer.step_ended(step.values(check) or [result, *step.results()])
                 if step.repeats is not None and step.repeats.alone:
                     break
-        return course
+        return observer.run
 
     @property
     def precision(self) -> str:

@@ -13,10 +13,10 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import Budget, advice
+from speedkit_jupyter.measure.rounds.budget import LONGER, Budget
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.rounds.standing import Standing, standings
+from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -44,7 +44,7 @@ class Progress:
 
     done: float
     text: str
-    known: tuple[Standing, ...] = ()
+    known: tuple[VariantStatus, ...] = ()
 
 
 class Sampler:
@@ -70,7 +70,7 @@ class Sampler:
         self.looks: tuple[int, ...] = ()
         self.rounds = 0
         self._order = random.Random(0)  # not the user's generator, which is being kept
-        self._standings: tuple[Standing, ...] = ()
+        self._statuses: tuple[VariantStatus, ...] = ()
         self._start_s = self._elapsed_s = self._last_s = 0.0
         self.ended = False
         self.round_s: float | None = None
@@ -97,15 +97,13 @@ class Sampler:
         blocks_s = self._blocks_s.get(id(runner))
         return max(blocks_s) if blocks_s else (self._lead_in + self._length) * runner.worst_s
 
-    def too_few(self, given_s: float = 0.0) -> str:
-        """Why the budget (`given_s` in all) gives no interval, with one that does; or empty."""
+    def too_few(self) -> str:
+        """Say why the budget gives no interval; empty where it does."""
         rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
-        least = least_rounds(self._comparisons)
-        if rounds >= least or len(self.runners) < 2:
+        if rounds >= least_rounds(self._comparisons) or len(self.runners) < 2:
             return ""
-        enough = advice(2 * least * self.expected_round_s(), "may give one", "one", given_s)
         few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
-        return f"the budget leaves {few}; {enough}"
+        return f"the budget leaves {few}; {LONGER}"
 
     def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
         """Rounds until the budget is spent, or the `policy` ends them; it goes by the `result`."""
@@ -123,16 +121,15 @@ class Sampler:
             if not self.runners:
                 break
             if comparison is not None:
-                if policy.is_settled(comparison, self._racing()):
-                    return
-                self._standings = standings(comparison)
-            if self._drop(policy.hopeless(self._racing(), comparison)):
-                is_settled = comparison and policy.is_settled(comparison, self._racing())
-                if len(self.runners) == 1 or is_settled:
-                    return
+                self._statuses = statuses(comparison)
+            is_over = policy.is_over(self._racing(), comparison)
+            if not is_over and self._drop(policy.leaving(self._racing(), comparison)):
+                is_over = len(self.runners) == 1 or policy.is_over(self._racing(), comparison)
                 self._plan_anew()
-            if policy.is_over(self._racing()):
-                break
+            if is_over:
+                # At a planned look the interval pays for looking; else this is the run's end.
+                self.ended = comparison is None
+                return
         self.ended = True
 
     def _round(self, times_s: dict[int, tuple[float, float] | None]) -> Iterator[Progress]:
@@ -146,7 +143,7 @@ class Sampler:
             left_s = max(self.budget_s - self._elapsed_s, 0)
             text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
             done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
-            yield Progress(done, text, self._standings)
+            yield Progress(done, text, self._statuses)
         self._last_s = self._elapsed_s - begun_s
 
     def _note(self, times_s: Mapping[int, tuple[float, float] | None]) -> bool:

@@ -1,87 +1,175 @@
-"""Warm-up: until a variant's steps are alike."""
+"""Warm-up of all variants, each from the user's own values, until its steps are alike."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds import clock, repetition
+from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
+from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.rounds.sampler import OVERFLOW
+from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Progress
+from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.subject.made_inside import made_inside
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.support.exceptions import StepError
 
+# All of it takes at most this part of the budget.
+SHARE = 0.1
 # A first step that takes so many times the usual and this share of the budget, and compiled
-# nothing, is enough to choose by.
+# nothing, is enough for a search to choose by.
 HOPELESS, HOPELESS_SHARE = 30.0, 0.1
 # It ends when two neighbouring steps differ by less than this and nothing was compiled in the
 # last one, or after so many steps; a GradScaler may need more until it skips none.
-STABLE, MOST_WARM_UP, MOST_SKIPPED = 0.2, 12, 30
-# Where each of its steps was slower than any of the baseline's, others may have been in the way:
-# it takes further ones, for this share of the budget at the most.
+STABLE, MOST_STEPS, MOST_SKIPPED = 0.2, 12, 30
+# Where each of its steps was slower than any of the baseline's, other processes may have been in
+# the way: it takes further ones, for this share of the budget at the most.
 IN_THE_WAY = 0.02
 
 
-def warm_up(
-    runner: Runner, most_s: float, budget: Budget, usual_s: float = 0.0, hasty: bool = False
-) -> None:
-    """Steps until two are alike and nothing is compiled any more; what they cost is noted.
+@dataclass
+class WarmUp:
+    """Of so many variants of a step within a budget; the policy says what is far too slow."""
 
-    Beyond the first call, which may compile, it takes no longer than about `most_s` seconds, and
-    no step is begun that would, by the slowest of those before, end later than the budget allows.
-    What calls that compile take beyond the `usual_s` of a step is no part of it. A `hasty` one
-    ends with a hopeless first step. Its blocks will begin with the state that its first step left
-    behind (the first that no scaler skipped): warm-ups differ in length, and a step may depend on
-    how many were before it.
-    Raises what the step raises, and StepError where a GradScaler goes on skipping.
-    """
-    __tracebackhide__ = True
-    record, scale = runner.record, runner.scale()
-    with record.compilations.counted():
-        now = record.first_call_s = runner.timed()
-    skipped = runner.scale() < scale
-    _keep_state(runner, skipped)
-    if record.compilations.graphs:
-        budget.exclude(now - usual_s)
-    last, spent, calls = now, now, 1
-    runner.fastest_s = math.inf
-    hopeless = 0 < HOPELESS * usual_s < now and now > HOPELESS_SHARE * budget.seconds
-    if hasty and hopeless and not record.compilations.graphs:
-        runner.step_s = runner.fastest_s = now
-        return
-    runner.recent_s.clear()
-    # The first step of all is often the slowest, and nobody knows; nor how long one takes without
-    # the compiling that the first call did.
-    expected_s = usual_s if record.compilations.graphs or not usual_s else now
-    while calls < MOST_SKIPPED and budget.allows(expected_s):
-        graphs, scale = record.compilations.graphs, runner.scale()
-        with record.compilations.counted():
+    step: Step
+    budget: Budget
+    policy: Policy
+    variants: int
+
+    def baseline(self, runner: Runner, start: State) -> Iterator[Progress]:
+        """What the others are compared with; what it raises is the user's error, as it is.
+
+        Which optimizers the step makes, and whether it does its work again, is seen with it.
+        """
+        __tracebackhide__ = True
+        step = self.step
+        yield Progress(0.0, f"warming up {runner.record.name} (1 of {self.variants})")
+        try:
+            with runner.applied():
+                with made_inside(step.models) as made:
+                    self._until_alike(runner, 0.0)
+                step.made = step.made or made
+        except StepError:
+            raise
+        except Exception as error:  # a schedule has so many steps
+            if runner.warm is None or step.repeats is not None:
+                raise
+            step.repeats = repeats.ended(error)
+            runner.fail(error)
+            runner.record.failure = None
+        first_s = runner.record.first_call_s or 0.0
+        looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
+        if looks and repeats.is_suspicious(first_s, runner.fastest_s):
+            step.repeats = repetition.of_runner(runner, start)
+        if step.afresh:
+            runner.restarted(start)
+        start.restore()  # every variant warms up from the user's values
+
+    def others(self, first: Runner, others: Sequence[Runner], start: State) -> Iterator[Progress]:
+        """One after another; what fails is a row, and those that there is no time for are named."""
+        __tracebackhide__ = True
+        for number, runner in enumerate(others, 2):
+            if not self.budget.allows(2 * first.worst_s):
+                leave_out(runner, self.budget)
+                continue
+            yield Progress(0.0, f"warming up {runner.record.name} ({number} of {self.variants})")
+            begun_s, excluded_s = clock.now(), self.budget.excluded_s
+            try:
+                with runner.applied():
+                    if runner.record.is_compiled:  # the first to do so loads Inductor
+                        self.budget.exclude(clock.now() - begun_s)
+                    if self.step.afresh:
+                        runner.warm = runner.state()
+                    self._until_alike(runner, first.worst_s)
+            except Exception as error:
+                runner.fail(error)
+                if runner.record.is_compiled:  # what it took was no step
+                    self.budget.exclude(clock.now() - begun_s - self.budget.excluded_s + excluded_s)
+            start.restore()
+            self._drop_where_far_slower(runner, first)
+
+    def _drop_where_far_slower(self, runner: Runner, first: Runner) -> None:
+        """By its fastest step, which no disturbance makes faster than it is.
+
+        Not where the baseline itself has taken as long: what disturbs it may disturb both.
+        """
+        times = runner.fastest_s / max(first.fastest_s, 1e-9)
+        if times > self.policy.far_slower and runner.fastest_s > first.worst_s:
+            runner.record.notes["dropped"] = far_slower(first, times)
+            runner.warm = None
+
+    def _until_alike(self, runner: Runner, usual_s: float) -> None:
+        """Run steps until two are alike and nothing is compiled any more; note what they cost.
+
+        Beyond the first call, which may compile, it takes no longer than its share of the budget,
+        and no step is begun that would end too late. What calls that compile take beyond the
+        `usual_s` of a step is excluded. Blocks will begin with the state that the first step left
+        (the first that no scaler skipped): warm-ups differ in length, and a step may depend on how
+        many were before it. Raises what the step raises, and StepError where a GradScaler goes on
+        skipping.
+        """
+        __tracebackhide__ = True
+        budget, record = self.budget, runner.record
+        now, skipped, compiled = self._step(runner, usual_s)
+        record.first_call_s = spent = last = now
+        # The first step of all is often the slowest, and nobody knows; nor how long one takes
+        # without the compiling that the first call did.
+        expected_s = usual_s if compiled or not usual_s else now
+        calls, runner.fastest_s = 1, math.inf
+        hopeless = 0 < HOPELESS * usual_s < now and now > HOPELESS_SHARE * budget.seconds
+        if hopeless and not compiled and self.policy.far_slower < math.inf:
+            runner.step_s = runner.fastest_s = now
+            return
+        runner.recent_s.clear()
+        while calls < MOST_SKIPPED and budget.allows(expected_s):
+            now, skipped, compiled = self._step(runner, usual_s)
+            spent, calls = spent + now, calls + 1
+            runner.fastest_s = min(runner.fastest_s, now)
+            if not compiled:
+                runner.recent_s.append(now)
+                expected_s = runner.worst_s
+            is_alike = calls > 2 and not compiled and abs(now - last) < STABLE * last
+            later_s = spent - record.first_call_s
+            most_s = SHARE * budget.seconds / self.variants
+            is_enough = calls > MOST_STEPS or (later_s > most_s and not compiled)
+            may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
+            if may_be_disturbed and later_s < IN_THE_WAY * budget.seconds:
+                is_alike = is_enough = False
+            if not skipped and (is_alike or is_enough):
+                break
+            last = now
+        if skipped:
+            raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in warm-up")
+        runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
+        record.settling_s = max(spent - calls * now, 0.0)
+        record.notes.update({k: v for context in runner.contexts for k, v in context.notes.items()})
+
+    def _step(self, runner: Runner, usual_s: float) -> tuple[float, bool, bool]:
+        """Return the seconds of one step, whether a scaler skipped it, and whether it compiled."""
+        graphs, scale = runner.record.compilations.graphs, runner.scale()
+        with runner.record.compilations.counted():
             now = runner.timed()
-        spent, calls = spent + now, calls + 1
-        runner.fastest_s = min(runner.fastest_s, now)
-        compiled = record.compilations.graphs > graphs
+        skipped, compiled = runner.scale() < scale, runner.record.compilations.graphs > graphs
+        if runner.warm is None and not skipped and not runner.step.afresh:
+            runner.warm = runner.state()
         if compiled:
-            budget.exclude(now - usual_s)
-        else:
-            runner.recent_s.append(now)
-            expected_s = runner.worst_s
-        skipped = runner.scale() < scale
-        _keep_state(runner, skipped)
-        settled = calls > 2 and abs(now - last) < STABLE * last
-        settled = settled and not compiled
-        enough = calls > MOST_WARM_UP
-        enough = enough or (spent > record.first_call_s + most_s and not compiled)
-        doubtful = 0 < usual_s < runner.fastest_s and calls <= MOST_WARM_UP
-        if doubtful and spent < record.first_call_s + IN_THE_WAY * budget.seconds:
-            settled = enough = False
-        if not skipped and (settled or enough):
-            break
-        last = now
-    if skipped:
-        raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in its warm-up")
-    runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
-    record.settling_s = max(spent - calls * now, 0.0)
-    record.notes.update({k: v for context in runner.contexts for k, v in context.notes.items()})
+            self.budget.exclude(now - usual_s)
+        return now, skipped, compiled
 
 
-def _keep_state(runner: Runner, skipped: bool) -> None:
-    if runner.warm is None and not skipped and not runner.step.afresh:
-        runner.warm = runner.state()
+def far_slower(first: Runner, times: float) -> str:
+    """Return how far a variant is behind the first one."""
+    return f"far slower than {first.record.name}: {times:.1f} times in its fastest step"
+
+
+def leave_out(runner: Runner, budget: Budget, behind: str = "") -> None:
+    """Measure it no further, and say so."""
+    short = f"{few_digits(budget.seconds)} s are too short"
+    if budget.is_part:  # of a search: seconds that nobody has given
+        short = "what was left of the budget is too short"
+    told = f"{behind}; {short} to time it" if behind else f"{short} for so many variants of it"
+    runner.record.notes["left out"] = told
+    runner.warm = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
 import numbers
@@ -28,6 +27,10 @@ LOWER = frozenset(
     )
 )  # fmt: skip
 WORD = re.compile(r"[a-z]+|[A-Z][a-z]*")
+# The arguments of the last call.
+CALL = re.compile(r"\([^()]*\)\s*$")
+# Names, attributes, calls and keys.
+PATH = re.compile(r"[\w.,= ()\[\]'\"]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +99,13 @@ def named_accuracy(
 
 
 def by_its_name(name: str) -> Better:
-    """Which way is better, by the last word of an expression: `trainer.evaluate()["eval_loss"]`."""
-    last = _last(name)
-    words = {word.lower() for word in WORD.findall(last)}
+    """Return which way is better, by the last name of an expression that gives the number:
+    `trainer.evaluate()["eval_loss"]`.
+    """
+    while CALL.search(name):
+        name = CALL.sub("", name)
+    last = re.findall(r"\w+", name)[-1:] if PATH.fullmatch(name) else []  # else it is computed
+    words = {word.lower() for word in WORD.findall("".join(last))}
     return "lower" if words & LOWER else "higher"
 
 
@@ -114,21 +121,6 @@ def required(function: Any) -> list[str]:
         for parameter in every
         if parameter.default is parameter.empty and parameter.kind not in free
     ]
-
-
-def _last(name: str) -> str:
-    """What the number is called at the end of an expression; nothing where it is computed."""
-    try:
-        node = ast.parse(name.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return name
-    while isinstance(node, ast.Call):
-        node = node.func
-    if isinstance(node, ast.Subscript):
-        return str(node.slice.value) if isinstance(node.slice, ast.Constant) else ""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _name(function: Any) -> str:
@@ -161,7 +153,5 @@ def _kind(given: object, name: str) -> str:
         keys = [key for key, value in given.items() if is_a(value, numbers.Real)]  # type: ignore[attr-defined]
         key = keys[0] if keys else "accuracy"
         return f"a dict: name one number of it, as {name.removesuffix('()')}()[{key!r}]"
-    return (
-        f"{type(given).__name__}, and not a number: give one, or how many examples are right, of "
-        "how many"
-    )
+    what = "give one, or how many examples are right, of how many"
+    return f"{type(given).__name__}, and not a number: {what}"

@@ -6,19 +6,16 @@ does (model calls, backward passes), not how long it takes: a first call is slow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.observing.watching import watching
-from speedkit_jupyter.measure.undo.isolation import State
 
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.measure.rounds.runner import Runner
-    from speedkit_jupyter.measure.subject.step import Step
 
 # Two more steps are looked at only where the first call took so many times as long as a later one:
 # a step that does less is faster.
@@ -49,7 +46,10 @@ class Work:
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         pass
 
-    def after_step(self) -> None:
+    def after_step(self, optimizer: Any) -> None:
+        pass
+
+    def before_zero_grad(self) -> None:
         pass
 
 
@@ -81,28 +81,6 @@ def counted(models: Sequence[torch.nn.Module]) -> Iterator[Work]:
         yield work
 
 
-def of_runner(runner: Runner, start: State) -> Repeats:
-    """Of a variant whose warm state is known; leaves the models as they come out."""
-    __tracebackhide__ = True
-    step = runner.step
-    with runner.applied():
-        assert runner.warm is not None
-        runner.warm.restore()
-        later = _work(step, start, runner.once)
-    start.restore()
-    with runner.applied():
-        first = _work(step, start, runner.once)
-    return judged(first, later, bool(step.said))
-
-
-def of_loop(step: Step, start: State, run: Callable[[], object]) -> Repeats:
-    """Of a step as it stands, which ran before."""
-    __tracebackhide__ = True
-    later = _work(step, start, run)
-    start.restore()
-    return judged(_work(step, start, run), later, bool(step.said))
-
-
 def ended(error: Exception) -> Repeats:
     """Of a step that can't be called again and again (a schedule has so many steps), as it raised
     after a call that it did make.
@@ -111,15 +89,6 @@ def ended(error: Exception) -> Repeats:
     what = f"{type(error).__name__}: {first:.120}"
     line = f"a call that follows others raises {what}; each measured one begins as your first does"
     return Repeats(Work(), Work(), afresh=True, alone=True, line=line)
-
-
-def _work(step: Step, start: State, run: Callable[[], object]) -> Work:
-    """With the user's random numbers: a step whose length is drawn does no less for that."""
-    __tracebackhide__ = True
-    start.restore_randomness()
-    with counted(step.models) as work:
-        run()
-    return work
 
 
 def judged(first: Work, later: Work, beyond: bool) -> Repeats:

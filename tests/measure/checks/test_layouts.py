@@ -8,7 +8,7 @@ from planted import examined
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 
-from speedkit_jupyter.measure.checks.values import leaves
+from speedkit_jupyter.measure.checks.values.leaves import Leaves
 from speedkit_jupyter.measure.checks.values.plain_tensors import plain
 from speedkit_jupyter.measure.undo.isolation import isolated
 
@@ -67,26 +67,26 @@ def x():
 
 @pytest.mark.parametrize("name", WITH_VALUES)
 def test_values_of_every_layout_are_compared(name, x):
-    found = leaves.of([WITH_VALUES[name](x)])
-    assert len(found.numbers) == 1
-    assert float(found.numbers[0].abs().sum()) > 0
+    found, other = Leaves().add(WITH_VALUES[name](x)), Leaves().add(WITH_VALUES[name](2 * x))
+    (values,) = found.numbers.values()
+    assert float(values.abs().sum()) > 0
     assert not found.unknown
-    assert bool((leaves.of([WITH_VALUES[name](2 * x)]).numbers[0] != found.numbers[0]).any())
+    assert bool((other.numbers[""] != values).any())
 
 
 @pytest.mark.parametrize("name", WITHOUT_VALUES)
 def test_what_has_no_values_is_named(name, x):
     one = WITHOUT_VALUES[name](x)
     assert plain(one) is None
-    found = leaves.of([one])
-    assert not found
+    found = Leaves().add(one)
+    assert not found.numbers
     assert found.unknown
 
 
 @pytest.mark.parametrize("name", COPIED)
 def test_every_layout_is_copied_and_comes_back(name, x):
     held = {"one": WITH_VALUES[name](x.clone()) if name in WITH_VALUES else ALL[name](x)}
-    before = leaves.of([held["one"]])
+    before = [value.clone() for value in Leaves().add(held["one"]).numbers.values()]
 
     with isolated([held]) as state:
         assert not state.failed
@@ -94,9 +94,9 @@ def test_every_layout_is_copied_and_comes_back(name, x):
         if name not in WITHOUT_VALUES and name not in ("quantized", "float8", "mkldnn"):
             with torch.no_grad():
                 (one.values() if name in ("csr", "csc", "bsr", "bsc") else one).mul_(2)
-            assert not state.holds() or name == "jagged"
-    after = leaves.of([held["one"]])
-    assert all(torch.equal(*pair) for pair in zip(before.numbers, after.numbers, strict=True))
+            assert state.overwritten() or name == "jagged"
+    after = Leaves().add(held["one"]).numbers.values()
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
 @pytest.mark.sampled(7)

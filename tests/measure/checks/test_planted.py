@@ -1,6 +1,6 @@
 """What a wrong plan computes is seen, whatever the step gives back; what is right is not accused.
 
-`tests/benchmarks/planted.py` tries all kinds and all nets; these are one of each.
+`tests/benchmarks/planted.py` tries all of its faults and nets; these are some of each.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from queue import SimpleQueue
 
 import pytest
 import torch
-from _nets import net
-from _planted import KINDS, STOCHASTIC, Planted
-from planted import examined, inference, judged, training_step, word
+from _honest import HONEST
+from _planted import PLANTED
+from planted import examined, judged, word
 from torch import nn
 
 from speedkit_jupyter import benchmark
@@ -21,67 +21,24 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.tuning.policies import Worthwhile
 
-CHOSEN = {
-    "output, bf16": ("3 % too large", "shifted by 5 % of its scatter", "one element", "one row"),
-    "output, sdpa:math": ("3 % too small", "rows in another order"),
-    "gradient, bf16": ("half as large again", "of one bias"),
-    "optimizer, bf16": ("20 % short", "one parameter stays"),
-    "order, bf16": ("left over, added to", "cleared, no optimizer", "autograd.grad"),
-    "result, bf16": ("nothing", "argmax", "generated"),
-    "result alone, bf16": ("nothing", "argmax", "dataclass", "numpy", "item", "object", "bool"),
-    "amplifying, bf16": ("output 10 % too large", "gradient another sign"),
-}
-WRONG = [one for one in KINDS if one.name in CHOSEN.get(one.group, ())]
-DRAWN = [one for one in STOCHASTIC if one.name.partition(",")[0] in
-         ("bernoulli", "randn_like", "functional dropout") and "training" in one.name]  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def named(one: Planted) -> str:
-    return f"{one.group}: {one.name}"
+@pytest.mark.sampled(14)
+@pytest.mark.parametrize("case", PLANTED, ids=str)
+def test_a_planted_fault_does_not_win(one_thread, case):
+    rows = list(judged(case))
+    assert all(row["ok"] for row in rows), rows
 
 
-@pytest.mark.sampled(9)
-@pytest.mark.parametrize("one", WRONG, ids=named)
-def test_what_is_wrong_is_not_taken_for_right(one):
-    found = judged(one)
-    assert found["verdict"] in ("wrong", "not checked"), found
-    assert found["reason"]
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("case", HONEST, ids=str)
+def test_an_honest_net_is_not_called_wrong(one_thread, case):
+    rows = list(judged(case))
+    assert all(row["ok"] for row in rows), rows
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("one", DRAWN, ids=named)
-@pytest.mark.slow
-def test_a_stochastic_net_is_checked_with_the_same_draws(one):
-    assert judged(one)["verdict"] == "wrong"
-    torch.manual_seed(1)
-    step, model, optimizer, plan = one.honest()
-    record = examined(step, [plan], model, optimizer).records[1]
-    assert record.accuracy.verdict == "rounding", record.accuracy
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "cnn batchnorm",
-        pytest.param("inverted residuals", marks=pytest.mark.slow),
-        "lstm",
-        "attention",
-    ],
-)
-@pytest.mark.parametrize("trains", [True, False])
-def test_an_honest_net_is_not_accused(name, trains):
-    model, forward, loss = net(name)
-    model.train(trains)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    step = training_step(model, forward, loss, optimizer) if trains else inference(forward)
-    found = examined(step, ["bf16", "channels_last", "fused_optimizer"], model, optimizer)
-    for record in found.records[1:]:
-        if not (record.failure or record.same_as_baseline):
-            assert word(record) in ("exact", "rounding"), (record.name, record.accuracy)
-
-
-def test_what_computes_something_else_each_time_is_void_and_says_so():
+def test_what_computes_something_else_each_time_is_not_checked():
     model = nn.Linear(8, 8)
 
     def step():
@@ -90,7 +47,6 @@ def test_what_computes_something_else_each_time_is_void_and_says_so():
 
     record = examined(step, ["bf16"], model).records[1]
     assert record.accuracy.verdict == "not checked"
-    assert "each time it runs" in record.accuracy.reason
 
 
 def test_gradients_and_what_is_left_of_them_are_as_before():
@@ -147,7 +103,7 @@ def test_the_stages_of_a_search_share_what_they_judge_by_while_the_state_is_the_
             if progress.text.startswith("memory of"):
                 break
         running.close()
-        return bench.result().records[1].accuracy, step.kept["yardstick"]
+        return bench.result().records[1].accuracy, step.kept["judge"][0]
 
     first, second = stage(), stage()
     assert second[0] == first[0]
@@ -170,7 +126,7 @@ def test_a_fault_that_comes_later_is_seen_at_the_end():
 
         def forward(self, x):
             calls.put(1)
-            late = torch.is_autocast_enabled("cpu") and calls.qsize() > 30
+            late = torch.is_autocast_enabled("cpu") and calls.qsize() > 20
             return self.layer(x) * (0.0 if late else 1.0)
 
     calls: SimpleQueue[int] = SimpleQueue()  # no counter: that is put back
@@ -182,7 +138,6 @@ def test_a_fault_that_comes_later_is_seen_at_the_end():
 
     record = benchmark(step, "baseline,bf16", model=model, budget_s=0.2).records[1]
     assert record.accuracy.verdict == "wrong"
-    assert "after all its steps" in record.accuracy.reason
 
 
 class Reordered(nn.Linear):
@@ -226,29 +181,6 @@ def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, onl
     assert (found[0].accuracy.baseline_gradient_error == 0) is only_float32
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("size", [1e200, 1e-33])
-@pytest.mark.parametrize("sign", [1, -1], ids=["right", "wrong"])
-def test_very_large_and_small_numbers_are_compared_too(one_thread, size, sign):
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4).double() if size > 1 else nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-300)
-    x = torch.randn(2, 4, dtype=model.weight.dtype)
-
-    def step():
-        result = model(x) * size * (sign if torch.get_num_threads() == 2 else 1)
-        if size < 1:
-            return result.detach()
-        result.sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return None
-
-    found = examined(step, ["threads:2"], model, optimizer).records[1]
-    assert (word(found) == "wrong") is (sign < 0), found.accuracy
-    assert word(found) in ("exact", "wrong")
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("fill", [float("-inf"), float("inf"), float("nan")], ids=str)
 @pytest.mark.parametrize("fault", ["", "masked other", "not masked", "scaled"])
@@ -269,45 +201,6 @@ def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fau
     found = examined(step, ["threads:2", "bf16"], model).records
     assert word(found[1]) == ("wrong" if fault else "exact"), found[1].accuracy
     assert word(found[2]) == "rounding", found[2].accuracy
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
-@pytest.mark.parametrize("kind", ["list", "rows", "mapping"])
-def test_whole_numbers_in_containers_are_counted_together(one_thread, kind, wrong):
-    torch.manual_seed(0)
-    model, x = nn.Linear(16, 50), torch.randn(32, 16)
-
-    def step():
-        found = model(x).argmax(1)
-        if wrong and torch.get_num_threads() == 2:
-            found = (found + 7) % 50
-        rows = found.view(16, 2).tolist()
-        return {"list": found.tolist(), "rows": rows, "mapping": dict(enumerate(found.tolist()))}[
-            kind
-        ]
-
-    found = examined(step, ["threads:2"], model).records[1]
-    assert word(found) == ("not checked" if wrong else "exact"), found.accuracy
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("at", [0, 16, 23])
-def test_the_last_calls_of_many_are_compared_too(one_thread, at):
-    class Tampered(nn.Linear):
-        def forward(self, x, index):
-            wrong = torch.get_num_threads() == 2 and index == at
-            return super().forward(x) * (0 if wrong else 1)
-
-    torch.manual_seed(0)
-    model, x = Tampered(16, 16), torch.randn(32, 16)
-
-    def step():
-        with torch.no_grad():
-            for index in range(24):
-                model(x, index)
-
-    assert word(examined(step, ["threads:2"], model).records[1]) == "wrong"
 
 
 @pytest.mark.sampled(3)

@@ -12,7 +12,6 @@ from speedkit_jupyter.measure.results.statistics import (
     least_pairs,
     median_interval,
     paired_ratio,
-    pairs_needed,
     planned_looks,
     ratio_between_runs,
 )
@@ -111,9 +110,3 @@ def test_a_change_between_runs_is_found_and_none_is_not_cried():
     slower = ratio_between_runs(then, now * 1.2)
     assert 1.1 < slower.low < 1.2 < slower.high < 1.3
     assert ratio_between_runs(then[:3], now[:3]).high == float("inf")
-
-
-def test_a_wide_interval_needs_more_pairs():
-    narrow, wide = Ratio(1.05, 1.0, 1.1, 50), Ratio(1.05, 0.8, 1.3, 50)
-    assert pairs_needed(wide) > pairs_needed(narrow)
-    assert pairs_needed(Ratio(1.0, 0.0, float("inf"), 5)) is None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from second_thread import KINDS, clipped, network, training
 
-from speedkit_jupyter import benchmark, tune, verify
+from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 
 
@@ -40,19 +40,6 @@ def test_a_benchmark_leaves_another_threads_training_alone(kind):
     assert [one.failure for one in found.records] == [None] * 4
     # Its backward passes are no part of the accuracy check.
     assert {one.accuracy.verdict for one in found.records} <= {"exact", "rounding"}
-
-
-def test_verification_leaves_another_threads_training_alone():
-    with training(*KINDS["SGD"]):
-        found = verify(step_of_ours(), "bf16", steps=3)
-    assert len(found.baseline) == len(found.planned) == 3
-
-
-@pytest.mark.usefixtures("changing_flags")
-@pytest.mark.slow
-def test_tuning_leaves_another_threads_training_alone():
-    with training(*KINDS["GradScaler"]):
-        tune(step_of_ours(), budget_s=0.5, fresh=True)
 
 
 def test_a_patch_is_seen_in_its_own_thread_only():

@@ -6,7 +6,6 @@ a variant is what its name says.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -20,10 +19,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
-from speedkit_jupyter.machines.gemm_kernels import Crossover
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Sampler
-from speedkit_jupyter.optimizations import gemm
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -359,31 +356,6 @@ def test_a_second_model_of_the_step_has_a_context_of_its_own(seen):
     assert [inside["dtype"] for inside in seen.by("fp16")] == ["float16"]
 
 
-def test_a_copy_of_the_model_and_the_plan_that_is_read_are_the_variants(seen):
-    network = Network(seen.file)
-    ctx = apply_speedups(network, SpeedConfig(precision="bf16"))[1]
-    average = copy.deepcopy(network)
-
-    def step() -> torch.Tensor:
-        write_plan(seen.file, ctx)
-        with ctx.autocast():
-            return average(BATCH)
-
-    with ctx:
-        benchmark(step, "baseline,fp16", model=average, budget_s=0.05)
-        assert ctx.plan["precision"].value == "bf16"
-    assert [one for one in seen.by("baseline") if "plan" in one] == [{"plan": "fp32"}]
-    assert [one["dtype"] for one in seen.by("baseline") if "dtype" in one] == ["float32"]
-    assert [one for one in seen.by("fp16") if "plan" in one] == [{"plan": "fp16"}]
-    assert [one["dtype"] for one in seen.by("fp16") if "dtype" in one] == ["float16"]
-
-
-def write_plan(file: Path, context: Any) -> None:
-    """The precision of the plan that code reads from a context."""
-    decision = context.plan["precision"]
-    write(file, {"plan": decision.value if decision.active else "fp32"})
-
-
 @pytest.mark.sampled(6)
 def test_the_first_variant_need_not_be_a_baseline(parts, seen):
     benchmark(
@@ -395,66 +367,3 @@ def test_the_first_variant_need_not_be_a_baseline(parts, seen):
     )
     assert [inside["dtype"] for inside in seen.by("bf16")] == ["bfloat16"]
     assert [inside["dtype"] for inside in seen.by("fp16")] == ["float16"]
-
-
-class Multiplying(Network):
-    """Writes which engine multiplies, forward and backward: each sums in an order of its own."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(file)
-        torch.manual_seed(0)
-        self.factors = torch.randn(256, 256), torch.randn(3, 256, 256)
-        self.plain = self.products()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Two outputs for each image."""
-        result = self.linear(self.convolution(x).flatten(1))
-        write(self.file, {"forward": self.engines()})
-        result.register_hook(lambda _: write(self.file, {"backward": self.engines()}))
-        return result
-
-    @torch.no_grad()
-    def products(self) -> dict[str, torch.Tensor]:
-        """One of two matrices, one with a row that is added, one of a batch."""
-        one, batch = self.factors
-        with torch.autocast("cpu", enabled=False):
-            return {
-                "mm": one @ one,
-                "addmm": torch.addmm(one[0], one, one),
-                "bmm": batch @ batch,
-                "baddbmm": torch.baddbmm(batch, batch, batch),
-            }
-
-    def engines(self) -> list[str]:
-        """The products that are not, bit by bit, what torch's own kernels made before."""
-        found = self.products()
-        return [name for name, made in found.items() if not torch.equal(made, self.plain[name])]
-
-
-@pytest.mark.every_machine
-@pytest.mark.parametrize("shape", [as_argument, without, applied_one])
-def test_products_are_onednns_inside_its_variants_and_torchs_own_in_every_other(
-    seen, monkeypatch, shape
-):
-    monkeypatch.setattr(gemm, "_crossover_here", lambda: Crossover(1, 1, 1))
-    network, every = Multiplying(seen.file), ["mm", "addmm", "bmm", "baddbmm"]
-    with apply_speedups(network, SpeedConfig(gemm="onednn").alone())[1]:
-        if network.engines() != every:
-            pytest.skip("both engines make the same bits here")
-    optimizer = torch.optim.SGD(network.parameters(), 0.01)
-    step, context = shape(network, optimizer)
-    found = benchmark(
-        step,
-        "baseline,gemm:onednn,bf16,gemm:onednn+fused_optimizer,gemm:blas",
-        model=network,
-        optimizer=optimizer,
-        budget_s=0.05,
-    )
-    with nullcontext() if context is None else context:
-        pass
-    assert not any(one.declines for one in found.records)
-    for name in ("gemm:onednn", "gemm:onednn+fused_optimizer"):
-        assert seen.by(name) == [{"forward": every}, {"backward": every}]
-    for name in ("baseline", "bf16"):
-        assert seen.by(name) == [{"forward": []}, {"backward": []}]
-    assert not network.engines()

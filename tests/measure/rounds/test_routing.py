@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -113,18 +111,6 @@ def test_a_plain_fp16_step_is_the_documented_loop_with_the_scaler(parts, clip):
         assert torch.equal(ours, theirs)
 
 
-def test_gradient_accumulation_updates_the_scaler_only_after_steps(parts):
-    model, optimizer, x, y = parts
-    context = prepare(model, plain(precision="fp16"), [optimizer])
-    router = Router([context], [optimizer])
-    loss_fn = nn.functional.cross_entropy
-    with context.in_force(), router.installed():
-        router.run(lambda: loss_fn(model(x), y).backward())
-        assert context.grad_scaler._growth_tracker == 0
-        router.run(lambda: (loss_fn(model(x), y).backward(), optimizer.step()))
-        assert context.grad_scaler._growth_tracker == 1
-
-
 def test_a_closure_is_declined_where_its_loss_must_be_scaled(parts):
     model, _, x, _ = parts
     lbfgs = torch.optim.LBFGS(model.parameters())
@@ -180,20 +166,6 @@ def test_checkpoints_may_run_backward_inside_backward(parts, precision, reentran
     run(parts, plain(precision=precision), step)
     assert model[0].weight.isfinite().all()
     assert not torch.equal(model[0].weight, before)
-
-
-def test_a_scheduler_finds_its_mark_on_the_routed_step(parts):
-    model, optimizer, x, y = parts
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-
-    def step():
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        scheduler.step()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(parts, plain(precision="fp16"), step)
 
 
 def test_a_step_that_raises_leaves_autocast_off(parts):

@@ -191,13 +191,6 @@ def test_the_row_names_who_has_it_and_who_has_not_and_why():
     assert f"fused_optimizer: models: {told}" in " ".join(str(found.report()).split())
 
 
-def test_where_no_model_has_an_optimizer_the_reason_is_the_same_as_ever():
-    first, second = net(), net()
-    found = benchmark(lambda: second(first(X)), "baseline,fused_optimizer", budget_s=0.1)
-    assert found.records[1].declined
-    assert "no optimizer was given" in found.records[1].failure
-
-
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first", "last"])
 def test_convolutions_of_any_model_are_laid_out_and_offered(order):
     convolutional, plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), nn.Linear(4 * 36, 2)

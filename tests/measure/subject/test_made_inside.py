@@ -99,24 +99,6 @@ def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, way, 
 
 
 @pytest.mark.filterwarnings("ignore:seen")
-def test_what_the_step_makes_fused_or_without_such_a_kernel_is_said(model, seen):
-    def step() -> None:
-        train(model, torch.optim.AdamW(model.parameters(), fused=True), seen)
-
-    found = benchmark(step, FUSED, model=model, budget_s=0.2)
-    assert "AdamW: is fused already" in found.records[1].failure
-    found = benchmark(
-        lambda: train(model, torch.optim.NAdam(model.parameters()), seen), FUSED, budget_s=0.2
-    )
-    assert "NAdam: has no fused kernel in torch" in found.records[1].failure
-
-
-def test_a_step_without_any_optimizer_still_says_so(model):
-    found = benchmark(lambda: model(torch.ones(4, 8)), FUSED, budget_s=0.2)
-    assert "no optimizer was given" in found.records[1].failure
-
-
-@pytest.mark.filterwarnings("ignore:seen")
 def test_optimizers_of_other_threads_and_models_are_left_alone(model, seen):
     other = nn.Linear(8, 2)
     elsewhere: SimpleQueue = SimpleQueue()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-import operator
 import warnings
 
 import pytest
@@ -13,7 +11,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import StepError, benchmark, tune, verify
-from speedkit_jupyter.measure.subject.from_function import step_of
 
 model = nn.Linear(4, 4)
 batch = torch.rand(2, 4)
@@ -95,26 +92,6 @@ RESULTS = {
     "future": made,
     "of an object": lambda: Asynchronous()(),
 }
-LAZY = {
-    "generator expression": lambda: (model(one) for one in [batch]),
-    "of a function": lambda: (plain() for _ in range(2)),
-    "nested": lambda: (one.sum() for one in (model(two) for two in [batch])),
-    "map": lambda: map(model, [batch]),
-    "map of methods": lambda: map(operator.methodcaller("step"), [optimizer]),
-    "filter": lambda: filter(lambda one: model(one).sum() > 0, [batch]),
-    "starmap": lambda: itertools.starmap(model, [(batch,)]),
-    "zip": lambda: zip([1], map(model, [batch]), strict=True),
-    "chain": lambda: itertools.chain([1], (model(one) for one in [batch])),
-    "enumerate": lambda: enumerate(map(model, [batch])),
-    "islice": lambda: itertools.islice(map(model, [batch] * 3), 2),
-    "in a tuple": lambda: (1.0, (model(one) for one in [batch])),
-    "in a dict": lambda: {"outputs": map(model, [batch])},
-}
-
-
-def works_and_is_lazy():
-    plain()
-    return (model(one) for one in [batch])
 
 
 TAKEN = {
@@ -131,7 +108,6 @@ TAKEN = {
     "zip of models": lambda: zip([model], [plain()], strict=True),
     "names of parameters": lambda: (name for name, _ in model.named_parameters()),
     "iterator": lambda: iter([plain(), model]),
-    "also lazy": works_and_is_lazy,
     "with a context": lambda ctx: plain(),
 }
 MEASURES = {
@@ -161,25 +137,7 @@ def test_what_a_step_returns_unrun_is_refused_and_python_does_not_warn(kind, way
     assert len(str(told.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("kind", LAZY)
-def test_what_a_step_leaves_to_do_is_refused_in_one_line(kind):
-    with pytest.raises(StepError, match=r"leaves a .+ that nobody runs; give a function") as told:
-        MEASURES["benchmark"](LAZY[kind])
-    assert len(str(told.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("way", MEASURES)
-def test_it_is_refused_by_every_way_to_measure(way):
-    with pytest.raises(StepError, match="leaves a map that nobody runs"):
-        MEASURES[way](LAZY["map"])
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", TAKEN)
 def test_a_step_that_works_is_taken(kind):
     assert benchmark(TAKEN[kind], "baseline,baseline", model=model, budget_s=0.05).records
-
-
-@pytest.mark.parametrize("kind", TAKEN)
-def test_none_of_them_is_refused_before_it_runs(kind):
-    assert step_of(TAKEN[kind], model).models == [model]

@@ -1,45 +1,107 @@
-"""Watches the steps of a course, and keeps what each stretch shows."""
+"""Watches steps: the first run leaves a trace of values, every other one is compared with it.
+
+Nothing is kept of a run that is compared but a few numbers a tensor. Before each of an optimizer's
+first steps the gradients are compared, and then the trace's are put in their place: so the
+parameters go the same way in every precision, up to rounding, and what the optimizer does with the
+same gradients is compared sharply, Adam's first steps too, which are those of signs.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.comparing import modes
-from speedkit_jupyter.measure.checks.comparing.buffers import held
-from speedkit_jupyter.measure.checks.comparing.parameter_moves import moved, real
-from speedkit_jupyter.measure.checks.observing.course import END, LEFT, Course
-from speedkit_jupyter.measure.checks.observing.observation import Calls, Observation
+from speedkit_jupyter.measure.checks.deviations import (
+    LEAST_GRADIENT,
+    Deviation,
+    Sums,
+    of_gradients,
+    sums,
+)
 from speedkit_jupyter.measure.checks.observing.watching import unwatched, watching
-from speedkit_jupyter.measure.checks.values import leaves
-from speedkit_jupyter.measure.checks.values.leaves import (
-    FEW_ELEMENTS,
-    MOST_ELEMENTS,
-    Leaves,
-    sampled,
-)
-from speedkit_jupyter.measure.checks.values.magnitudes import norm
-from speedkit_jupyter.measure.checks.values.parameters import (
-    added,
-    copied,
-    dense,
-    difference,
-    held_values,
-    set_data,
-    zero_gradients,
-)
-from speedkit_jupyter.measure.checks.values.plain_tensors import gradient_of
+from speedkit_jupyter.measure.checks.values.leaves import Leaves
+from speedkit_jupyter.measure.checks.values.plain_tensors import plain
+from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
 
-# So many stretches are kept, spread evenly over all, and no more bytes of parameters with them.
-MOST_STRETCHES, LEAST_STRETCHES, MOST_BYTES = 16, 4, 2**30
+# Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
+# the user has, the second what the first left. The trace holds as many copies of the parameters.
+FOLLOWED = 2
+# Model calls that are compared between two optimizer steps, the first ones and each that follows
+# as many as all before: a loop that generates text makes thousands.
+FIRST_CALLS = 8
+# Kinds of looks at what a step moves: parameters by optimizers or otherwise, and buffers.
+MOVES = ("parameter", "moved", "buffer")
+# A parameter that is off by so many roundings of its dtype is where it should be.
+STORED = 4.0
 
 
-class _Enough(BaseException):
+@dataclass
+class Look:
+    """What was seen at one moment: its `kind`, where in the step, and the values by name.
+
+    `ways` are how far parameters and buffers went since they were seen before.
+    """
+
+    kind: str
+    place: str
+    numbers: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    integers: dict[str, torch.Tensor] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    ways: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Seen:
+    """How far a look is off the trace's, tensor by tensor; `fits` unless names or shapes differ.
+
+    `integers` are how many elements differ, of how many, by how much at most, and the largest of
+    the trace; `words` the names of those that differ, `evidence` how many integers and words there
+    were. `dtypes` are those of its numbers. After
+    more optimizer steps than are followed only its form is compared, which `is_free` says.
+    """
+
+    kind: str
+    place: str
+    errors: dict[str, Deviation] = field(default_factory=dict)
+    integers: dict[str, tuple[int, int, float, float]] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    whole: Sums = field(default_factory=lambda: Sums(0))
+    fits: bool = True
+    is_finite: bool = True
+    evidence: int = 0
+    is_free: bool = False
+
+    @property
+    def pooled(self) -> Deviation:
+        """All numbers of the look together."""
+        return self.whole.deviation(LEAST_GRADIENT if self.kind == "gradient" else 0.0)
+
+
+@dataclass
+class Run:
+    """What a few steps showed, look by look; `steps` counts those of optimizers, and `ends` are the
+    counts at the end of each call.
+
+    `diverged` is whether a model was called with other integers than in the trace, as where a step
+    feeds its own tokens back; `unknown` names what could not be compared.
+    """
+
+    looks: dict[str, Seen] = field(default_factory=dict)
+    steps: int = 0
+    ends: list[int] = field(default_factory=list)
+    diverged: bool = False
+    unknown: list[str] = field(default_factory=list)
+
+
+class Enough(BaseException):
     """Ends a step where all that is needed is known."""
 
 
@@ -47,260 +109,394 @@ class _Enough(BaseException):
 def observing(
     models: Sequence[torch.nn.Module],
     others: Sequence[torch.Tensor],
+    trace: dict[str, Look],
+    *,
     scale: Callable[[], float],
     loss_is_scaled: bool = False,
-    lead: Course | None = None,
-    limit: int | None = None,
+    extends: bool = False,
+    ends_early: bool = False,
+    named: bool = False,
     unread: Collection[int] = (),
 ) -> Iterator[Observer]:
-    """Watch steps. `scale` is the loss scale in force, 1 without a GradScaler.
+    """Watch steps, compare them with the trace, or add to it where it `extends` that.
 
-    `others` are parameters beside those of the models; gradients of those whose ids are `unread` do
-    not count. After `limit` stretches the block ends. Gradients that lie there are set to zero,
-    which the caller puts back: what the step adds to them, or makes in their place, is then its
-    own.
+    `others` are parameters beside those of the models; gradients of those whose ids are `unread`
+    do not count. `scale` is the loss scale in force. A run that `ends_early` leaves the block
+    after the followed steps of its optimizers, or after one step. Where results are `named`,
+    they are compared in place of all outputs. Gradients that lie there are set
+    to zero, which the caller puts back: what the step adds to them is then its own.
     """
-    tensors = [*(p for model in models for p in model.parameters()), *others]
-    parameters = list({id(p): p for p in tensors}.values())
-    zero_gradients(parameters)
-    observer = Observer(models, parameters, scale, loss_is_scaled, lead, limit, unread)
-    with watching(models, observer), suppress(_Enough):
+    import torch
+
+    with torch.no_grad():
+        for parameter in (*(p for model in models for p in model.parameters()), *others):
+            gradient = parameter.grad if parameter.is_leaf else None
+            if gradient is not None and is_in_memory(gradient):
+                gradient.zero_()
+    observer = Observer(
+        models, others, trace, scale, loss_is_scaled, extends, ends_early, named, unread
+    )
+    with watching(models, observer), suppress(Enough):
         yield observer
-    observer.finish()
 
 
 class Observer:
-    """Keeps what the watched steps show."""
+    """Told by `watching`; keeps its findings in `run`."""
 
     def __init__(
         self,
         models: Sequence[Any],
-        parameters: Sequence[Any],
+        others: Sequence[Any],
+        trace: dict[str, Look],
         scale: Callable[[], float],
         loss_is_scaled: bool,
-        lead: Course | None,
-        limit: int | None,
+        extends: bool,
+        ends_early: bool,
+        named: bool,
         unread: Collection[int],
     ) -> None:
-        self.course, self._lead, self._limit = Course(), lead, limit
-        self._models, self._known, self._unread = models, list(parameters), unread
+        self.run, self._trace, self._extends, self._ends_early = Run(), trace, extends, ends_early
+        self._models, self._unread, self._named = models, unread, named
         self._scale, self._loss_is_scaled = scale, loss_is_scaled
-        self._buffers = held(models)
-        self._number = -1  # of the stretch
-        self._taken = 0  # optimizer steps within the step
-        self._depth = 0  # an optimizer may call the step of its parent class
-        self._every = 1
-        self._in_backward = False
-        self._passes = 0
-        self._before: list[Any] = []
-        self._made: list[Any] = []
-        self._begin([])
+        self._names: dict[int, str] = {}
+        self._parameters: dict[str, Any] = {}
+        for model in models:
+            first = f"{type(model).__name__}." if len(models) > 1 else ""
+            for name, parameter in model.named_parameters():
+                self._add(parameter, first + name)
+        for parameter in others:
+            self._add(parameter, "")
+        self._taken: dict[int, int] = {}  # steps of each optimizer
+        self._stepped: set[str] = set()  # parameters that optimizers moved in this step
+        self._calls = self._depth = 0
+        self._counts: Counter[tuple[int, int, str, str]] = Counter()
+        self._key = self._tag = ""
+        self._within = 0  # steps within a backward pass
+        self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
+        self._drifts = False  # parameters moved by gradients that were not replaced
+        self._leaf_inputs: list[Any] = []
+        self._before: dict[str, Any] = {}
+        self._keep_before(self._parameters | self._buffers())
+
+    def _add(self, parameter: Any, name: str) -> None:
+        if id(parameter) not in self._names:
+            self._names[id(parameter)] = name or f"parameter {len(self._names) + 1}"
+            self._parameters[self._names[id(parameter)]] = parameter
 
     # What `watching` tells.
 
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        if self._listens():
-            self._calls.add(args, kwargs, result, self._most)
+        self._calls += 1
+        is_over = self._is_free or self._named or self.run.diverged
+        if is_over or not self._is_compared(self._calls):
+            return
+        import torch
+
+        given = Leaves().add([args, kwargs])
+        self._leaf_inputs += [
+            value for value in (*args, *kwargs.values())
+            if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+        ]  # fmt: skip
+        sums = {name: _checksum(value) for name, value in given.integers.items()}
+        seen = self._look("given", Leaves(integers=sums))
+        if seen.fits and not any(count for count, *_ in seen.integers.values()):
+            self._look("output", Leaves().add(result), "output")
+        else:
+            self.run.diverged = True
 
     @unwatched
     def before_backward(self, tensors: Any) -> None:
         self._in_backward = True
-        if not self._listens():
-            return
-        divisor = self._scale() if self._loss_is_scaled else 1.0
-        numbers = leaves.of([tensors], self._most).numbers
-        self._seen.outputs.numbers += [tensor / divisor for tensor in numbers]
-        self._before = [copied(self._gradient(p)) for p in self._parameters]
+        if not (self._is_free or self._named):
+            divisor = self._scale() if self._loss_is_scaled else 1.0
+            loss = Leaves().add(tensors)
+            loss.numbers = {name: value / divisor for name, value in loss.numbers.items()}
+            self._look("output", loss, "loss")
 
     @unwatched
     def after_backward(self) -> None:
-        self._passes += 1
         self._in_backward = False
-        if not self._listens():
-            return
-        for index, parameter in enumerate(self._parameters):
-            self._made[index] = added(
-                self._made[index], self._gradient(parameter), self._before[index]
-            )
-        self._before = []
-        if self._in_closure:  # its first evaluation comes before anything has moved
-            self._complete(1.0, set(map(id, self._parameters)))
+        self._is_fresh = True
+        self.run.steps, self._within, self._tag = self.run.steps + self._within, 0, ""
+        if self._in_closure and not self._is_free:
+            self._gradients(list(self._parameters.values()), 1.0, replace=True)
+            self._in_closure = False
+        elif self._depth:  # a closure that is evaluated once more
+            self._drifts = True
 
     @unwatched
     def differentiated(self, gradients: Any) -> None:
-        if self._listens():
-            self._seen.outputs.numbers += leaves.of([gradients], self._most).numbers
+        if not self._is_free:
+            self._look("gradient", Leaves().add(gradients), "autograd.grad")
+
+    @unwatched
+    def before_zero_grad(self) -> None:
+        self._flush()
 
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._depth += 1
-        if self._depth > 1 or self._in_backward:  # each parameter by itself, as it gets its own
-            self._seen.in_backward |= self._in_backward
+        if self._depth > 1:  # that of its parent class
             return
-        self._also(optimizer)
+        self._taken[id(optimizer)] = self._taken.get(id(optimizer), 0) + 1
+        self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter in own:
+            self._add(parameter, "")
+        # Within the backward pass parameters get their gradients in any order.
+        self._tag = self._names[id(own[0])] if self._in_backward and own else ""
+        if self._is_free:
+            return
+        self._stepped |= {self._names[id(parameter)] for parameter in own}
+        self._keep_before({name: self._parameters[name] for name in self._stepped})
         # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
-        self._in_closure = with_closure and not self._passes
+        self._in_closure = with_closure and not self._is_fresh and not self._in_backward
         if not self._in_closure:
             # A fused optimizer is handed the scale, for every other it is taken out before.
             still_in = getattr(optimizer, "grad_scale", None)
-            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            self._complete(1.0 if still_in is None else float(still_in), own)
+            self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
 
     @unwatched
-    def after_step(self) -> None:
+    def after_step(self, optimizer: Any) -> None:
         self._depth -= 1
-        if self._depth or self._in_backward:
+        if self._depth:
             return
-        evaluated_once = self._in_closure and self._passes == 1
-        if self._records and self._seen.complete and (evaluated_once or not self._in_closure):
-            self._seen.updates = self._way()
-        self._taken += 1
-        extra = self._parameters[len(self._known) :]
-        self._close()
-        self._begin(extra)
+        if self._in_backward:
+            self._within += 1
+        else:
+            self.run.steps += 1
+            self._calls = 0
+        self._in_closure = False
+        if self._is_free:
+            return
+        own = {self._names[id(p)] for group in optimizer.param_groups for p in group["params"]}
+        self._moves("parameter", {name: self._parameters[name] for name in own})
+        self._moves("buffer", self._buffers())
+        self._leaf_inputs = []
+        enough = self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward
+        if self._ends_early and enough:
+            raise Enough
 
     # What the caller tells.
 
     @unwatched
-    def step_ended(
-        self, result: Any, left: Callable[[], Sequence[Any]], named: Sequence[Any] = ()
-    ) -> None:
-        """With this result, and what it left elsewhere; `named` is compared in place of both."""
-        if self._passes or self._seen.outputs:
-            self._close()
-            self._begin([])
-        self._seen.role = END
-        self._seen.outputs.add(list(named) if named else result)
-        self._seen.buffers_before, self._seen.buffers = self._buffers, held(self._models)
-        self._buffers = self._seen.buffers
-        self._seen.modes = modes.of(self._models, self._unread)
-        self._close()
-        self._begin([])
-        self._seen.role = LEFT
-        self._seen.outputs = leaves.of([] if named else left(), FEW_ELEMENTS)
-        self._close()
-        if named:
-            self._keep_only_results()
-        self.course.ends.append(self._number + 1)
-        self._taken = 0
-        self._begin([])
+    def step_ended(self, results: Sequence[Any]) -> None:
+        """With what it returned and left in its names."""
+        self._flush()
+        found = Leaves()
+        for result in results:
+            found.add(result)
+        evidence = sum(len(word.split()) for word in found.words.values())
+        found.words |= self._modes()
+        self._look("output", found, "result").evidence += evidence
+        if not self._is_free:
+            rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
+            moved = self._moves("moved", rest).ways.values()
+            self._drifts = self._drifts or any(moved)
+            self._moves("buffer", self._buffers())
+        self.run.unknown += found.unknown
+        self.run.ends.append(self.run.steps)
+        self._calls, self._stepped, self._leaf_inputs = 0, set(), []
+        if self._ends_early:
+            raise Enough
 
-    def _keep_only_results(self) -> None:
-        for stretch in self.course.stretches.values():
-            stretch.calls = []
-            if stretch.role != END:
-                stretch.outputs = Leaves()
+    @property
+    def is_done(self) -> bool:
+        """Whether another step would show nothing new, or begin where rounding led."""
+        followed = any(count >= FOLLOWED for count in self._taken.values())
+        return self._is_free or self._drifts or followed
 
-    def finish(self) -> None:
-        """The last stretch that was asked for may have ended early."""
-        if self._limit is not None and self._seen.complete:
-            self._close()
-        if self._limit is not None and not self.course.ends and self.course.stretches:
-            last = self.course.stretches[max(self.course.stretches)]
-            last.buffers_before, last.buffers = self._buffers, held(self._models)
-        self._start = self._made = self._before = []
+    # Looks.
 
-    # Stretches.
+    def _is_compared(self, number: int) -> bool:
+        return number <= FIRST_CALLS or not number & (number - 1)
 
-    def _listens(self) -> bool:
-        return self._records and not self._seen.complete
+    def _flush(self) -> None:
+        """Compare gradients that nobody has looked at: they are cleared, or the step ends."""
+        if self._is_fresh and not self._is_free:
+            self._gradients(list(self._parameters.values()), self._scale())
 
-    def _begin(self, extra: Sequence[Any]) -> None:
-        """From the lead's parameters, where there is one: `extra` are another optimizer's."""
-        if self._limit is not None and self._number + 1 >= self._limit:
-            raise _Enough
-        self._number += 1
-        number, lead = self._number, self._lead
-        forced = [*self._known, *extra]
-        if lead is None:
-            if number:
-                self.course.starts[number] = [
-                    held_values(parameter).to("cpu", copy=True) for parameter in forced
-                ]
-        elif number in lead.starts:
-            set_data(forced, lead.starts[number])
-        self._records = lead is None or number in lead.stretches
-        self._most = FEW_ELEMENTS if self._taken > 1 or len(self.course.ends) > 1 else MOST_ELEMENTS
-        self._seen = Observation(outputs=Leaves(most=self._most))
-        self._seen.place = (len(self.course.ends), self._taken)
-        self._calls = Calls()
-        self._parameters = list(self._known)
-        self._start = [held_values(p).clone() for p in self._known] if self._records else []
-        self._before, self._made = [], [None] * len(self._known)
-        self._in_closure, self._passes = False, 0
+    def _gradients(self, parameters: Sequence[Any], scale: float, replace: bool = False) -> None:
+        import torch
 
-    def _also(self, optimizer: Any) -> None:
-        """Its parameters too, where they are none of those that are known: a copied model's."""
-        ids = {id(parameter) for parameter in self._parameters}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        new = [parameter for parameter in parameters if id(parameter) not in ids]
-        self._parameters += new
-        if self._records:
-            self._start += [held_values(parameter).clone() for parameter in new]
-        self._made += [copied(self._gradient(parameter)) for parameter in new]
-
-    def _close(self) -> None:
-        if not self._records:
+        self._is_fresh = False
+        found = Leaves()
+        gradients = {self._names[id(p)]: self._gradient(p) for p in parameters}
+        gradients |= {f"input {i + 1}": x.grad for i, x in enumerate(self._leaf_inputs)}
+        values = {
+            name: None if gradient is None else plain(gradient)
+            for name, gradient in gradients.items()
+        }
+        if scale != 1.0:
+            values = {n: None if value is None else value / scale for n, value in values.items()}
+        found.numbers = values  # type: ignore[assignment]
+        self._look("gradient", found)
+        expected = self._trace.get(self._key)
+        if not replace or expected is None:
             return
-        stretch = self._seen
-        if not stretch.complete and self._passes:
-            stretch.gradients = self._sums()
-        pairs = list(zip(self._parameters, self._start, strict=True))
-        way = [real(difference(p, old)) for p, old in pairs]
-        stretch.moved = math.hypot(*(norm(part.double()) for part in way))
-        if stretch.moved:
-            led = bool(self._passes or stretch.complete)
-            stretch.way = [sampled(part, FEW_ELEMENTS if led else self._most) for part in way]
-            stretch.movers = [moved(part, old) for part, (_, old) in zip(way, pairs, strict=True)]
-        if stretch.moved and self._passes and not stretch.updates and not stretch.complete:
-            stretch.updates = [sampled(part, self._most) for part in way]  # by hand
-        stretch.calls = self._calls.kept
-        self.course.stretches[self._number] = stretch
-        if self._lead is None:
-            self._thin_out()
-
-    def _thin_out(self) -> None:
-        """Every second, every fourth, ... where there are many; the ends of steps stay."""
-        kept, starts = self.course.stretches, self.course.starts
-        size = sum(parameter.numel() * parameter.element_size() for parameter in self._known)
-        most = max(LEAST_STRETCHES, min(MOST_STRETCHES, MOST_BYTES // max(size, 1)))
-        inner = [number for number in kept if not kept[number].role]
-        if len(inner) > most:
-            self._every *= 2
-        for number in inner:
-            if number % self._every and number != self._number:
-                del kept[number], starts[number]
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                value = expected.numbers.get(name)
+                if gradient is None or value is None or gradient.layout is not torch.strided:
+                    continue
+                if type(gradient) is torch.Tensor and gradient.shape == value.shape:
+                    gradient.copy_(value if scale == 1.0 else value * scale)
 
     def _gradient(self, parameter: Any) -> Any:
-        return None if id(parameter) in self._unread else gradient_of(parameter)
+        if id(parameter) in self._unread or not (parameter.is_leaf or parameter.retains_grad):
+            return None
+        return parameter.grad
 
-    def _way(self) -> list[Any]:
-        pairs = zip(self._parameters, self._start, strict=True)
-        return [sampled(difference(p, old), self._most) for p, old in pairs]
+    def _moves(self, kind: str, holders: dict[str, Any]) -> Look:
+        """Compare where parameters or buffers are now; returns the trace's look."""
+        found = Leaves()
+        for name in holders if kind == "buffer" else self._parameters:
+            if name in holders and (value := plain(holders[name])) is not None:
+                is_exact = not (value.is_floating_point() or value.is_complex())
+                (found.integers if is_exact else found.numbers)[name] = value
+        self._look(kind, found)
+        return self._trace.get(self._key) or Look(kind, "")
 
-    def _sums(self) -> list[Any]:
-        """What the backward passes added up to, whether it still lies there or was cleared."""
-        scale = self._scale()
-        return [
-            None if gradient is None else sampled(gradient, self._most) / scale
-            for gradient in self._made
-        ]
-
-    def _complete(self, still_in: float, own: set[int]) -> None:
-        """The gradients are made: those that lie there for the optimizer's own parameters, with
-        all that was done to them since, clipping say; else what passed by.
+    def _keep_before(self, holders: dict[str, Any]) -> None:
+        """Remember where these are, in a run that extends the trace: parameters before each step,
+        what no optimizer moves at the beginning of all.
         """
-        if not self._records or self._seen.complete:
-            return
-        lying = [dense(self._gradient(p)) if id(p) in own else None for p in self._parameters]
-        self._seen.gradients = self._sums()
-        if any(gradient is not None and bool(gradient.any()) for gradient in lying):
-            for index, gradient in enumerate(lying):
-                if id(self._parameters[index]) in own:
-                    self._seen.gradients[index] = (
-                        None if gradient is None else sampled(gradient, self._most) / still_in
-                    )
-        self._seen.complete = True
-        if self._limit is not None and self._number + 1 >= self._limit:
-            raise _Enough
+        if self._extends and not self._is_free:
+            values = {name: plain(tensor) for name, tensor in holders.items()}
+            self._before |= {n: value.clone() for n, value in values.items() if value is not None}
+
+    def _buffers(self) -> dict[str, Any]:
+        named = [
+            (f"{type(model).__name__}.{name}" if len(self._models) > 1 else name, buffer)
+            for model in self._models
+            for name, buffer in model.named_buffers()
+        ]
+        return dict(named)
+
+    def _modes(self) -> dict[str, str]:
+        """Which parts are in training mode, and which parameters get gradients, after a step."""
+        modes = {
+            f"{number}.{name}.training": str(part.training)
+            for number, model in enumerate(self._models)
+            for name, part in model.named_modules()
+        }
+        return modes | {
+            f"{name}.requires_grad": str(parameter.requires_grad)
+            for name, parameter in self._parameters.items()
+            if id(parameter) not in self._unread
+        }
+
+    @property
+    def _place(self) -> str:
+        step = f"in step {len(self.run.ends) + 1}" if self.run.ends else ""
+        count = self.run.steps - (self.run.ends[-1] if self.run.ends else 0)
+        after = f"after {count} optimizer step{'s' * (count > 1)}" if count else ""
+        return " ".join(filter(None, (step, after)))
+
+    def _look(self, kind: str, found: Leaves, name: str = "") -> Seen:
+        """Compare with the trace, or add to it."""
+        if name:
+            found.numbers = {_called(name, key): value for key, value in found.numbers.items()}
+        moment = (len(self.run.ends), self.run.steps, kind, self._tag)
+        self._counts[moment] += 1
+        key = self._key = " ".join(map(str, (*moment, self._counts[moment])))
+        if key in self._trace:
+            seen = _compared(kind, self._place, found, self._trace[key])
+        else:
+            sizes = {n: 0 if value is None else value.numel() for n, value in found.numbers.items()}
+            seen = Seen(kind, self._place, {name: Deviation(size) for name, size in sizes.items()})
+            seen.fits, seen.is_finite = self._extends, _is_finite(found)
+            if self._extends:
+                self._trace[key] = self._stored(kind, found)
+        seen.dtypes, seen.is_free = dict(found.dtypes), self._is_free
+        seen.evidence = sum(value.numel() for value in found.integers.values())
+        self.run.looks[key] = seen
+        return seen
+
+    def _stored(self, kind: str, found: Leaves) -> Look:
+        """Copies: in float32, which is far finer than what is told apart."""
+        import torch
+
+        look = Look(kind, self._place, {}, dict(found.integers), dict(found.words))
+        for name, value in found.numbers.items():
+            if value is None:
+                look.numbers[name] = None
+                continue
+            narrow = torch.complex64 if value.is_complex() else torch.float32
+            look.numbers[name] = value.detach().to(narrow, copy=True)
+            if kind in MOVES:
+                old = self._before.get(name)
+                way = value - old if old is not None and old.shape == value.shape else value
+                look.ways[name] = float(way.norm())
+        look.integers = {name: value.clone() for name, value in look.integers.items()}
+        return look
+
+
+def _compared(kind: str, place: str, found: Leaves, expected: Look) -> Seen:
+    seen = Seen(kind, place)
+    names = found.numbers.keys() == expected.numbers.keys()
+    if kind != expected.kind or not names or found.integers.keys() != expected.integers.keys():
+        seen.fits = False
+        return seen
+    pairs = [(found.numbers[name], expected.numbers[name]) for name in expected.numbers]
+    if any(a is not None and b is not None and a.shape != b.shape for a, b in pairs) or any(
+        found.integers[name].shape != value.shape for name, value in expected.integers.items()
+    ):
+        seen.fits = False
+        return seen
+    parts = sums(pairs)
+    if kind in MOVES:
+        ways = [expected.ways[name] for name in expected.numbers]
+        tensors = (tensor for tensor, _ in pairs)
+        parts = [
+            _of_way(part, tensor, way)
+            for part, tensor, way in zip(parts, tensors, ways, strict=True)
+        ]
+    errors = of_gradients(parts) if kind == "gradient" else [part.deviation() for part in parts]
+    seen.errors = dict(zip(expected.numbers, errors, strict=True))
+    seen.whole = sum(parts, Sums(0))
+    seen.is_finite = all(math.isfinite(part.off) for part in parts)
+    for name, value in expected.integers.items():
+        seen.integers[name] = _differing(found.integers[name].to(value.device), value)
+    seen.words = [n for n, word in expected.words.items() if found.words.get(n) != word]
+    seen.words += [name for name in found.words if name not in expected.words]
+    return seen
+
+
+def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
+    """Relative to how far it went, without what its dtype rounds."""
+    import torch
+
+    eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
+    size = math.sqrt(part.square)
+    if not math.isfinite(part.off):
+        return part
+    off = max(0.0, math.sqrt(part.off) - STORED * eps * size)
+    return Sums(part.size, off * off, way * way)
+
+
+def _differing(tensor: Any, expected: Any) -> tuple[int, int, float, float]:
+    off = (tensor.double() - expected.double()).abs()
+    largest = float(expected.double().abs().max()) if expected.numel() else 0.0
+    most = float(off.max()) if off.numel() else 0.0
+    return int((tensor != expected).sum()), expected.numel(), most, largest
+
+
+def _checksum(value: Any) -> Any:
+    """A few numbers that stand for the integers of a tensor and their order."""
+    import torch
+
+    flat = value.flatten()
+    weights = torch.arange(1, flat.numel() + 1, dtype=torch.int64)
+    return torch.stack([torch.tensor(value.numel()), flat.sum(), (flat * weights).sum()])
+
+
+def _called(kind: str, name: str) -> str:
+    return f"{kind} {name}" if name else kind
+
+
+def _is_finite(found: Leaves) -> bool:
+    """Gradients all, and some numbers of each result: others may be masks."""
+    values = [value for value in found.numbers.values() if value is not None and value.numel()]
+    return all(bool(value.isfinite().any()) for value in values)

@@ -34,8 +34,11 @@ class Watcher(Protocol):
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         """An optimizer begins its step."""
 
-    def after_step(self) -> None:
+    def after_step(self, optimizer: Any) -> None:
         """It has ended."""
+
+    def before_zero_grad(self) -> None:
+        """An optimizer or a module clears gradients."""
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
@@ -69,6 +72,7 @@ def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[No
         stack.enter_context(_watched_calls(models, watcher))
         stack.enter_context(_watched_autograd(watcher))
         stack.enter_context(_watched_steps(watcher))
+        stack.enter_context(_watched_clearing(watcher))
         yield
 
 
@@ -141,7 +145,23 @@ def _watched_steps(watcher: Watcher) -> Iterator[None]:
         watcher.before_step(optimizer, closure)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        watcher.after_step()
+        watcher.after_step(optimizer)
 
     with optimizer_hooks(before, after):
+        yield
+
+
+@contextmanager
+def _watched_clearing(watcher: Watcher) -> Iterator[None]:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    def make(clear: Any) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            watcher.before_zero_grad()
+            return clear(*args, **kwargs)
+
+        return observed
+
+    with patched(Module, "zero_grad", make), patched(Optimizer, "zero_grad", make):
         yield

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.reference.rounding import of_parameters
-from speedkit_jupyter.measure.checks.values.parameters import parameters_of
-from speedkit_jupyter.measure.checks.values.plain_tensors import gradient_of
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.storage import is_in_memory
 
@@ -31,6 +29,17 @@ OF_ITSELF = frozenset(
 )  # fmt: skip
 # What gives out the memory itself, whose size is another in float64.
 OF_MEMORY = frozenset(["untyped_storage", "storage", "_typed_storage"])
+
+
+def parameters_of(holders: Sequence[Any]) -> list[Any]:
+    """Return the parameters of optimizers and models."""
+    parameters = []
+    for holder in holders:
+        if hasattr(holder, "param_groups"):
+            parameters += [p for group in holder.param_groups for p in group["params"]]
+        elif hasattr(holder, "parameters"):
+            parameters += list(holder.parameters())
+    return parameters
 
 
 @contextmanager
@@ -138,7 +147,7 @@ class _Leaves:
         """The tensor itself."""
         import torch
 
-        gradient = gradient_of(tensor)
+        gradient = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
         if gradient is not None:
             tensor.grad = None
         if tensor.dtype in self._dtypes:

@@ -7,7 +7,7 @@ tensor, row and element. What a variant in that dtype is off by beyond this is n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -69,18 +69,13 @@ def noted_autocast() -> Iterator[set[str]]:
         yield precisions
 
 
-def exactly(function: Any, args: Any, kwargs: Any) -> Any:
-    """The operation itself."""
-    return function(*args, **kwargs)
-
-
 @contextmanager
 def rounded(
     precision: str,
     scale: float = 1.0,
     loss_scale: float = 1.0,
     suspends: bool = True,
-    compute: Callable[[Any, Any, Any], Any] = exactly,
+    digits: int | None = None,
 ) -> Iterator[None]:
     """Products and what follows from them rounded to this precision, as autocast would.
 
@@ -88,12 +83,12 @@ def rounded(
     others down: a second control. What fp16 has no smaller numbers for becomes coarse, in the
     backward pass after the loss was scaled. `suspends` is whether the step's own
     `autocast(enabled=False)` keeps that away, which it does not from a model in the lower dtype.
-    `compute` says what an operation gives before it is rounded.
+    `digits` are those of another significand.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    everything, digits = precision == "fp32", DIGITS[precision]
+    everything, digits = precision == "fp32", digits or DIGITS[precision]
     lowered = _Lowered(everything)
 
     def low_digits(value: Any) -> Any:
@@ -117,7 +112,7 @@ def rounded(
             product = bool(PRODUCTS.search(name)) and not (suspends and suspended)
             if product and not everything:
                 args = [low_digits(operand) for operand in args]
-            result = compute(function, args, kwargs or {})
+            result = function(*args, **(kwargs or {}))
             low = product or lowered.all_of(name, args)
             for tensor in _tensors([result]) if low else ():
                 if tensor.dim():  # the loss itself is taken in float32

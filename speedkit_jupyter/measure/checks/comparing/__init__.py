@@ -1,1 +1,0 @@
-"""How far a step is off another one, and what of that rounding explains."""

@@ -1,0 +1,194 @@
+"""How far tensors are off others: by norm, scale and bias; and how much of it rounding explains.
+
+Rounding scatters. What it does to a tensor has hardly a direction along it (`scale`) or a sign
+(`bias`). A control is the same step rounded to the variant's precision after each operation. Of 30
+nets (MLPs, CNNs, recurrent, transformers), in training and in evaluation, real autocast was off by
+0.5 to 1.5 times as much as its control in every output, in gradients by up to 6 times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.machines import devices
+from speedkit_jupyter.measure.checks.reference.rounding import unit
+
+if TYPE_CHECKING:
+    import torch
+
+    Pair = tuple[torch.Tensor | None, torch.Tensor | None]
+
+# Near float32's smallest numbers some kernels give zero.
+NOTHING = 1e-37
+# A gradient is compared relative to this share of the root mean square of all gradients at least:
+# what is smaller may be what rounding left of a zero, as in a bias before a batch norm.
+LEFT_OF_ZERO = 1e-4
+# And to this much at least: it is less than what Adam adds to what it divides by (1e-8), squared.
+LEAST_GRADIENT = 1e-12
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of one tensor with `size` elements: squares of the difference and of the reference, their
+    product, and the sum of the difference.
+    """
+
+    size: int
+    off: float = 0.0
+    square: float = 0.0
+    product: float = 0.0
+    shift: float = 0.0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.size + other.size,
+            self.off + other.off,
+            self.square + other.square,
+            self.product + other.product,
+        )
+
+    def deviation(self, least: float = 0.0) -> Deviation:
+        """Relative to the reference, or to a root mean square of `least` if that is more."""
+        square = max(self.square, least**2 * self.size)
+        if self.off <= NOTHING**2 * self.size:
+            return Deviation(self.size)
+        if not square:
+            return Deviation(self.size, math.inf, math.inf, math.inf)
+        bias = abs(self.shift) / math.sqrt(square * self.size)
+        return Deviation(self.size, math.sqrt(self.off / square), abs(self.product) / square, bias)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """`distance`: norm of the difference over that of the reference. `scale`: the regression
+    coefficient of the difference on the reference. `bias`: the mean difference over the root mean
+    square of the reference.
+    """
+
+    size: int
+    distance: float = 0.0
+    scale: float = 0.0
+    bias: float = 0.0
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.distance + self.scale + self.bias)
+
+    def times(self, factor: float) -> Deviation:
+        """All of it so many times as large."""
+        return Deviation(self.size, factor * self.distance, factor * self.scale, factor * self.bias)
+
+
+def sums(pairs: Sequence[Pair]) -> list[Sums]:
+    """Reduce each pair of a tensor and its reference on its device; one transfer for all.
+
+    No tensor is one of zeros: a step may or may not make a gradient of those.
+    """
+    import torch
+
+    reduced = [_reduced(tensor, reference) for tensor, reference in pairs]
+    made = [numbers for numbers in reduced if numbers is not None]
+    wide = [numbers.to("cpu", torch.float64) for numbers in made]
+    left = iter(torch.stack(wide).tolist() if wide else [])
+    found = []
+    for (tensor, reference), numbers in zip(pairs, reduced, strict=True):
+        there = reference if reference is not None else tensor
+        size = 0 if there is None else there.numel()
+        found.append(Sums(size) if numbers is None else Sums(size, *next(left)))
+    return found
+
+
+def _reduced(tensor: torch.Tensor | None, reference: torch.Tensor | None) -> torch.Tensor | None:
+    import torch
+
+    there = reference if reference is not None else tensor
+    if there is None or not there.numel() or tensor is reference:
+        return None
+    tensor = torch.zeros_like(there) if tensor is None else tensor
+    reference = torch.zeros_like(there) if reference is None else reference.to(tensor.device)
+    wide = torch.float64 if devices.has_float64(tensor.device) else torch.float32
+    if tensor.is_complex() or reference.is_complex():
+        tensor, reference = (torch.view_as_real(x.resolve_conj()) for x in (tensor, reference))
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
+    difference = tensor - reference
+    numbers = _numbers(difference, reference, wide)
+    if not bool(numbers.isfinite().all()):  # what is infinite or NaN in both is alike: a mask, say
+        alike = (tensor == reference) | (tensor.isnan() & reference.isnan())
+        known = alike & ~reference.isfinite()
+        numbers = _numbers(difference.masked_fill(known, 0), reference.masked_fill(known, 0), wide)
+    return numbers
+
+
+def _numbers(difference: torch.Tensor, reference: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    import torch
+
+    norms = [torch.linalg.vector_norm(x, dtype=wide) ** 2 for x in (difference, reference)]
+    product = (difference * reference).sum(dtype=wide)
+    return torch.stack([*norms, product, difference.sum(dtype=wide)])
+
+
+def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:
+    """Each relative to its reference, or to a small share of all gradients."""
+    count = sum(part.size for part in parts)
+    whole = math.sqrt(sum(part.square for part in parts) / max(count, 1))
+    least = max(LEAST_GRADIENT, LEFT_OF_ZERO * whole) if math.isfinite(whole) else 0.0
+    return [part.deviation(least) for part in parts]
+
+
+# How many times what the control is off by, by kind of tensor: distance, scale, bias. A ReLU or a
+# maximum that falls the other way by rounding shifts a whole bias's gradient: no limit there.
+FACTORS = {
+    "output": (3.0, 4.0, 4.0),
+    "gradient": (8.0, 4.0, math.inf),
+    "gradients": (4.0, 4.0, math.inf),  # all together
+    "parameter": (4.0, 4.0, math.inf),
+    "moved": (4.0, 4.0, math.inf),
+    "buffer": (8.0, 8.0, math.inf),
+}
+# What is never counted: a ReLU that fell the other way by rounding moved a whole bias's gradient by
+# 2e-2 in fp16; batch statistics of 8 samples by 4e-2. What moves parameters beside an
+# optimizer's step that is followed may be Adam, whose first steps rounding turns in some elements.
+BESIDES = {"output": 0.0, "gradient": 2e-2, "gradients": 1e-2, "parameter": 1e-2, "moved": 0.25,
+           "buffer": 5e-2}  # fmt: skip
+# And so many roundings, for what kernels do besides; gradients are sums of many. In float32 kernels
+# add up in another order, which brings as many as there are terms. (Of 30 nets' outputs none was
+# off by more than 42; then came a small convolutional net with 120.)
+ROUNDINGS = {"output": 2.0, "gradient": 16.0, "gradients": 4.0, "parameter": 2.0, "moved": 2.0,
+             "buffer": 2.0}  # fmt: skip
+TERMS = 512.0
+# So many elements err as one: those of a row or a channel have their rounding in common. Chance
+# may leave a control without any scale or bias: its distance counts too, spread over its elements.
+ERR_AS_ONE = 64
+# Scatter within a net that normalizes shortens what is left of the signal, by 1 + scatter**2.
+SHORTENED = 0.5
+# What a net is taken to be off by, in roundings, where no control could be run.
+TYPICAL = 8.0
+# What rounding alone moves by as much as there is can't be told from anything.
+UNDETERMINED = 1.0
+WORDS = ("off", "scaled", "shifted")
+
+
+def excess(
+    found: Deviation, control: Deviation | None, kind: str, precision: str
+) -> tuple[float, str]:
+    """Return how many times its limit a tensor is off, and that in words; 0 where undetermined."""
+    typical = TYPICAL * unit(precision)
+    known = control or Deviation(found.size, typical, typical, typical)
+    if known.distance >= UNDETERMINED:
+        return 0.0, ""
+    spread = known.distance * min(1.0, math.sqrt(ERR_AS_ONE / max(found.size, 1)))
+    spread += SHORTENED * known.distance**2
+    roundings = ROUNDINGS[kind] * unit(precision) * (TERMS if precision == "fp32" else 1.0)
+    values = (found.distance, found.scale, found.bias)
+    controls = (known.distance, known.scale + spread, known.bias + spread)
+    worst = (0.0, "")
+    for word, value, own, factor in zip(WORDS, values, controls, FACTORS[kind], strict=True):
+        limit = factor * own + roundings + BESIDES[kind] if math.isfinite(factor) else math.inf
+        times = math.inf if math.isnan(value) else value / limit
+        if times > worst[0]:
+            worst = times, f"{word} by {value:.2g}, where {precision} explains {limit:.2g}"
+    return worst

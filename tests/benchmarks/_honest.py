@@ -1,0 +1,389 @@
+"""Nets and loops of every family under plans that are right: none may be called wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from _nets import NAMES, net
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+Step = Callable[[], Any]
+Optimizers = Any
+Made = tuple[Step, nn.Module, Optimizers, Sequence[str]]
+PLANS = ("bf16", "fp16", "tf32:medium", "channels_last", "fused_optimizer", "threads:2",
+         "bf16+channels_last+fused_optimizer")  # fmt: skip
+KINDS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
+    lambda p: torch.optim.AdamW(p, 1e-3),
+    lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9),
+    lambda p: torch.optim.RMSprop(p, 1e-3),
+    lambda p: torch.optim.Adam(p, 1e-3, amsgrad=True),
+    lambda p: torch.optim.Adagrad(p, 1e-2),
+    lambda p: torch.optim.NAdam(p, 1e-3),
+)
+
+
+@dataclass(frozen=True)
+class Honest:
+    """`make` gives step, model, optimizers and the plans."""
+
+    name: str
+    make: Callable[[], Made]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def family(name: str, number: int) -> Made:
+    """One training step of a net, with one of the optimizers in turn."""
+    model, forward, loss = net(name, seed=number)
+    optimizer = KINDS[number % len(KINDS)](model.train().parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(forward()).backward()
+        optimizer.step()
+
+    return step, model, optimizer, PLANS
+
+
+def predicted(name: str) -> Made:
+    model, forward, _ = net(name)
+    model.eval()
+
+    def step() -> Any:
+        with torch.no_grad():
+            return forward()
+
+    return step, model, (), PLANS
+
+
+# Loops of other forms, around a small net.
+
+
+def classifier(norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(32, 64), norm(64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def data(count: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(count, 32), torch.randint(10, (count,))
+
+
+def trained(model: nn.Module, optimizer: Optimizers, *plans: str) -> Made:
+    x, y = data()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step, model, optimizer, plans or PLANS
+
+
+def epoch(count: int, kind: int, attends: bool) -> Made:
+    """A cell that makes as many optimizer steps; attention's keys have a bias without gradient."""
+    width = {"batch_first": True, "dropout": 0.0}
+    model = nn.TransformerEncoderLayer(32, 4, 64, **width) if attends else classifier()
+    optimizer, (x, _) = KINDS[kind](model.parameters()), data(count * 16)
+
+    def step() -> list[float]:
+        losses = []
+        for part in x.chunk(count):
+            optimizer.zero_grad()
+            loss = model(part.view(4, 4, 32) if attends else part).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    return step, model, optimizer, ("bf16", "fused_optimizer", "bf16+fused_optimizer")
+
+
+def hits(trains: bool) -> Made:
+    """Counts right answers, which rounding moves."""
+    model, (x, y) = classifier(nn.LayerNorm), data(576)
+    optimizer = KINDS[1](model.parameters())
+
+    def step() -> int:
+        count = 0
+        for part, labels in zip(x.chunk(9), y.chunk(9), strict=True):
+            out = model(part)
+            if trains:
+                optimizer.zero_grad()
+                functional.cross_entropy(out, labels).backward()
+                optimizer.step()
+            count += int((out.argmax(1) == labels).sum())
+        return count
+
+    return step, model, optimizer, ("bf16", "fused_optimizer")
+
+
+def accumulated(clips: bool) -> Made:
+    model, (x, y) = classifier(nn.LayerNorm), data()
+    optimizer = KINDS[0](model.parameters())
+
+    def step() -> None:
+        for part, labels in zip(x.chunk(4), y.chunk(4), strict=True):
+            (functional.cross_entropy(model(part), labels) / 4).backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, model, optimizer, PLANS
+
+
+def gan() -> Made:
+    maker, judge = classifier(), nn.Sequential(nn.Linear(10, 32), nn.LeakyReLU(), nn.Linear(32, 1))
+    optimizers = [KINDS[3](judge.parameters()), KINDS[3](maker.parameters())]
+    x, real = data()[0], torch.randn(64, 10)
+
+    def step() -> None:
+        optimizers[0].zero_grad()
+        found = judge(torch.cat([real, maker(x).detach()])).flatten()
+        labels = torch.arange(128).lt(64).float()
+        functional.binary_cross_entropy_with_logits(found, labels).backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        functional.softplus(-judge(maker(x))).mean().backward()
+        optimizers[1].step()
+
+    return step, nn.ModuleList([maker, judge]), optimizers, PLANS
+
+
+def averaged() -> Made:
+    model, (x, y) = classifier(), data()
+    average, optimizer = copy.deepcopy(model), KINDS[0](model.parameters())
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for kept, new in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(new, 0.01)
+            return average(x)
+
+    return step, nn.ModuleList([model, average]), optimizer, ("bf16", "fused_optimizer")
+
+
+def by_closure() -> Made:
+    model, (x, y) = classifier(nn.LayerNorm), data()
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3)
+
+    def step() -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return step, model, optimizer, ("bf16", "threads:2")
+
+
+def in_backward() -> Made:
+    """Each parameter steps as it gets its gradient."""
+    model, (x, y) = classifier(nn.LayerNorm), data()
+    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
+
+    def now(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(now)
+
+    def step() -> None:
+        functional.cross_entropy(model(x), y).backward()
+
+    return step, model, list(optimizers.values()), ("bf16", "threads:2")
+
+
+def by_hand() -> Made:
+    model, (x, y) = classifier(), data()
+
+    def step() -> None:
+        gradients = torch.autograd.grad(functional.cross_entropy(model(x), y), model.parameters())
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
+
+    return step, model, (), ("bf16", "threads:2")
+
+
+def lowered_itself(inside: bool) -> Made:
+    """The user's own mixed precision, by autocast or as parameters in bf16."""
+    model, (x, y) = classifier(nn.LayerNorm), data()
+    model = model if inside else model.bfloat16()
+    optimizer = KINDS[0](model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            out = model(x if inside else x.bfloat16())
+        functional.cross_entropy(out.float(), y).backward()
+        optimizer.step()
+
+    return step, model, optimizer, ("fused_optimizer", "threads:2")
+
+
+class Words(nn.Module):
+    """Tokens (N, T) to logits (N, 50): an embedding, tied or sparse, and the mean."""
+
+    def __init__(self, sparse: bool, tied: bool) -> None:
+        super().__init__()
+        self.tokens, self.out = nn.Embedding(50, 24, sparse=sparse), nn.Linear(24, 50, bias=False)
+        if tied:
+            self.out.weight = self.tokens.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.tokens(x).mean(1))
+
+
+def embedding(sparse: bool, tied: bool) -> Made:
+    model, x, y = Words(sparse, tied), torch.randint(50, (32, 9)), torch.randint(50, (32,))
+    kind = (lambda p: torch.optim.SGD(p, 0.1)) if sparse else KINDS[0]
+    optimizer = kind(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step, model, optimizer, ("bf16", "fused_optimizer", "threads:2")
+
+
+def generating() -> Made:
+    """Feeds its own tokens back: one that rounding decides leads elsewhere."""
+    model, x = Words(False, False), torch.randint(50, (8, 4))
+
+    def step() -> torch.Tensor:
+        found = x
+        with torch.no_grad():
+            for _ in range(12):
+                found = torch.cat([found, model(found).argmax(1, keepdim=True)], 1)
+        return found
+
+    return step, model, (), ("bf16", "threads:2")
+
+
+def checkpointed() -> Made:
+    model, (x, y) = classifier(nn.LayerNorm), data()
+    optimizer = KINDS[0](model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        out = checkpoint(model, x, use_reentrant=False)
+        functional.cross_entropy(out, y).backward()
+        optimizer.step()
+
+    return step, model, optimizer, ("bf16", "fused_optimizer")
+
+
+def noisy() -> Made:
+    """Dropout, and noise of its own."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 10))
+    optimizer, (x, y) = KINDS[0](model.parameters()), data()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        out = functional.dropout(model(x + 0.1 * torch.randn_like(x)), 0.2)
+        functional.cross_entropy(out, y).backward()
+        optimizer.step()
+
+    return step, model, optimizer, PLANS
+
+
+def penalized() -> Made:
+    """With a penalty on gradients, which are differentiated again."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer, (x, _) = KINDS[0](model.parameters()), data()
+    x.requires_grad_()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        out = model(x).sum()
+        (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+        (out.square() / 64 + (gradient.norm(dim=1) - 1).square().mean()).backward()
+        optimizer.step()
+
+    return step, model, optimizer, ("bf16", "fused_optimizer")
+
+
+def scheduled() -> Made:
+    model = classifier()
+    optimizer = KINDS[1](model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    step, *rest = trained(model, optimizer, "bf16", "fused_optimizer")
+
+    def both() -> float:
+        step()
+        schedule.step()
+        return schedule.get_last_lr()[0]
+
+    return both, *rest  # type: ignore[return-value]
+
+
+def large(scale: float) -> Made:
+    """Inputs of another size, as pixels from 0 to 255, or nearly constant ones."""
+    model, (x, y) = classifier(), data()
+    optimizer, x = KINDS[0](model.parameters()), 128 + scale * x
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step, model, optimizer, PLANS
+
+
+def frozen() -> Made:
+    model = classifier()
+    model[0].requires_grad_(False)
+    return trained(model, KINDS[0](model[3].parameters()))
+
+
+LOOPS: dict[str, Callable[[], Made]] = {
+    **{f"epoch of {count}, attention, optimizer {kind}": partial(epoch, count, kind, True)
+       for count, kind in ((9, 0), (9, 3), (14, 0))},
+    "epoch of 9, batch norm, SGD": partial(epoch, 9, 1, False),
+    "epoch of 9, batch norm, RMSprop": partial(epoch, 9, 2, False),
+    "hits of an epoch": partial(hits, True),
+    "hits of an evaluation": partial(hits, False),
+    "accumulated": partial(accumulated, False),
+    "accumulated and clipped": partial(accumulated, True),
+    "GAN": gan,
+    "averaged": averaged,
+    "LBFGS": by_closure,
+    "steps in the backward pass": in_backward,
+    "moved by hand": by_hand,
+    "autocast of its own": partial(lowered_itself, True),
+    "parameters in bf16": partial(lowered_itself, False),
+    "embedding": partial(embedding, False, False),
+    "sparse embedding": partial(embedding, True, False),
+    "tied embedding": partial(embedding, False, True),
+    "generating": generating,
+    "checkpointed": checkpointed,
+    "dropout and noise": noisy,
+    "gradient penalty": penalized,
+    "scheduled": scheduled,
+    "pixels": partial(large, 64.0),
+    "nearly constant inputs": partial(large, 0.1),
+    "frozen": frozen,
+    "DataParallel": lambda: trained(
+        nn.DataParallel(model := classifier()), KINDS[0](model.parameters())),
+}  # fmt: skip
+SEEN = ("cnn batchnorm", "lstm", "encoder", "residual", "attention")
+HONEST = (
+    *(Honest(name, make) for name, make in LOOPS.items()),
+    *(Honest(name, partial(family, name, number)) for number, name in enumerate(NAMES)),
+    *(Honest(f"{name}, inference", partial(predicted, name)) for name in SEEN),
+)

@@ -1,0 +1,144 @@
+"""Numbers: intervals hold at their level, busy rounds narrow none, budgets are kept."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.statistics import paired_ratio
+from speedkit_jupyter.measure.rounds.policy import Policy
+from speedkit_jupyter.measure.rounds.sampler import Sampler
+
+STEP_S, RUNS = 0.01, 300
+
+
+class Drawn:
+    """A variant whose blocks take what a noisy machine would have them take; it runs nothing."""
+
+    def __init__(self, name: str, noise: Callable[[], float]) -> None:
+        self.record, self.step_s, self.worst_s = Record(name), STEP_S, STEP_S
+        self.noise, self.skipped_in_a_row = noise, 0
+
+
+class Drawing(Sampler):
+    """The real sampler, whose blocks are drawn."""
+
+    def _block_or_single_steps(self, runner: Any) -> tuple[float, float]:
+        return STEP_S * runner.noise(), 0.0
+
+
+def called_other(variants: int, seed: int) -> list[str]:
+    """Those of some variants, none of which makes a difference, that a run calls so."""
+    order = random.Random(seed)
+    speed, now_s = 1.0, 0.0
+
+    def noise() -> float:
+        """Drift, and heavy tails; the clock goes on with it."""
+        nonlocal speed, now_s
+        speed *= math.exp(order.gauss(0, 0.02))
+        tail = order.gauss(0, 1) / max(abs(order.gauss(0, 1)), 0.05)
+        drawn = speed * math.exp(0.03 * tail)
+        now_s += STEP_S * drawn
+        return drawn
+
+    names = ["baseline", *(f"same {number}" for number in range(variants))]
+    runners = [Drawn(name, noise) for name in names]
+    sampler = Drawing(runners, STEP_S * len(runners) * 160, False, lambda: now_s)
+    records = tuple(runner.record for runner in runners)
+
+    def result() -> Comparison:
+        return Comparison(records, {}, 1.0, error=sampler.error)
+
+    for _ in sampler.run(Policy(), result):
+        pass
+    found = result()
+    return [row.name for row in records[1:] if found.verdict(row) in ("faster", "slower")]
+
+
+@pytest.mark.parametrize("variants", [1, 4])
+def test_an_interval_holds_at_its_level_under_early_stopping_and_several_variants(variants):
+    runs = RUNS // variants
+    cried = sum(bool(called_other(variants, seed)) for seed in range(runs))
+    assert cried <= 0.05 * runs  # the seeds are fixed
+
+
+def test_a_planted_difference_is_inside_the_interval_and_found():
+    order = np.random.default_rng(0)
+    inside = 0
+    for _ in range(RUNS):
+        noise = np.exp(0.05 * order.standard_t(3, (2, 80)))
+        ratio = paired_ratio(noise[0], noise[1] / 1.2, 0.05)
+        inside += ratio.low <= 1.2 <= ratio.high
+        assert ratio.low > 1
+    assert inside >= 0.95 * RUNS - 2 * math.sqrt(RUNS * 0.05 * 0.95)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_rounds_that_other_work_disturbed_are_named_and_narrow_no_interval(share):
+    alone_s = [STEP_S * (1 + 0.01 * (at % 5)) for at in range(40)]
+    waited_s = [2 * STEP_S] * 40  # of the baseline alone: it looks three times as slow
+    held_up_s = [seconds + waited for seconds, waited in zip(alone_s, waited_s, strict=True)]
+    few = 40 - int(40 * share)
+    quiet = Record("baseline", held_up_s[few:] + alone_s[:few])
+    quiet.waited_s = waited_s[few:] + [0.0] * few
+    plan = Record("plan", alone_s[few:] + alone_s[:few], waited_s=[0.0] * 40)
+    found = Comparison((quiet, plan), {}, 1.0)
+    ratio = found.ratio(plan)
+    assert ratio is not None
+    assert ratio.low <= 1 <= ratio.high  # what is true without the other work
+    assert found.verdict(plan) != "faster"
+    assert "other processes held up" in found.busy
+    fewer = Comparison((Record("baseline", alone_s[:few]), Record("plan", alone_s[:few])), {}, 1.0)
+    beside = fewer.ratio(fewer.records[1]) if few else None
+    if beside is not None and beside.is_bounded:
+        assert ratio.high - ratio.low >= beside.high - beside.low - 1e-9
+
+
+def work(made_time: Any, step_s: float) -> tuple[nn.Module, Any, Callable[[], None]]:
+    model, x = nn.Linear(8, 2), torch.rand(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        made_time.sleep(step_s / (1 + bool(optimizer.param_groups[0]["fused"])))
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("step_s", [0.002, 0.05, 0.4, 2.0])
+@pytest.mark.parametrize("measure", ["benchmark", "tune"])
+def test_a_measurement_takes_at_most_a_quarter_more_than_its_budget(made_time, measure, step_s):
+    model, optimizer, step = work(made_time, step_s)
+    began_s, budget_s = made_time.now_s(), 12.0
+    if measure == "tune":
+        tune(step, model=model, optimizer=optimizer, budget_s=budget_s)
+    else:
+        names = "baseline,fused_optimizer,sdpa:math,threads:1"
+        benchmark(step, names, model=model, optimizer=optimizer, budget_s=budget_s)
+    assert made_time.now_s() - began_s <= 1.25 * budget_s
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.2, 30.0])
+def test_without_rounds_there_is_no_verdict_and_where_they_fit_there_are_some(made_time, step_s):
+    model, optimizer, step = work(made_time, step_s)
+    found = benchmark(
+        step, "baseline,fused_optimizer", model=model, optimizer=optimizer, budget_s=5
+    )
+    record = found.records[1]
+    assert len(record.times_s) >= (3 if step_s < 1 else 0)
+    if not record.times_s:
+        assert found.verdict(record) == "too noisy"
+        assert record.why_not_measured
+    assert found.best is None or len(record.times_s) >= 8
