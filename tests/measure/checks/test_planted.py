@@ -19,7 +19,7 @@ from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
-from speedkit_jupyter.tuning.policies import Worthwhile
+from speedkit_jupyter.tuning.policies import Grid
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -98,7 +98,7 @@ def test_the_stages_of_a_search_share_what_they_judge_by_while_the_state_is_the_
     def stage():
         """The verdict on bf16, and what it was judged by."""
         variants = [variant("baseline"), variant("bf16")]
-        bench = Benchmark(step, variants, 0.05, policy=Worthwhile())
+        bench = Benchmark(step, variants, 0.05, policy=Grid())
         for progress in (running := bench.run()):
             if progress.text.startswith("memory of"):
                 break
